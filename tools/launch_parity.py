@@ -26,9 +26,9 @@ from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.run.caller import Caller, CaseTerms
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -42,14 +42,14 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def runner(setting: dict[str, Any], arguments: argparse.Namespace) -> tuple[Context, Runner]:
+def runner(setting: dict[str, Any], arguments: argparse.Namespace) -> tuple[Run, Runner]:
     """One that launches so, and no other way."""
     settings = Settings(
         gpus=arguments.gpus, baselines=arguments.baselines, timeout_seconds=arguments.timeout, **setting
     )
-    context = Context(settings, rootdir=Path.cwd())
+    context = Run(settings, rootdir=Path.cwd())
     caller = Caller(
-        context=context, terms=CaseTerms(), findings=Findings(), observer=Terminal(), nodeid="tools/launch_parity.py"
+        run=context, terms=CaseTerms(), findings=Findings(), observer=Terminal(), nodeid="tools/launch_parity.py"
     )
     return context, Runner(caller)
 

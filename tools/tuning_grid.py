@@ -18,9 +18,9 @@ from typing import Any
 
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.run.caller import Caller, CaseTerms
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.trial_store import TrialStore
 from pytest_llmperf.run.tuning.forecast import StepPredictions, counted_prior
@@ -79,7 +79,7 @@ def count(space: Path, out: Path, gpu: str) -> Iterator[str]:
 def measure(model: str, space: Path, out: Path, gpus: int | None, seconds: float) -> Iterator[str]:
     """Launch what ``out`` does not have yet; a line each."""
     known = {one.spec for one in read(out)} if out.exists() else set[TrainSpec]()
-    context = Context(
+    context = Run(
         Settings(gpus=gpus, baselines=Path("baselines").absolute(), timeout_seconds=120.0, calibration=False),
         rootdir=Path.cwd(),
     )
@@ -87,7 +87,7 @@ def measure(model: str, space: Path, out: Path, gpus: int | None, seconds: float
     candidates = Space(TrainSpec(model=model, sequence_length=length), read_axes(space)).candidates()
     yield f"{len(candidates.specs)} configurations, {sum(candidates.refused.values())} cannot be"
     caller = Caller(
-        context=context, terms=CaseTerms(), findings=Findings(), observer=Terminal(), nodeid="tools.tuning_grid"
+        run=context, terms=CaseTerms(), findings=Findings(), observer=Terminal(), nodeid="tools.tuning_grid"
     )
     context.begin(candidates.specs[:1])
     context.until = until = time.monotonic() + seconds

@@ -16,7 +16,7 @@ from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Tried, Tuning, TuningOrder
 from pytest_llmperf.run.tuning.tuner import Standing
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -182,7 +182,7 @@ def _spec(spec: TrainSpec, tuning: Tuning) -> dict[str, Any]:
     return {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict(), **measured}
 
 
-def _concluded(conclusion: Conclusion | None) -> dict[str, Any] | None:
+def _concluded(conclusion: Concluded | None) -> dict[str, Any] | None:
     if conclusion is None:
         return None
     result = conclusion.result

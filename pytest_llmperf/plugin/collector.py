@@ -11,8 +11,8 @@ from pytest_llmperf.plugin import benchmark, header, is_case, reports
 from pytest_llmperf.plugin.items import expect_no_failed_launch, select, specs_of
 from pytest_llmperf.plugin.run_progress import RunProgress
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.run.context import UNFINISHED
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.run import UNFINISHED
 from pytest_llmperf.support import signals
 
 

@@ -10,22 +10,22 @@ import pytest
 
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.failure_message import failure_message
-from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.options import table
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.run.conclusion import Conclusion
+    from pytest_llmperf.run.findings import Concluded
 
 
-def rerun(item: pytest.Item, run: Context) -> str:
+def rerun(item: pytest.Item, run: Run) -> str:
     """The command that runs this test alone, from where pytest was started; of a SLURM job's run, in one like it."""
     path, separator, name = item.nodeid.partition("::")
     node = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir) + separator + name
     return shlex.join(_words(run, item.config, node))
 
 
-def failure(item: pytest.Item, run: Context, conclusion: Conclusion) -> str:
+def failure(item: pytest.Item, run: Run, conclusion: Concluded) -> str:
     """Why the test fails, with the commands that run it again and accept it; a loss needs a reason."""
     again, result, accept = rerun(item, run), conclusion.result, ""
     if conclusion.is_acceptable:
@@ -36,14 +36,14 @@ def failure(item: pytest.Item, run: Context, conclusion: Conclusion) -> str:
     return "\n".join(filter(None, [message, conclusion.refused]))
 
 
-def rerun_words(run: Context, config: pytest.Config) -> list[str]:
+def rerun_words(run: Run, config: pytest.Config) -> list[str]:
     """The same of any test, with ``TEST`` where its node id belongs, and in it the way to rootdir."""
     way = os.path.relpath(config.rootpath, config.invocation_params.dir)
     node = TEST if way == os.curdir else os.path.join(way, TEST)  # noqa: PTH118 - as a person types it
     return _words(run, config, node)
 
 
-def _words(run: Context, config: pytest.Config, node: str) -> list[str]:
+def _words(run: Run, config: pytest.Config, node: str) -> list[str]:
     where = ["--gpus", str(run.num_gpus)]
     if run.settings.static:
         where = ["--perf-static", *(where if run.settings.gpus is not None else [])]

@@ -16,11 +16,10 @@ from pytest_llmperf.run.findings import Findings
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.session import PerfSession
-    from pytest_llmperf.run.case_check import CaseChecks
-    from pytest_llmperf.run.static_check import StaticChecks
+    from pytest_llmperf.run.cases import Cases
 
 
-def cases_of(item: pytest.Item, run: PerfSession) -> CaseChecks | StaticChecks:
+def cases_of(item: pytest.Item, run: PerfSession) -> Cases:
     """What a test may ask of its run, which this console shows."""
     from pytest_llmperf.plugin.markers import terms_of
 

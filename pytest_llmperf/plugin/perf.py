@@ -21,7 +21,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.session import PerfSession
     from pytest_llmperf.records.launch import Launch
-    from pytest_llmperf.run.conclusion import Conclusion
+    from pytest_llmperf.run.findings import Concluded
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -182,7 +182,7 @@ class Perf:
                 again = f"run it again: {commands.rerun(self._item, self._session)}"
                 raise DidNotTrainError(f"{error}\n{again}") from None
 
-    def _told(self, conclusion: Conclusion) -> CaseResult:
+    def _told(self, conclusion: Concluded) -> CaseResult:
         """The result of a case that holds; what does not fails the test."""
         result = conclusion.result
         if result.verdict == PLANNED:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llmperf.plugin import is_case
 from pytest_llmperf.plugin.items import specs_of
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.support import formats
 
 # A file for each case: of more of them somebody would wait for a guess.
@@ -32,7 +32,7 @@ class RunProgress:
         self._now, self._begun = "", 0.0
 
     @classmethod
-    def of(cls, run: Context, items: Iterable[pytest.Item]) -> RunProgress:
+    def of(cls, run: Run, items: Iterable[pytest.Item]) -> RunProgress:
         """What the baselines of this machine kind tell of ``items``."""
         cases = [item for item in items if is_case(item)]
         reads = len(cases) <= _MOST and not (run.settings.static or run.settings.dry_run)
@@ -91,7 +91,7 @@ class RunProgress:
         return here + sum(seconds for nodeid, seconds in each.items() if self._places[nodeid] > place)
 
 
-def _is_tiny(run: Context, item: pytest.Item) -> bool:
+def _is_tiny(run: Run, item: pytest.Item) -> bool:
     """Whether all that it launches is of a model that a CPU trains in a second, and can run here."""
     from pytest_llmperf.settings.requirements import why_skip
 
@@ -101,7 +101,7 @@ def _is_tiny(run: Context, item: pytest.Item) -> bool:
     )
 
 
-def _expected(run: Context, item: pytest.Item) -> float | None:
+def _expected(run: Run, item: pytest.Item) -> float | None:
     from pytest_llmperf.judge.baseline_file import BaselineError
     from pytest_llmperf.judge.store import BaselineStore
 

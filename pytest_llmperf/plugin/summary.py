@@ -13,8 +13,7 @@ from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.report.summary_table import summary_lines, wide_gates
 from pytest_llmperf.report.text import fold, leaving
 from pytest_llmperf.report.time_spent import longest_lines
-from pytest_llmperf.run.dry_run import plan_lines, skip_lines
-from pytest_llmperf.run.gpu_hours import cost_lines, planned_gpu_seconds, priced
+from pytest_llmperf.run.plan import cost_lines, plan_lines, planned_gpu_seconds, priced, skip_lines
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.run_end import idle_line
 from pytest_llmperf.run.stale_baselines import listed

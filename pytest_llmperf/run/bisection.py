@@ -29,7 +29,7 @@ from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, counts
-from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.pair_store import PairStore
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs
@@ -152,7 +152,7 @@ class Bisector:
         Raises:
             CaseFailedError: an end cannot be launched, or another process does the same.
         """
-        self._caller.context.until = time.monotonic() + self._order.seconds
+        self._caller.run.until = time.monotonic() + self._order.seconds
         lineage = Lineage(span.candidates)
         # One is of the ends, and skipped ones may make the halves uneven by one.
         alpha = ALPHA / (most_steps(len(span.candidates)) + 2)
@@ -179,7 +179,7 @@ class Bisector:
         """
         self._watch(f"the ends: {beside.good.shown} (good) and {bad.shown} (bad), in turns")
         yardstick: list[Yardstick | None] = [None]
-        order = criteria(self._order.by, on_cpu=self._caller.context.on_cpu)
+        order = criteria(self._order.by, on_cpu=self._caller.run.on_cpu)
 
         def decide(pairs: Pairs) -> Look:
             told = compared_ends(pairs, self._policy, order, alpha=alpha, budget=self._order.max_pairs)
@@ -193,7 +193,7 @@ class Bisector:
         return yardstick[0]
 
     def _caution(self, yardstick: Yardstick) -> tuple[str, ...]:
-        on_cpu = self._caller.context.on_cpu
+        on_cpu = self._caller.run.on_cpu
         if yardstick.by != "speed":
             told = "step times are by a CPU's clock, which shows its other work too: they decided nothing here"
             return (told,) if on_cpu else ()
@@ -272,8 +272,8 @@ class BesideGood:
         self, caller: Caller, spec: TrainSpec, history: History, good: Candidate, watch: Callable[[str], None]
     ) -> None:
         self._caller, self._spec, self._history, self.good, self._watch = caller, spec, history, good, watch
-        context, self._policy = caller.context, caller.policy(spec)
-        where = [context.machine_kind, sorted(gpu.uuid for gpu in context.gpus)]
+        self._policy = caller.policy(spec)
+        where = [caller.run.machine_kind, sorted(gpu.uuid for gpu in caller.run.gpus)]
         self._store = PairStore([spec.to_dict(), history.key, good.name, *surroundings(), *where])
         self.pairs: dict[str, Pairs] = {}
         """By the candidate's name; the good end's launch is the first of each."""
@@ -398,4 +398,4 @@ class BesideGood:
 
     @property
     def _left(self) -> float:
-        return self._caller.context.until - time.monotonic()
+        return self._caller.run.until - time.monotonic()

@@ -1,7 +1,11 @@
-"""``perf.max_micro_batch``: the largest micro-batch of a spec, held against its baseline."""
+"""``perf.max_micro_batch``: the largest micro-batch of a spec, held against its baseline.
+
+It is found first in one process, then by fresh launches, whose word counts.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,20 +22,18 @@ from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.phases import SEARCHING
 from pytest_llmperf.records.result import CaseResult, Check, Spent, Verdict, joined_reasons
 from pytest_llmperf.run.baseline_comparison import contradictions
-from pytest_llmperf.run.caller import Caller
-from pytest_llmperf.run.case import Case
-from pytest_llmperf.run.conclusion import Recorded, Recorder
+from pytest_llmperf.run.case import Caller, Case
+from pytest_llmperf.run.conclusion import Recorder
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.launch_retry import LaunchRetry
 from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.run.search_deadline import SearchDeadline, bounds
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
-# Fitting: finds the largest micro-batch of a spec, first in one process, then by fresh launches, whose word counts.
-
-
 # The third step is the first with nothing new: kernels are compiled, the optimizer has its states.
 _STEPS = 3
+
+_REMIND_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,42 @@ def fit(
                 hinted = True
                 _take_hints(fresh, search, try_sizes)
     return Fitted(search.fits, fresh.launches.get(search.fits), search.fails)
+
+
+class SearchDeadline:
+    """Of one search for the largest micro-batch: a tiny model in much memory has thousands of sequences to train.
+
+    ``spent`` counts the seconds in which something ran, without the wait for hardware.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds: float,
+        say: Callable[[str], None],
+        spent: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name, self.seconds, self._say, self._spent, self._clock = name, seconds, say, spent, clock
+        self._start, self._said = spent(), clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more should be started."""
+        return self._spent() - self._start >= self.seconds
+
+    def told(self, search: Search) -> None:
+        """Say once a minute how far ``search`` is."""
+        now = self._clock()
+        if now - self._said >= _REMIND_SECONDS:
+            self._said = now
+            limit = f"at most {self.seconds:.0f} s of launches (--perf-timeout)"
+            self._say(f"{self._name}: {bounds(search.fits, search.fails)} so far; {limit}")
+
+
+def bounds(fits: int, fails: int | None) -> str:
+    """``12 sequences fit, 16 do not``."""
+    return f"{fits} sequences fit, " + ("more were not tried" if fails is None else f"{fails} do not")
 
 
 class FreshLaunches:
@@ -163,7 +201,7 @@ class MaxBatchSize:
     def __init__(self, caller: Caller, runner: Runner, recorder: Recorder) -> None:
         self._caller, self._runner, self._recorder = caller, runner, recorder
 
-    def check(self, case: Case, spec: TrainSpec) -> Recorded[CapacityBaseline]:
+    def check(self, case: Case, spec: TrainSpec) -> Concluded:
         """What was found, what that is held against, and why it was not recorded where it should be.
 
         Raises:
@@ -173,44 +211,50 @@ class MaxBatchSize:
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
         # Clocks and drift say nothing of what fits.
-        retry = LaunchRetry(self._caller.observer.say)
+        retry, found = LaunchRetry(self._caller.observer.say), None
         try:
             found = self._find(spec, retry, 0 if baseline is None else baseline.size)
-            why_none = _why_none(found, self._caller.context.settings.timeout_seconds)
+            why_none = _why_none(found, self._caller.run.settings.timeout_seconds)
         except _SpoiltError:
-            found, why_none = None, joined_reasons(retry.spoilt)
-        result = _told(self._caller, case, found, why_none, baseline)
-        result = replace(result, notes=(*(retry.notes if found else ()), *result.notes))
-        while result.verdict != "invalid" and self._recorder.wants(baseline):
-            recorded = self._recorder.record_capacity(spec, result, baseline)
-            if not recorded.is_overtaken:
-                return recorded
-            baseline = recorded.baseline
-            result = replace(_told(self._caller, case, found, why_none, baseline), notes=result.notes)
-        return Recorded(result, baseline)
+            why_none = joined_reasons(retry.spoilt)
+
+        def judge(baseline: CapacityBaseline | None) -> CaseResult:
+            if found is None or found.launch is None or why_none:
+                result = self._caller.result(case, "invalid", why_none)
+            else:
+                result = self._judged(case, found.size, found.launch, baseline)
+            return replace(result, notes=(*(retry.notes if found else ()), *result.notes))
+
+        record = partial(self._recorder.record_capacity, spec)
+        result, baseline, refused = self._recorder.recorded(judge, record, baseline)
+        held_against = f"{baseline.size} sequences" if baseline else "none"
+        return Concluded(result=result, held_against=held_against, refused=refused)
 
     def _find(self, spec: TrainSpec, retry: LaunchRetry, known: int) -> Fitted:
-        context = self._caller.context
+        run = self._caller.run
         # A CPU's resident memory does not come back, so its peaks are no line.
-        limit = 0 if context.on_cpu else context.memory_bytes
+        limit = 0 if run.on_cpu else run.memory_bytes
         search = Search(known or (self._guess(spec, limit) if limit else spec.micro_batch_size), limit)
-        alone = spec.gpus == 1 and context.site.is_here  # several ranks would have to agree on each size
+        alone = spec.gpus == 1 and run.site.is_here  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
-            deadline = SearchDeadline(
-                spec.capacity_id,
-                context.settings.timeout_seconds,
-                self._caller.observer.say,
-                lambda: self._runner.seconds,
-            )
-            try_sizes = partial(self._runner.sizes, deadline=deadline) if alone else None
+            timeout, say = run.settings.timeout_seconds, self._caller.observer.say
+            deadline = SearchDeadline(spec.capacity_id, timeout, say, lambda: self._runner.seconds)
+            try_sizes = partial(self._runner.sizes, tell=deadline.told) if alone else None
             return fit(FreshLaunches(spec, partial(self._launch, retry)), search, try_sizes, deadline, known=known > 0)
 
     def _guess(self, spec: TrainSpec, limit_bytes: int) -> int:
-        meter = Meter()
+        """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
+        meter, sums = Meter(), []
         with meter.running():
-            size = _guess(spec, limit_bytes)
+            for parts in predictions([replace(spec, micro_batch_size=size) for size in _SIZES]):
+                if isinstance(parts, PredictionError):
+                    break
+                sums.append(sum(parts.values()))
         self._caller.findings.spent += Spent(phases={SEARCHING: meter.seconds})
-        return size
+        if len(sums) < len(_SIZES):
+            return spec.micro_batch_size
+        each = (sums[1] - sums[0]) / (_SIZES[1] - _SIZES[0])
+        return max(1, int(_SIZES[0] + (limit_bytes - sums[0]) / each)) if each > 0 else spec.micro_batch_size
 
     def _launch(self, retry: LaunchRetry, spec: TrainSpec, number: int) -> Launch:
         try:
@@ -218,6 +262,24 @@ class MaxBatchSize:
         finally:
             if retry.spoilt:
                 raise _SpoiltError
+
+    def _judged(self, case: Case, size: int, launch: Launch, baseline: CapacityBaseline | None) -> CaseResult:
+        check = judge_capacity(size, baseline)
+        reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
+        troubles = contradictions(short(case.specs[0], size), (launch,), self._caller.terms.inactive)
+        peak = launch.peak_reserved_bytes
+        checks = (
+            Check(metric=check.metric, value=check.value, unit=check.unit) if troubles else check,
+            METRICS["peak_reserved_bytes"].check(peak),
+            METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes),
+        )
+        verdict: Verdict = "invalid" if troubles else check.verdict or "pass"
+        note = f"{size} sequences fit ({memory(peak)} reserved), {size + 1} run out of memory"
+        return replace(
+            self._caller.result(case, verdict, joined_reasons(troubles) or reason, checks),
+            launches=(launch,),
+            notes=(note, *(f"measured under {fault}" for fault in validity.injected([launch]))),
+        )
 
 
 def _neighbours(launch: Launch) -> Circumstances:
@@ -235,40 +297,3 @@ def _why_none(found: Fitted, seconds: float) -> str:
     if found.launch is None:
         return "not even a micro-batch of 1 trains: it ran out of memory"
     return f"no limit was found up to a micro-batch of {LARGEST}" if found.size >= LARGEST else ""
-
-
-def _told(
-    caller: Caller, case: Case, found: Fitted | None, why_none: str, baseline: CapacityBaseline | None
-) -> CaseResult:
-    """The result of ``case``, held against ``baseline``."""
-    if found is None or found.launch is None or why_none:
-        return caller.result(case, "invalid", why_none)
-    launch = found.launch
-    check = judge_capacity(found.size, baseline)
-    reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
-    troubles = contradictions(short(case.specs[0], found.size), (launch,), caller.terms.inactive)
-    peak = launch.peak_reserved_bytes
-    checks = (
-        Check(metric=check.metric, value=check.value, unit=check.unit) if troubles else check,
-        METRICS["peak_reserved_bytes"].check(peak),
-        METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes),
-    )
-    verdict: Verdict = "invalid" if troubles else check.verdict or "pass"
-    note = f"{found.size} sequences fit ({memory(peak)} reserved), {found.size + 1} run out of memory"
-    return replace(
-        caller.result(case, verdict, joined_reasons(troubles) or reason, checks),
-        launches=(launch,),
-        notes=(note, *(f"measured under {fault}" for fault in validity.injected([launch]))),
-    )
-
-
-def _guess(spec: TrainSpec, limit_bytes: int) -> int:
-    """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
-    sums = []
-    for parts in predictions([replace(spec, micro_batch_size=size) for size in _SIZES]):
-        if isinstance(parts, PredictionError):
-            return spec.micro_batch_size
-        sums.append(sum(parts.values()))
-    small, large = sums
-    each = (large - small) / (_SIZES[1] - _SIZES[0])
-    return max(1, int(_SIZES[0] + (limit_bytes - small) / each)) if each > 0 else spec.micro_batch_size

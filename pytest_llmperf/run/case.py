@@ -1,10 +1,23 @@
-"""Case: what is concluded as one: a spec, two that take turns, or the largest micro-batch of one."""
+"""Case: what is concluded as one (a spec, two that take turns, the largest micro-batch of one), and who asks for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
+from pytest_llmperf.judge.gain import Terms
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.records.metrics import MEMORY, RATE
+from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
+from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.settings.small_spec import small
+from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import TrainSpec
+
+if TYPE_CHECKING:
+    from pytest_llmperf.run.findings import Findings, Observer
+    from pytest_llmperf.run.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,8 +27,10 @@ class Case:
     id: str
     digest: str
     specs: tuple[TrainSpec, ...]
-    baselines: tuple[str, ...]
+    baselines: tuple[str, ...] = ()
     """Digests of the baselines that are in use by it."""
+    takes: str = ""
+    """Why it cannot be told without a launch."""
     needs_memory_limit: bool = False
     """Whether it has to run out of memory to be decided."""
     judges: bool = True
@@ -33,9 +48,14 @@ class Case:
         return next((spec for spec in self.specs if spec.id == spec_id), self.specs[-1])
 
     @classmethod
-    def of(cls, spec: TrainSpec, *, judges: bool = True) -> Case:
-        """One spec against its baseline, or another environment; or its launches alone."""
-        return cls(id=spec.id, digest=spec.digest, specs=(spec,), baselines=(spec.digest,), judges=judges)
+    def of(cls, spec: TrainSpec) -> Case:
+        """One spec against its baseline, or another environment."""
+        return cls(id=spec.id, digest=spec.digest, specs=(spec,), baselines=(spec.digest,))
+
+    @classmethod
+    def measured(cls, spec: TrainSpec) -> Case:
+        """The launches of ``spec`` alone."""
+        return replace(cls.of(spec), judges=False, takes="perf.measure launches, which --perf-static does not")
 
     @classmethod
     def compared(cls, before: TrainSpec, after: TrainSpec, *notes: str) -> Case:
@@ -45,6 +65,7 @@ class Case:
             digest=f"{after.digest}-{before.digest}",
             specs=(before, after),
             baselines=(before.digest, after.digest),
+            takes="a ratio takes launches in turns, and --perf-static makes none",
             notes=notes,
         )
 
@@ -56,5 +77,98 @@ class Case:
             digest=spec.capacity_digest,
             specs=(spec,),
             baselines=(spec.capacity_digest,),
+            takes="the largest micro-batch is one that trains, and --perf-static launches nothing",
             needs_memory_limit=True,
         )
+
+    @classmethod
+    def same_training(cls, *specs: TrainSpec) -> Case:
+        """The last of ``specs`` held beside the others, or its plain form; all of them small."""
+        named = [spec.id for spec in specs]
+        return cls(
+            id=f"{named[-1]}-as-{named[0] if len(named) > 1 else 'plain'}",
+            digest="-".join(["parity", *(spec.digest for spec in specs)]),
+            specs=tuple(map(small, specs)),
+            takes="what is learnt takes launches, and --perf-static makes none",
+        )
+
+    @classmethod
+    def tuned(cls, spec: TrainSpec, space: Space) -> Case:
+        """``spec`` among its neighbours in ``space``."""
+        names = "-".join(axis.name for axis in space.axes)
+        return cls(
+            id=f"{spec.id}-tuned-over-{names}",
+            digest="-".join(["tuned", spec.digest, *(one.digest for one in neighbours(spec, space))]),
+            specs=(spec,),
+            takes="which is the fastest takes launches in turns, and --perf-static makes none",
+        )
+
+
+def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
+    """What differs from ``spec`` by one choice of ``space`` and can be."""
+    return tuple(one for one in space.neighbours(spec) if one.digest != spec.digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseTerms:
+    """What a test's markers say, or whoever else asks for a case."""
+
+    rung: str = ""
+    reference: Reference | None = None
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """By metric."""
+    oom_below_gib: float | None = None
+    inactive: frozenset[str] = frozenset()
+    efficiency: Terms = field(default_factory=Terms)
+    parity: bool = False
+    """Whether what it trains is held beside its plain form first."""
+    loss_curve: int = 0
+    """Of how many seeds its loss curve is held against those before; 0: of none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who asks for cases, a test or a command: on which terms, where findings go, who sees what happens."""
+
+    run: Run
+    terms: CaseTerms
+    findings: Findings
+    observer: Observer
+    nodeid: str
+    """Its name, in results and baselines."""
+
+    def result(
+        self, case: Case, verdict: Verdict | Literal["planned"], reason: str, checks: tuple[Check, ...] = ()
+    ) -> CaseResult:
+        """The result of ``case``, without the launches that it is about."""
+        return CaseResult(
+            id=case.id,
+            digest=case.digest,
+            nodeid=self.nodeid,
+            machine=self.run.machine_kind,
+            verdict=verdict,
+            reason=reason,
+            checks=checks,
+            notes=case.notes,
+            reference=self.terms.reference,
+            rung=self.terms.rung,
+        )
+
+    def policy(self, spec: TrainSpec) -> Policy:
+        """What ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's.
+
+        Twice as slow may be a CPU's gate; on a GPU 1 was meant as 1 %, and is a ``CaseFailedError``.
+        """
+        run = self.run
+        policy = Policy.for_cpu() if run.on_cpu else Policy.for_gpu()
+        policy = replace(policy, noise=run.experience.noise, rule=run.rule, knowledge=run.knowledge)
+        of_spec = {RATE: spec.throughput_tolerance, MEMORY: spec.memory_tolerance}
+        said = {metric: value for metric, value in of_spec.items() if value is not None}
+        for tolerances in (run.settings.tolerances, said, self.terms.tolerances):
+            for metric, tolerance in tolerances.items():
+                if tolerance >= 1 and not run.on_cpu:
+                    raise CaseFailedError(
+                        f"{spec.id}: tolerance {metric}={tolerance:g}: on a GPU it must be below 1, e.g. 0.01 for 1 %"
+                    )
+            policy = policy.merged(tolerances)
+        return policy

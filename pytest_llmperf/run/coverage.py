@@ -6,18 +6,15 @@ or have moved to a file that this run did not collect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.records.results_document import Elsewhere
-
 if TYPE_CHECKING:
     from pytest_llmperf.judge.store import Entry
     from pytest_llmperf.records.results_document import ResultsDocument
-    from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: How much a test said of what it runs: every spec; those up to one that cannot run here; some, and then it ended.
 ALL, STOPPED, SOME = "all", "stopped", "some"
@@ -138,32 +135,3 @@ class Width:
     def knows(self, nodeid: str) -> bool:
         """Whether the plan tells what the test asks for."""
         return self.plan is not None and nodeid in self.plan
-
-
-@dataclass
-class WidthCheck:
-    """One test of a run of one width, while it asks."""
-
-    width: Width | None
-    nodeid: str
-    begun: bool = field(default=False, init=False)
-    """Whether it has asked for anything yet."""
-
-    def elsewhere(self, specs: Sequence[TrainSpec], most: int) -> tuple[Elsewhere, str]:
-        """What is not of this width where specs that belong together are, and why; empty where they are.
-
-        At ``most`` so many GPUs, or ranks on the CPU, are here: a night's job may hold fewer than its width.
-        """
-        if self.width is None:
-            return "", ""
-        asked, gpus = max(spec.gpus for spec in specs), self.width.gpus
-        first = not self.begun and not self.width.knows(self.nodeid)
-        self.begun = True
-        if first and asked != gpus:
-            return "test", f"asks for {asked} GPU(s), and this run is for tests of {gpus} (--perf-width)"
-        if asked > gpus:
-            why = f"asked for {asked} GPUs after {gpus}, at whose width the test runs: ask for the widest first"
-            return "case", why
-        if asked > most:
-            return "case", f"asks for {asked} GPUs or ranks, and its job has {most}"
-        return "", ""

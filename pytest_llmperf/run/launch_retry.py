@@ -1,4 +1,7 @@
-"""The retry of a launch that the circumstances spoilt: it is set aside and tried once more, later; once a case."""
+"""The retry of a launch that the circumstances spoilt: it is set aside and tried once more, later; once a case.
+
+``runs_out`` is for a case that is declared to run out of memory: one launch decides whether it does.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.run.caller import Caller
-from pytest_llmperf.run.case import Case
+from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -53,7 +55,8 @@ class LaunchRetry:
             self.set_aside = around.lines
             self._say(f"{spec.id}: {around.lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
             time.sleep(_PAUSE_SECONDS)
-            outcome = start(_longer(spec) if around.drifts else spec)
+            least = min(spec.min_steps, spec.steps)
+            outcome = start(replace(spec, steps=2 * spec.steps, min_steps=2 * least) if around.drifts else spec)
             around = _around(outcome, circumstances)
         self.spoilt = (*self.spoilt, *around.lines)
         if isinstance(outcome, Failure):
@@ -68,19 +71,10 @@ def _around(outcome: Launch | Failure, circumstances: Callable[[Launch], Circums
     return Circumstances(validity.neighbours(outcome.health) if outcome.kind == "oom" else ())
 
 
-def _longer(spec: TrainSpec) -> TrainSpec:
-    return replace(spec, steps=2 * spec.steps, min_steps=2 * min(spec.min_steps, spec.steps))
-
-
-# A case that is declared to run out of memory: one launch decides whether it does.
-
-
 def should_run_out(caller: Caller) -> bool:
     """Whether the GPUs here have less memory than the case was declared to need."""
     below = caller.terms.oom_below_gib
-    if below is None or caller.context.on_cpu:
-        return False
-    return caller.context.memory_bytes < below * 2**30
+    return below is not None and not caller.run.on_cpu and caller.run.memory_bytes < below * 2**30
 
 
 def runs_out(caller: Caller, runner: Runner, spec: TrainSpec) -> CaseResult:

@@ -1,4 +1,4 @@
-"""The loss curve of one case beside those of the same seeds before: trained, judged, recorded."""
+"""What a case learns: its loss curve beside those of the same seeds before, and a small form of it beside the truth."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.loss_curve import OTHER_LEARNING, JudgedCurve
 from pytest_llmperf.records.parity import ParityOrder
-from pytest_llmperf.records.result import FAILING, CaseResult, Check, joined_reasons, worst_of
-from pytest_llmperf.run.caller import Caller
-from pytest_llmperf.run.case import Case
-from pytest_llmperf.run.result_cache import MadeTrainings, SmallTrainings
+from pytest_llmperf.records.result import FAILING, CaseResult, joined_reasons, worst_of
+from pytest_llmperf.run.case import Caller, Case
+from pytest_llmperf.run.errors import CannotRunError
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.settings.attention import has_fp32
 from pytest_llmperf.settings.models import is_dropout
@@ -48,7 +48,7 @@ class CurveCheck:
             BaselineError: it cannot be read, or ``spec`` cannot be held against it or any.
         """
         self._caller, self._runner, self._spec = caller, runner, spec
-        self._settings = caller.context.settings
+        self._settings = caller.run.settings
         self._seeds = tuple(spec.seed + number for number in range(caller.terms.loss_curve or SEEDS))
         if self._seeds[-1] >= _SEEDS:
             raise BaselineError(
@@ -171,7 +171,7 @@ class CurveCheck:
         return f"  beside the one of {stored.recorded_at[:10]}: {told.verdict}: {told.reason}"
 
     def _new(self) -> CurveBaseline:
-        first, context = self._launches[self._spec.seed], self._caller.context
+        first, run = self._launches[self._spec.seed], self._caller.run
         return CurveBaseline(
             id=self._spec.id,
             digest=self._spec.digest,
@@ -180,10 +180,10 @@ class CurveCheck:
             recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             curves=tuple(SeedCurve(seed=seed, losses=losses) for seed, losses in self._losses.items()),
             reason=self._settings.reason,
-            revision=context.revision.commit,
+            revision=run.revision.commit,
             device=first.environment.gpu,
             versions=first.environment.versions,
-            on_cpu=context.on_cpu,
+            on_cpu=run.on_cpu,
         )
 
 
@@ -212,70 +212,38 @@ def has_text(spec: TrainSpec) -> bool:
 # ``perf.same_training``: a spec made small beside its plain form, tensor by tensor.
 
 
-#: Launches of a spec and of its plain form.
-LAUNCHES = 2
+def parity(caller: Caller, runner: Runner, case: Case, specs: Sequence[TrainSpec]) -> Concluded:
+    """Whether each of ``specs``, small, is no further from the truth than rounding takes its plain form.
 
-
-class ParityCheck:
-    """Holds specs of one caller beside their plain forms."""
-
-    def __init__(self, caller: Caller, runner: Runner, known: SmallTrainings) -> None:
-        self._caller, self._runner, self._known = caller, runner, known
-
-    def check(self, case: Case, specs: Sequence[TrainSpec]) -> CaseResult:
-        """Whether each of ``specs``, small, is no further from the truth than rounding takes its plain form.
-
-        Raises:
-            LaunchFailed: a launch yielded nothing.
-        """
-        sides = [(spec, self._parity(spec)) for spec in specs]
-        several = len(sides) > 1
-        troubles = [f"{spec.id}: {line}" if several else line for spec, side in sides for line in side.troubles]
-        checks = {check.metric: check for _, side in reversed(sides) for check in side.checks}
-        notes = dict.fromkeys(note for spec, side in sides for note in (*side.notes, *_notes(spec)))
-        result = self._caller.result(
-            case,
-            "invalid" if troubles else "pass",
-            joined_reasons(troubles) or _told(tuple(checks.values())),
-            tuple(checks.values()),
-        )
-        return replace(result, notes=(*notes, *result.notes))
-
-    def _parity(self, spec: TrainSpec) -> Parity:
-        truth, few = self._truth(spec), small(spec)
-        key = (few.digest, truth.folder)
-        if key not in self._known.errors:
-            order = ParityOrder(truth=truth.folder, shrinks=_shrinks(spec))
-            self._known.errors[key] = self._runner.small_trainings(few, order).errors
-        return judge_parity(self._known.errors[key], truth.errors)
-
-    def _truth(self, spec: TrainSpec) -> MadeTrainings:
-        order = ParityOrder(gathered=gathered_precision(spec), shrinks=_shrinks(spec))
-        plain = plainest(spec)
-        key = (plain.digest, order)
-        if key not in self._known.truths:
-            self._known.truths[key] = self._runner.small_trainings(plain, order)
-        return self._known.truths[key]
-
-
-def small_case(*specs: TrainSpec) -> Case:
-    """The case of ``specs``, the last one held beside the others, or its plain form; all of them small."""
-    named = [spec.id for spec in specs]
-    return Case(
-        id=f"{named[-1]}-as-{named[0] if len(named) > 1 else 'plain'}",
-        digest="-".join(["parity", *(spec.digest for spec in specs)]),
-        specs=tuple(small(spec) for spec in specs),
-        baselines=(),
-    )
-
-
-def _shrinks(spec: TrainSpec) -> float:
-    return small(spec).sequence_length / spec.sequence_length
-
-
-def _told(checks: tuple[Check, ...]) -> str:
+    Raises:
+        CannotRunError: launches are not on this machine.
+        LaunchFailed: a launch yielded nothing.
+    """
+    if not caller.run.site.is_here:
+        raise CannotRunError(f"{case.id}: small trainings are launched on this machine alone: --perf-launcher local")
+    sides = [(spec, _beside_truth(caller, runner, spec)) for spec in specs]
+    troubles = [f"{spec.id}: {line}" if len(sides) > 1 else line for spec, side in sides for line in side.troubles]
+    checks = tuple({check.metric: check for _, side in reversed(sides) for check in side.checks}.values())
+    notes = dict.fromkeys(note for spec, side in sides for note in (*side.notes, *_notes(spec)))
     parts = [f"{check.metric} {check.value:.1e} of {check.limit:.1e} ({check.detail})" for check in checks]
-    return f"trains as its plain form does: {', '.join(parts)}"
+    reason = joined_reasons(troubles) or f"trains as its plain form does: {', '.join(parts)}"
+    result = caller.result(case, "invalid" if troubles else "pass", reason, checks)
+    result = replace(result, notes=(*notes, *result.notes))
+    return Concluded(result=result, held_against="the plain form in double precision")
+
+
+def _beside_truth(caller: Caller, runner: Runner, spec: TrainSpec) -> Parity:
+    """What one of a case did serves every other case of the run that asks for the same."""
+    known, few, plain = caller.run.small_trainings, small(spec), plainest(spec)
+    shrinks = few.sequence_length / spec.sequence_length
+    order = ParityOrder(gathered=gathered_precision(spec), shrinks=shrinks)
+    if (plain.digest, order) not in known.truths:
+        known.truths[plain.digest, order] = runner.small_trainings(plain, order)
+    truth = known.truths[plain.digest, order]
+    if (few.digest, truth.folder) not in known.errors:
+        errors = runner.small_trainings(few, ParityOrder(truth=truth.folder, shrinks=shrinks)).errors
+        known.errors[few.digest, truth.folder] = errors
+    return judge_parity(known.errors[few.digest, truth.folder], truth.errors)
 
 
 def _notes(spec: TrainSpec) -> Iterator[str]:

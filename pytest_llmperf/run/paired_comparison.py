@@ -19,10 +19,11 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
-from pytest_llmperf.run.baseline_comparison import contradictions, diagnosed
-from pytest_llmperf.run.caller import Caller
-from pytest_llmperf.run.case import Case
+from pytest_llmperf.run.baseline_comparison import contradictions
+from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.derived_metrics import Scaling, figures
+from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.launch_notes import diagnosed
 from pytest_llmperf.run.launch_retry import LaunchRetry
 from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -58,11 +59,6 @@ class Turns:
     def after(self) -> tuple[Launch, ...]:
         return tuple(launch for _, launch in self.pairs)
 
-    def diagnosed(self, result: CaseResult) -> CaseResult:
-        """``result`` with what the newest launch of the second side does that that of the first did not."""
-        before, after = self.pairs[-1]
-        return diagnosed(result, before.trace, after.trace)
-
 
 class PairedComparison:
     """Takes turns on the same GPUs; judged by what the second side's spec is judged by."""
@@ -70,12 +66,8 @@ class PairedComparison:
     def __init__(self, caller: Caller, runner: Runner, after: TrainSpec) -> None:
         self._caller, self._runner, self._policy = caller, runner, caller.policy(after)
 
-    def gain(self, case: Case, bounds: Mapping[str, Bounds]) -> CaseResult:
-        """What the second spec of ``case`` brings over the first.
-
-        Raises:
-            LaunchFailed: a launch yielded no record.
-        """
+    def gain(self, case: Case, bounds: Mapping[str, Bounds]) -> Concluded:
+        """What the second spec of ``case`` brings over the first."""
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             if troubles:
@@ -86,26 +78,19 @@ class PairedComparison:
             return replace(judgement, reason=f"no bound was given, nothing is held: {judgement.reason}")
 
         turns = self.take_turns([Side(spec.id, spec) for spec in case.specs], decide)
-        result = self._told(case, turns)
         # What a gain is, a reader wants to know of a ``pass`` too.
         notes = (turns.judgement.reason,) if turns.judgement.verdict == "pass" else ()
-        return turns.diagnosed(
-            replace(
-                result,
-                differences=(*result.differences, *changed_evidence(turns.after, turns.before)),
-                notes=(*notes, *result.notes),
-            )
-        )
+        result = self._result(case, turns)
+        differences = (*result.differences, *changed_evidence(turns.after, turns.before))
+        result = replace(result, differences=differences, notes=(*notes, *result.notes))
+        return Concluded(result=_diagnosed(result, turns), held_against="turns with the other spec")
 
-    def environments(self, case: Case, python: str, scaling: Scaling | None = None) -> CaseResult:
-        """The spec of ``case`` in this environment against itself under the interpreter ``python``.
+    def environments(self, case: Case, scaling: Scaling | None = None) -> CaseResult:
+        """The spec of ``case`` in this environment against itself under the interpreter of ``--perf-against``.
 
         ``scaling`` holds what this environment alone must keep, where the spec has several GPUs.
-
-        Raises:
-            LaunchFailed: a launch yielded no record.
         """
-        (spec,) = case.specs
+        (spec,), python = case.specs, self._caller.run.settings.against
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             # Of launches that are in trouble no figure can be computed.
@@ -118,19 +103,16 @@ class PairedComparison:
                 judgement = joined(judgement, growth_checks(ours, theirs, self._policy.rule.budget), undecided=False)
             return scaling.joined(judgement, ours, None) if scaling else judgement
 
-        sides = [
-            Side(python, spec, python, f"under {_shown(python)}"),
-            Side(sys.executable, spec, shown="under this Python"),
-        ]
+        # As short as it can be typed here: a line about a launch has room for little else.
+        shown = min(python, os.path.relpath(python), key=len)
+        sides = [Side(python, spec, python, f"under {shown}"), Side(sys.executable, spec, shown="under this Python")]
         turns = self.take_turns(sides, decide)
-        result = self._told(case, turns)
-        shared = os.environ.get("PYTHONPATH")
+        result, shared = self._result(case, turns), os.environ.get("PYTHONPATH")
         notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
-        return turns.diagnosed(
-            replace(result, changed=changes(turns.after, turns.before), notes=(*result.notes, *notes))
-        )
+        result = replace(result, changed=changes(turns.after, turns.before), notes=(*result.notes, *notes))
+        return _diagnosed(result, turns)
 
-    def _told(self, case: Case, turns: Turns) -> CaseResult:
+    def _result(self, case: Case, turns: Turns) -> CaseResult:
         """The second side is the one that it is about."""
         (before, after), judgement = turns.pairs[-1], turns.judgement
         result = self._caller.result(case, judgement.verdict, judgement.reason, judgement.checks)
@@ -139,7 +121,7 @@ class PairedComparison:
             launches=turns.after,
             launches_before=turns.before,
             differences=before.differences(after),
-            notes=(*turns.notes, *filter(None, map(self._caller.context.model_flops.note, case.specs)), *result.notes),
+            notes=(*turns.notes, *filter(None, map(self._caller.run.model_flops.note, case.specs)), *result.notes),
         )
 
     def take_turns(
@@ -148,21 +130,21 @@ class PairedComparison:
         """Pairs until ``decide`` has, after those that were ``begun``; every second one begins with the other side.
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
+
+        Raises:
+            LaunchFailed: a launch yielded no record.
         """
-        settings, retry = self._caller.context.settings, LaunchRetry(self._caller.observer.say)
+        settings, retry = self._caller.run.settings, LaunchRetry(self._caller.observer.say)
         pairs = begun
-        self._caller.context.settle(*(side.spec for side in sides))  # during the turns GPUs are held
+        self._caller.run.settle(*(side.spec for side in sides))  # during the turns GPUs are held
         with self._runner.hold(max(side.spec.gpus for side in sides)):
             while True:
                 pairs = (*pairs, self._pair(sides, len(pairs), retry))
                 if len(pairs) < settings.launches and not retry.spoilt:
                     continue
-                lines = [
-                    line
-                    for index, side in enumerate(sides)
-                    for line in self.troubles(side, tuple(pair[index] for pair in pairs))
-                ]
-                judgement = decide(pairs, [*dict.fromkeys(lines), *retry.spoilt])
+                both = zip(sides, zip(*pairs, strict=True), strict=True)
+                lines = dict.fromkeys(line for side, launches in both for line in self.troubles(side, launches))
+                judgement = decide(pairs, [*lines, *retry.spoilt])
                 if not judgement.undecided or len(pairs) >= settings.max_launches:
                     return Turns(pairs, judgement, retry.notes)
 
@@ -175,7 +157,7 @@ class PairedComparison:
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
 
     def _figures(self, spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-        return figures(spec, launches, self._caller.context.model_flops)
+        return figures(spec, launches, self._caller.run.model_flops)
 
     def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:
         order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -193,9 +175,10 @@ class PairedComparison:
 
     def _circumstances(self, launch: Launch) -> Circumstances:
         tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)
-        return validity.circumstances(launch, tolerance, self._caller.context.experience)
+        return validity.circumstances(launch, tolerance, self._caller.run.experience)
 
 
-def _shown(python: str) -> str:
-    """As short as it can be typed here: a line about a launch has room for little else."""
-    return min(python, os.path.relpath(python), key=len)
+def _diagnosed(result: CaseResult, turns: Turns) -> CaseResult:
+    """With what the newest launch of the second side does that that of the first did not."""
+    before, after = turns.pairs[-1]
+    return diagnosed(result, before.trace, after.trace)

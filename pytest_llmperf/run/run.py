@@ -1,48 +1,154 @@
-"""Run: what every front-end drives. It begins, checks cases, and is finished once, whatever ended it.
+"""Run: what every front-end drives. It has settings and hardware, begins, checks cases, and is finished once.
 
 pytest and ``llmperf check``, ``tune`` and ``bisect`` differ in who asks and in how the answer is shown, and in no more.
-Where tests are collected this is loaded, and nothing yet of what launches and judges.
+What takes time is found, and what launches and judges is loaded, on first use. Of errors, ``UsageError`` says that the
+site cannot serve or lacks GPUs, ``RunEndedError`` that all nodes of a job are lost and another start may go on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
+from pytest_llmperf.run.coverage import Coverage
+from pytest_llmperf.run.errors import RunEndedError, UsageError
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.folders import new_run_folder
+from pytest_llmperf.run.revision import Revision, find_revision
+from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.run.caller import Caller, CaseTerms
-    from pytest_llmperf.run.case_check import CaseChecks
-    from pytest_llmperf.run.findings import Findings
-    from pytest_llmperf.run.observer import Observer
+    from pytest_llmperf.judge.baseline import Baseline
+    from pytest_llmperf.judge.gpu_knowledge import Knowledge
+    from pytest_llmperf.judge.noise import Experience
+    from pytest_llmperf.judge.stats import Rule
+    from pytest_llmperf.launch.device import Gpu
+    from pytest_llmperf.launch.machine import Machine
+    from pytest_llmperf.launch.prediction import StaticSteps
+    from pytest_llmperf.launch.site import Site
+    from pytest_llmperf.records.launch import Launch
+    from pytest_llmperf.run.case import Caller, CaseTerms
+    from pytest_llmperf.run.cases import Cases
+    from pytest_llmperf.run.findings import Observer
+    from pytest_llmperf.run.job import Job
+    from pytest_llmperf.run.model_flops import ModelFlops
+    from pytest_llmperf.run.result_cache import ResultCache, SmallTrainings
     from pytest_llmperf.run.run_end import Finished
-    from pytest_llmperf.run.static_check import StaticChecks
+    from pytest_llmperf.settings.train_spec import TrainSpec
+
+#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
+#: "try again later".
+UNFINISHED = 75
+#: The GPU-hours are used up: another start would change nothing.
+OVER_BUDGET = 76
+
+# GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
+_ANY = 1_000_000
+
+# A launch that no time is left for is ended at once, and as any other that took too long.
+_LEAST_SECONDS = 0.1
 
 
-class Run(Context):
+class Run:
     """One process's run, from its first case to its files."""
 
     finished: Finished | None = None
     """How it ended, where anything was asked of it."""
 
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        rootdir: Path,
+        arguments: Sequence[str] = (),
+        shared_gpus: Sequence[str] = (),
+        is_worker: bool = False,
+    ) -> None:
+        """``arguments`` tell one run of a SLURM job from its others.
+
+        ``is_worker``: other processes share the run, and ``shared_gpus``, by uuid, where not all are the run's.
+        """
+        self.settings, self.rootdir, self.arguments = settings, rootdir, tuple(arguments)
+        self.shared_gpus, self.is_worker = tuple(shared_gpus), is_worker
+        self.notes: list[str] = []
+        self.findings = Findings()
+        self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
+        self.has_suite = False
+        """Whether cases are collected from a suite of tests, of which a baseline that none asks for is a leftover."""
+        self.collected: set[str] = set()
+        """Every perf test of the files that were looked at, chosen or not."""
+        self.tests: dict[tuple[str, str], dict[str, str]] = {}
+        """How tests ended, by node id and phase; of one that is run again its last attempt."""
+        self.command = ""
+        """The one that made the run; empty where it is not known."""
+        self.static_versions: Mapping[str, str] = {}
+        """Of what counted steps without a launch."""
+        self.idle: list[str] = []
+        """Tests that passed, take ``perf`` and called nothing of it."""
+        self.num_gates = 1
+        self.has_floors = False
+        """Whether a case may be held by its efficiency over the launches of another."""
+        self.has_told_unkept = False
+        """Whether it was said that calibrations cannot be kept."""
+        self._is_charged = False
+        self._knowledge: tuple[int, Knowledge] | None = None
+        """What is known once so many launches were judged."""
+        self.until = math.inf
+        """By when everything has to be over, by ``time.monotonic()``: what runs then is ended."""
+        self.unfinished = ""
+        """What ended this run before its end."""
+        self.ends_with = 0
+        """The exit code for that, where none that the run has anyway tells enough."""
+
+    def begin(self, specs: Iterable[TrainSpec] = ()) -> None:
+        """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch, as
+        does what is to be known of ``specs`` by then.
+        """
+        self.check_interpreter()
+        if self.settings.static:
+            return
+        self.charge()
+        if self.settings.dry_run or self.settings.update == "prune":
+            return
+        self.site.prepare([sys.executable, self.settings.against or sys.executable], on_cpu=self.on_cpu)
+        if not self.is_worker:  # each worker has its own
+            self._prepare_flops(specs)
+
+    def check_interpreter(self) -> None:
+        """Where nothing is launched, this Python has what trains, or it is a ``UsageError``."""
+        if not self.settings.static:
+            return
+        from pytest_llmperf.launch.prediction import PredictionError
+
+        try:
+            self.static_steps.check()
+        except PredictionError as error:
+            raise UsageError(str(error)) from None
+
     def cases(
         self, nodeid: str, observer: Observer, terms: CaseTerms | None = None, findings: Findings | None = None
-    ) -> CaseChecks | StaticChecks:
+    ) -> Cases:
         """What ``nodeid``, a test or a command, may ask for; it finds for the run unless it has ``findings``."""
-        from pytest_llmperf.run.case_check import CaseChecks
-        from pytest_llmperf.run.static_check import StaticChecks
+        from pytest_llmperf.run.cases import Cases
 
-        caller = self.caller(nodeid, observer, terms, findings)
-        return StaticChecks(caller) if self.settings.static else CaseChecks(caller)
+        return Cases(self.caller(nodeid, observer, terms, findings))
 
     def caller(
         self, nodeid: str, observer: Observer, terms: CaseTerms | None = None, findings: Findings | None = None
     ) -> Caller:
         """Who asks."""
-        from pytest_llmperf.run.caller import Caller, CaseTerms
+        from pytest_llmperf.run.case import Caller, CaseTerms
 
         found = self.findings if findings is None else findings
-        return Caller(context=self, terms=terms or CaseTerms(), findings=found, observer=observer, nodeid=nodeid)
+        return Caller(run=self, terms=terms or CaseTerms(), findings=found, observer=observer, nodeid=nodeid)
 
     @property
     def is_concerned(self) -> bool:
@@ -57,8 +163,7 @@ class Run(Context):
         ``exit_code`` is what its cases make of it so far; ``stopped``: the front-end ended it before its last case.
         """
         try:
-            if self.job is not None:
-                self.job.note_spent()
+            self.job.note_spent()
             if self.unfinished:
                 self.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
             if self.is_concerned:
@@ -68,3 +173,284 @@ class Run(Context):
             return self.finished
         finally:
             self.close()
+
+    def close(self) -> None:
+        """End what this run keeps beside its launches, as far as it was ever asked for."""
+        for name in ("site", "static_steps", "model_flops"):
+            if name in self.__dict__:
+                getattr(self, name).close()
+
+    # What a front-end says of itself.
+
+    def rerun_words(self) -> list[str]:
+        """The command that runs any test of this run again, with ``TEST`` for it; empty: there are no tests."""
+        return []
+
+    def rerun_of(self, _nodes: Sequence[str]) -> str:
+        """The command that runs these tests again; empty: there are no tests."""
+        return ""
+
+    def note_selection(self, recorded_by: Sequence[str]) -> None:
+        """Add to ``coverage`` what options left out; these test files recorded baselines."""
+
+    # What is known.
+
+    @cached_property
+    def result_cache(self) -> ResultCache:
+        from pytest_llmperf.run.result_cache import ResultCache
+
+        return ResultCache()
+
+    @cached_property
+    def small_trainings(self) -> SmallTrainings:
+        from pytest_llmperf.run.result_cache import SmallTrainings
+
+        return SmallTrainings()
+
+    @cached_property
+    def model_flops(self) -> ModelFlops:
+        from pytest_llmperf.run.model_flops import ModelFlops
+
+        return ModelFlops()
+
+    def settle(self, *specs: TrainSpec) -> None:
+        """Nothing that may disturb a launch of ``specs``, or make it wait with hardware in its hands, is left to do."""
+        self._prepare_flops(specs)
+        self.model_flops.settle()
+
+    def _prepare_flops(self, specs: Iterable[TrainSpec]) -> None:
+        if not self.on_cpu:
+            self.model_flops.prepare(specs, self.machine.gpus[0].name)
+
+    @cached_property
+    def static_steps(self) -> StaticSteps:
+        """What fake tensors tell of specs."""
+        from pytest_llmperf.launch.prediction import StaticSteps
+
+        return StaticSteps()
+
+    @cached_property
+    def experience(self) -> Experience:
+        """What all baselines of this machine kind show; read once, before anything of this run is recorded."""
+        from pytest_llmperf.judge.noise import Experience
+        from pytest_llmperf.judge.policy import Policy
+
+        policy = Policy.for_cpu() if self.on_cpu else Policy.for_gpu()
+        return Experience.of(self.stored_launches, policy.noise)
+
+    @cached_property
+    def stored_baselines(self) -> Sequence[Baseline]:
+        """All of this machine kind, as they were when the first was asked for."""
+        from pytest_llmperf.judge.store import BaselineStore
+
+        return BaselineStore(self.settings.baselines).baselines(self.machine_kind)
+
+    @cached_property
+    def stored_launches(self) -> Sequence[Sequence[Launch]]:
+        """Of each of them."""
+        return [baseline.launches for baseline in self.stored_baselines]
+
+    @cached_property
+    def knowledge_stored(self) -> Knowledge | None:
+        """What they show of its GPUs; ``None``: too little to tell GPUs and cases apart, or it is a CPU."""
+        from pytest_llmperf.judge.gpu_knowledge import Knowledge
+
+        return None if self.on_cpu or self.settings.against else Knowledge.of(self.stored_launches)
+
+    @property
+    def knowledge(self) -> Knowledge | None:
+        """The same with what this run has seen so far."""
+        stored, launches = self.knowledge_stored, self.result_cache.launches
+        if stored is None:
+            return None
+        if self._knowledge is None or len(launches) != self._knowledge[0]:
+            self._knowledge = len(launches), stored.with_seen(launches)
+        return self._knowledge[1]
+
+    @cached_property
+    def revision(self) -> Revision:
+        """Of the tree under rootdir; asked for only where something is recorded."""
+        return find_revision(self.rootdir, self.settings.baselines)
+
+    @property
+    def rule(self) -> Rule:
+        """How strict this run's verdicts are."""
+        from pytest_llmperf.judge.stats import Rule
+
+        return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
+
+    @property
+    def told(self) -> list[str]:
+        """What a reader of the run should know: what was assumed of the machine, where it was asked for, and notes."""
+        assumed = self._found[1] if "_found" in self.__dict__ else ""
+        return [*filter(None, [assumed]), *self.notes]
+
+    # Where its launches go, and what they may use.
+
+    @cached_property
+    def site(self) -> Site:
+        """It is asked for nothing yet."""
+        from pytest_llmperf.launch.site import Wanted
+
+        settings = self.settings
+        wanted = Wanted(
+            launcher=settings.launcher,
+            gpus=settings.gpus,
+            start=settings.start,
+            slurm=settings.slurm,
+            folder=lambda: self.run_folder,
+            budget_ends=lambda say: self.job.budget_ends(settings.budget_gpu_hours, say),
+        )
+        if uses_slurm(settings.launcher, os.environ):
+            from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
+
+            return SlurmSite(wanted, os.environ)
+        from pytest_llmperf.launch.local import LocalSite
+
+        return LocalSite(wanted)
+
+    @contextmanager
+    def _usable_site(self) -> Iterator[Site]:
+        """The site, while it is asked what it has."""
+        from pytest_llmperf.launch.site import AllNodesLostError, SiteError
+
+        try:
+            yield self.site
+        except SiteError as error:
+            # An exit of xdist's worker is a crash.
+            if isinstance(error, AllNodesLostError) and self.settings.resume and not self.is_worker:
+                raise RunEndedError(str(error), UNFINISHED) from None
+            raise UsageError(f"--perf-launcher {self.settings.launcher}: {error}") from None
+        except ValueError as error:
+            raise UsageError(f"--gpus: {error}") from error
+
+    def charge(self) -> None:
+        """Let the job count the GPUs that it holds from now on; on this machine nothing is counted."""
+        if not self._is_charged:
+            with self._usable_site():
+                self.job.charge()
+            self._is_charged = True
+
+    @cached_property
+    def job(self) -> Job:
+        """What this run keeps for the next start of its job, and counts; nothing where none comes."""
+        from pytest_llmperf.run.job import Job, NoJob
+
+        if not self._goes_on:
+            return NoJob()
+        return Job(self.rootdir / ".llmperf", self.site, self.arguments, resume=self.settings.resume)
+
+    @cached_property
+    def _goes_on(self) -> bool:
+        """Whether another start of a job can go on with this run; a ``UsageError`` where an option needs that."""
+        settings = self.settings
+        if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
+            return True
+        if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
+            option = "--perf-resume" if settings.resume else "--perf-budget"
+            others = "leave it out, or use sbatch"
+            if not settings.resume:
+                others += ", or add --perf-dry-run, which launches nothing and tells what the run would cost"
+            raise UsageError(f"{option}: not in a SLURM job that launches by srun; {others}")
+        return False
+
+    @property
+    def in_job(self) -> bool:
+        """Whether this is a SLURM job's run, also one that launches on its first node alone."""
+        return self._goes_on or bool(job_key(os.environ))
+
+    @property
+    def machine(self) -> Machine:
+        """Found on first use: a run without a perf test never asks the driver. One with fewer GPUs than ``--gpus`` is
+        a ``UsageError``, unless this is a dry run: a nightly job must not go green on a dead GPU."""
+        return self._found[0]
+
+    @cached_property
+    def _found(self) -> tuple[Machine, str]:
+        """The machine, and a line about what of it is assumed."""
+        from pytest_llmperf.launch.machine import Machine
+        from pytest_llmperf.run.hardware import found
+
+        if self.settings.static:  # the same on every machine, so none is asked for
+            return Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
+        with self._usable_site() as site:
+            machine = site.machine()
+        return found(self.settings, site, machine)
+
+    def words_for_as_much(self) -> list[str]:
+        """Before a command line: what takes as many nodes and GPUs of the site as this run has."""
+        with self._usable_site() as site:
+            return site.words_for_as_much(os.environ)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs this run may use; 0 is the CPU."""
+        asked = self.settings.gpus
+        if self.settings.static:
+            return _ANY if asked is None else asked
+        return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.num_gpus == 0
+
+    @cached_property
+    def chosen(self) -> list[str]:
+        """By uuid, what the workers of a parallel run share where it may use fewer GPUs than there are; else none."""
+        asked = self.settings.gpus
+        if not self.site.is_here or not asked or asked >= len(self.machine.gpus):
+            return []
+        from pytest_llmperf.launch.machine import undisturbed_first
+
+        return [gpu.uuid for gpu in undisturbed_first(self.machine.gpus)[:asked]]
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those of which launches may lease; one process alone takes whichever are free, and never more than asked."""
+        return tuple(gpu for gpu in self.machine.gpus if not self.shared_gpus or gpu.uuid in self.shared_gpus)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What each rank may hold; 0: whatever the CPU's host has."""
+        if self.settings.memory_limit_bytes or self.on_cpu:
+            return self.settings.memory_limit_bytes
+        return min(gpu.memory_bytes for gpu in self.machine.gpus)
+
+    @property
+    def machine_kind(self) -> str:
+        """What keys a baseline together with the digest. A limit of memory makes another machine of it."""
+        from pytest_llmperf.run.hardware import kind
+
+        return kind(self.settings, self.machine, on_cpu=self.on_cpu)
+
+    def machine_document(self) -> dict[str, Any]:
+        """What ``--perf-json`` says of where the run was."""
+        gpus = () if self.settings.static else self.machine.gpus[: self.num_gpus]
+        return {
+            "kind": self.machine_kind,
+            "cores": self.machine.cores,
+            "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
+        }
+
+    @property
+    def launch_seconds(self) -> float:
+        """What a launch may take that begins now."""
+        return max(_LEAST_SECONDS, min(self.settings.timeout_seconds, self.until - time.monotonic()))
+
+    @cached_property
+    def run_folder(self) -> Path:
+        """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
+        return new_run_folder(self.rootdir / ".llmperf", self.site.key or None)
+
+    def beside(self) -> Run:
+        """The same run, for launches at the same time as this one's: with servers of its own, and this one's folder."""
+        other = Run(
+            self.settings,
+            rootdir=self.rootdir,
+            arguments=self.arguments,
+            shared_gpus=self.shared_gpus,
+            is_worker=self.is_worker,
+        )
+        other.until = self.until
+        other.__dict__ |= {"run_folder": self.run_folder, "_found": self._found}
+        return other

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.run.context import Context
-from pytest_llmperf.run.dry_run import exceeds, gpu_hours, skip_lines
-from pytest_llmperf.run.observer import Observer
+from pytest_llmperf.run.findings import Observer
+from pytest_llmperf.run.plan import exceeds, gpu_hours, skip_lines
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.run_files import keep_history, run_document, write_markdown, write_page, write_results
 from pytest_llmperf.run.stale_baselines import listed, prune, unexplained
 from pytest_llmperf.run.static_check import record_static
@@ -38,7 +38,7 @@ class Finished:
     """What no single case can see, and fails the run."""
 
 
-def finish(run: Context, exit_code: int, observer: Observer, *, stopped: bool) -> Finished:
+def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Finished:
     """Judge the run as a whole and write what was asked for.
 
     ``exit_code`` is what its cases make of it so far; ``stopped``: the front-end ended it before its last case.
@@ -63,7 +63,7 @@ def finish(run: Context, exit_code: int, observer: Observer, *, stopped: bool) -
     return Finished(_failed(exit_code) if written else exit_code, whole_run, [*troubles, *written])
 
 
-def _written(run: Context, whole_run: WholeRun, exit_code: int, *, stopped: bool) -> Iterator[Trouble]:
+def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) -> Iterator[Trouble]:
     """The files that were asked for, and what could not be written."""
     settings = run.settings
     launched = settings.history is not None and any(result.launches for result in run.findings.results)
@@ -81,7 +81,7 @@ def _written(run: Context, whole_run: WholeRun, exit_code: int, *, stopped: bool
         yield Trouble("--perf-report", [refused])
 
 
-def _troubles(run: Context, whole_run: WholeRun) -> Iterator[Trouble]:
+def _troubles(run: Run, whole_run: WholeRun) -> Iterator[Trouble]:
     """What no single case can see, and fails the run."""
     settings, findings = run.settings, run.findings
     if whole_run.regressed:
@@ -108,7 +108,7 @@ def _troubles(run: Context, whole_run: WholeRun) -> Iterator[Trouble]:
         yield Trouble("--perf-budget", [f"--perf-budget {settings.budget_gpu_hours:g}: {planned}"])
 
 
-def _late(run: Context, verdicts: Sequence[LateVerdict]) -> list[str]:
+def _late(run: Run, verdicts: Sequence[LateVerdict]) -> list[str]:
     """A line for each, and the command that runs their tests again."""
     command = run.rerun_of([late.result.nodeid for late in verdicts])
     told = f"run again, best with the other cases, by which their GPUs are known: {command}"

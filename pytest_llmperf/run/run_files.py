@@ -11,9 +11,9 @@ from typing import Any
 from pytest_llmperf.launch.slurm.allocation import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.results_json import document, write_json
-from pytest_llmperf.run.context import Context
-from pytest_llmperf.run.gpu_hours import cost_document, priced
+from pytest_llmperf.run.plan import cost_document, priced
 from pytest_llmperf.run.revision import project_of
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.stale_baselines import seen
 from pytest_llmperf.run.whole_run import WholeRun
 from pytest_llmperf.support.files import files_digest, write_text
@@ -23,7 +23,7 @@ from pytest_llmperf.support.version import MADE_BY
 _MOST_BYTES = 2**20
 
 
-def run_document(run: Context, whole_run: WholeRun, exit_code: int, *, stopped: bool) -> dict[str, Any]:
+def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) -> dict[str, Any]:
     """The run as ``--perf-json`` has it. ``stopped``: tests were left out once it had begun."""
     settings, findings = run.settings, run.findings
     spent, ended_at = findings.spent, datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -65,7 +65,7 @@ def run_document(run: Context, whole_run: WholeRun, exit_code: int, *, stopped: 
     return values | ({"unfinished": run.unfinished} if run.unfinished else {})
 
 
-def write_results(run: Context, values: Mapping[str, Any]) -> str:
+def write_results(run: Run, values: Mapping[str, Any]) -> str:
     """Write what ``--perf-json`` asks for; why it was not written."""
     if run.settings.json is None:
         return ""
@@ -76,7 +76,7 @@ def write_results(run: Context, values: Mapping[str, Any]) -> str:
     return ""
 
 
-def keep_history(run: Context, values: Mapping[str, Any]) -> None:
+def keep_history(run: Run, values: Mapping[str, Any]) -> None:
     """Add the run to its history."""
     from pytest_llmperf.run.history.keeping import keep
 
@@ -84,7 +84,7 @@ def keep_history(run: Context, values: Mapping[str, Any]) -> None:
         run.notes += filter(None, [keep(run.settings.history, values)])
 
 
-def write_page(run: Context, values: Mapping[str, Any]) -> str:
+def write_page(run: Run, values: Mapping[str, Any]) -> str:
     """Write the page that ``--perf-report`` asks for; why there is none."""
     from pytest_llmperf.report.run_document import RunDocument
     from pytest_llmperf.run.run_page.written_page import write_page as write
@@ -97,7 +97,7 @@ def write_page(run: Context, values: Mapping[str, Any]) -> str:
     return page.why_none and f"--perf-report {page.why_none}"
 
 
-def write_markdown(run: Context, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
+def write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
     """Write the pages of Markdown that are wanted; why ``--perf-markdown`` was not written."""
     from pytest_llmperf.report.consumers.documents import markdown_page
     from pytest_llmperf.report.consumers.exported_run import ExportedRun

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -19,19 +19,19 @@ from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import OutOfTimeError, listed
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
+from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
 from pytest_llmperf.records.phases import COMPARING, FAILED, OTHER, SEARCHING, WAITING, accounted
 from pytest_llmperf.records.result import Spent
-from pytest_llmperf.run.caller import Caller
-from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
+from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
-from pytest_llmperf.run.observer import LaunchObserver
+from pytest_llmperf.run.findings import LaunchObserver
 from pytest_llmperf.run.preconditions import need_room
 from pytest_llmperf.run.result_cache import MadeTrainings
-from pytest_llmperf.run.search_deadline import SearchDeadline
+from pytest_llmperf.run.run import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import cache_folder
 
@@ -58,8 +58,8 @@ class Runner:
 
     def __init__(self, caller: Caller, *, bare: bool = False) -> None:
         """``bare``: its launches are of the steps that are timed, and nothing after them is traced or inspected."""
-        self._context, self._observer, self._findings = caller.context, caller.observer, caller.findings
-        self._site, self._is_bare = caller.context.site, bare
+        self._run, self._observer, self._findings = caller.run, caller.observer, caller.findings
+        self._is_bare = bare
         self.most_seconds = math.inf
         """That a launch may take, whatever the run allows."""
         self.while_waiting: Callable[[], None] = lambda: None
@@ -100,11 +100,11 @@ class Runner:
             RunEndedError: no time, or no node, is left for it.
         """
         turn, meter = turn or Turn(), Meter()
-        rounds = max(math.ceil(number / turn.sides), self._context.settings.launches)
+        rounds = max(math.ceil(number / turn.sides), self._run.settings.launches)
         total = max(turn.launches, turn.sides * rounds)
         name = f"{spec.id} {turn.side}".rstrip()
-        self._context.settle(spec)
-        if self._context.on_cpu and self._site.is_here:
+        self._run.settle(spec)
+        if self._run.on_cpu and self._run.site.is_here:
             need_room(spec, host_memory_bytes())
         with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
             calibrate = calibrates(gpus)
@@ -116,21 +116,22 @@ class Runner:
             )
             outcome: Launch | Failure | None = None
             with self._watched(request, live) as watched:
-                outcome = watched.ended(self._site.launch(request, watched.watch, self._observer.say))
+                outcome = watched.ended(self._run.site.launch(request, watched.watch, self._observer.say))
                 outcome = self._by_its_limit(outcome, request)
             outcome = watched.broken_off or outcome
             if isinstance(outcome, Launch):
                 live.finished(outcome)
-                unkept = self._context.calibrations_unkept() if calibrate else ""
-                if unkept:
-                    self._observer.say(unkept)
-            elif outcome.lost_nodes and self._context.settings.resume:  # else nobody would go on with it
+                if calibrate:
+                    self._tell_unkept()
+            elif outcome.lost_nodes and self._run.settings.resume:  # else nobody would go on with it
                 lost = f"node {listed(outcome.lost_nodes)} failed"
                 self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
         return outcome
 
-    def sizes(self, spec: TrainSpec, search: Search, deadline: SearchDeadline) -> list[tuple[int, int | None]]:
+    def sizes(self, spec: TrainSpec, search: Search, tell: Callable[[Search], None]) -> list[tuple[int, int | None]]:
         """The micro-batch sizes that one process tried, each with its peak allocated bytes or none; on this machine.
+
+        ``tell`` hears how far it is.
 
         Raises:
             LaunchFailed: it ended by an error, and not for lack of memory or time.
@@ -138,9 +139,16 @@ class Runner:
         name, meter = f"{spec.capacity_id} sizes", Meter()
         with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, 1, 1) as live:
             request = self._request(spec, gpus, meter, search=search)
+
+            def tell_so_far() -> None:
+                so_far = Search()
+                for size, peak in sizes_so_far(request.folder):
+                    so_far.note(size, peak)
+                tell(so_far)
+
             outcome: list[tuple[int, int | None]] | Failure = []
-            with self._watched(request, live, _telling(request, deadline)) as watched:
-                outcome = self._site.sizes(request, watched.watch)
+            with self._watched(request, live, tell_so_far) as watched:
+                outcome = self._run.site.sizes(request, watched.watch)
         if watched.broken_off is not None:  # whoever ended it wants no more of it, whatever it has tried
             raise LaunchFailed(spec.id, watched.broken_off)
         if not isinstance(outcome, Failure):
@@ -166,7 +174,7 @@ class Runner:
             request = replace(self._request(spec, gpus, meter), parity=order, trace=False)
             outcome: list[TrainingErrors] | Failure = []
             with self._watched(request, live) as watched:
-                outcome = self._site.training_errors(request, watched.watch)
+                outcome = self._run.site.training_errors(request, watched.watch)
                 outcome = self._by_its_limit(outcome, request)
             live.clear()
         outcome = watched.broken_off or outcome
@@ -174,9 +182,21 @@ class Runner:
             raise LaunchFailed(spec.id, outcome)
         return MadeTrainings(str(request.folder), tuple(outcome))
 
+    def _tell_unkept(self) -> None:
+        """Say, once a run, why calibrations cannot be kept from run to run, where they cannot."""
+        if self._run.has_told_unkept:
+            return
+        with suppress(OSError, ValueError):
+            why = (self._run.run_folder / OF_THE_RUN / UNKEPT).read_text(encoding="utf-8").strip()
+            self._run.has_told_unkept = True
+            self._observer.say(
+                f"calibrations of GPUs cannot be kept in {why}; each run makes its own, some seconds for each GPU "
+                "(LLMPERF_CACHE_DIR names another cache)"
+            )
+
     def _by_its_limit(self, outcome: _Outcome, request: LaunchRequest) -> _Outcome:
         """``outcome``; where what is left of a search or a run was the limit, no option makes it longer."""
-        if not isinstance(outcome, Failure) or request.timeout_seconds >= self._context.settings.timeout_seconds:
+        if not isinstance(outcome, Failure) or request.timeout_seconds >= self._run.settings.timeout_seconds:
             return outcome
         return replace(outcome, message=outcome.message.removesuffix(LONGER))
 
@@ -186,8 +206,10 @@ class Runner:
     ) -> Iterator[_Watched]:
         """Around one launch: what it cost is counted, and what ends it from outside is a failure of its own."""
         watched = _Watched(live, request.meter, tell)
+        # What the seconds of a launch without a record went to.
+        spent_on = COMPARING if request.parity else SEARCHING if request.search else FAILED
         try:
-            self._context.job.note_spent()  # should the node die now, no more than this launch is forgotten
+            self._run.job.note_spent()  # should the node die now, no more than this launch is forgotten
             yield watched
         except OutOfTimeError as error:
             live.clear()
@@ -205,16 +227,16 @@ class Runner:
         finally:
             seconds = request.meter.seconds
             self.seconds += seconds
-            gpus = 0 if self._context.on_cpu else request.spec.gpus
+            gpus = 0 if self._run.on_cpu else request.spec.gpus
             self._findings.spent += Spent(
                 launches=1 if seconds else 0,  # else nothing was started
-                phases=watched.phases(_spent_on(request)),
+                phases=watched.phases(spent_on),
                 gpu_seconds=gpus * seconds,
             )
 
     def _end(self, why: str, exit_code: int) -> NoReturn:
         """End the run before its end; what is known is written."""
-        self._context.unfinished, self._context.ends_with = why, exit_code
+        self._run.unfinished, self._run.ends_with = why, exit_code
         raise RunEndedError(why, exit_code)
 
     def _request(
@@ -226,23 +248,23 @@ class Runner:
         python: str = sys.executable,
         search: Search | None = None,
     ) -> LaunchRequest:
-        settings = self._context.settings
+        settings = self._run.settings
         return LaunchRequest(
             spec=spec,
             folder=self._folder(spec),
             gpus=gpus,
-            timeout_seconds=min(self.most_seconds, self._context.launch_seconds),
+            timeout_seconds=min(self.most_seconds, self._run.launch_seconds),
             python=python,
             memory_limit_bytes=settings.memory_limit_bytes,
             search=search,
             trace=settings.trace and not self._is_bare,
             inspect=not self._is_bare,
             meter=meter,
-            warm=self._site.warm_start(self._observer.say),
+            warm=self._run.site.warm_start(self._observer.say),
         )
 
     def _folder(self, spec: TrainSpec) -> Path:
-        home, name = self._context.run_folder, _file_name(spec.id)
+        home, name = self._run.run_folder, _file_name(spec.id)
         return home / f"{name}-{1 + sum(1 for _ in home.glob(f'{name}-*'))}"
 
     @contextmanager
@@ -252,11 +274,11 @@ class Runner:
             meter.waited_seconds, self._held_after = self._held_after, 0.0
             yield self._held[:num_gpus]
             return
-        usable = () if self._context.on_cpu else self._context.gpus
+        usable = () if self._run.on_cpu else self._run.gpus
         with ExitStack() as held:
             try:  # around the lease alone: an OSError of the launch is none of its
                 with meter.waiting():
-                    lease = self._site.lease(num_gpus, usable, self._observer.say, shared=shared, wait=self._waits)
+                    lease = self._run.site.lease(num_gpus, usable, self._observer.say, shared=shared, wait=self._waits)
                     gpus = held.enter_context(lease)
             except OSError as error:
                 raise CaseFailedError(str(error)) from None
@@ -271,7 +293,7 @@ class Runner:
     def _waits(self, what: str) -> None:
         """Others hold ``what``: no longer than there is time for anything."""
         self.while_waiting()
-        if time.monotonic() >= self._context.until:
+        if time.monotonic() >= self._run.until:
             raise RunEndedError(
                 f"its time was over while it waited for {what}, which another launch here holds", UNFINISHED
             )
@@ -308,23 +330,6 @@ class _Watched:
             record = self._outcome.phases
             remainder = remainder if record else OTHER
         return accounted(record, self._meter.waited_seconds, self._meter.seconds, remainder)
-
-
-def _spent_on(request: LaunchRequest) -> str:
-    """What the seconds of a launch without a record went to."""
-    if request.parity:
-        return COMPARING
-    return SEARCHING if request.search else FAILED
-
-
-def _telling(request: LaunchRequest, deadline: SearchDeadline) -> Callable[[], None]:
-    def tell() -> None:
-        so_far = Search()
-        for size, peak in sizes_so_far(request.folder):
-            so_far.note(size, peak)
-        deadline.told(so_far)
-
-    return tell
 
 
 def _file_name(name: str) -> str:

@@ -300,3 +300,10 @@ class Settings:
         """By metric, what the ini file sets."""
         said = {name: getattr(self, f"{name}_tolerance") for name in TOLERANCES}
         return {TOLERANCES[name]: value for name, value in said.items() if value is not None}
+
+    @property
+    def launches_nothing(self) -> str:
+        """Why this run launches none of its cases; empty where it does."""
+        if self.update == "prune":
+            return "--update-baselines=prune: nothing is launched"
+        return "dry run: nothing is launched" if self.dry_run else ""

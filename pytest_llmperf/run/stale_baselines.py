@@ -10,29 +10,29 @@ from pytest_llmperf.judge.acceptance import replaced, replaced_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.store import BaselineStore, Entry, entries_of_run
-from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.coverage import ALL, Coverage, file_of, unused_baselines
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 
-def _entries(run: Context) -> list[Entry]:
+def _entries(run: Run) -> list[Entry]:
     # What a run without launches judges is of no machine kind, and of all.
     machine, is_static = "" if run.settings.static else run.machine_kind, run.settings.static
     return entries_of_run(run.settings.baselines, machine, on_cpu=run.on_cpu, is_static=is_static)
 
 
-def _unused(run: Context, entries: Sequence[Entry]) -> list[Path]:
+def _unused(run: Run, entries: Sequence[Entry]) -> list[Path]:
     """Baselines that no case of this run has; none where not every case was asked."""
     return unused_baselines(entries, set(run.findings.digests), _seen(run, entries), run.rootdir)
 
 
-def _seen(run: Context, entries: Sequence[Entry]) -> Coverage:
+def _seen(run: Run, entries: Sequence[Entry]) -> Coverage:
     """What this run saw, and what its options may have hidden from it."""
     run.note_selection([file_of(entry.recorded_by) for entry in entries])
     return run.coverage
 
 
-def seen(run: Context) -> Coverage:
+def seen(run: Run) -> Coverage:
     """What this run saw; where its baselines cannot be read, nobody knows which tests recorded them."""
     try:
         return _seen(run, _entries(run))
@@ -40,7 +40,7 @@ def seen(run: Context) -> Coverage:
         return _seen(run, [])
 
 
-def listed(run: Context) -> list[str]:
+def listed(run: Run) -> list[str]:
     """A line for each, or for what hinders to know them."""
     try:
         entries = _entries(run)
@@ -57,7 +57,7 @@ def listed(run: Context) -> list[str]:
     return [*copies, *(f"unused baseline: {path} ({why})" for path in unused)]
 
 
-def prune(run: Context) -> str:
+def prune(run: Run) -> str:
     """Remove them; why that did not go well, where it did not."""
     try:
         unused = _unused(run, _entries(run))
@@ -77,7 +77,7 @@ def prune(run: Context) -> str:
     return ""
 
 
-def unexplained(run: Context) -> list[str]:
+def unexplained(run: Run) -> list[str]:
     """A line for each former case of a test that was replaced without a reason; its new baseline is taken back.
 
     Only the end of a run knows which cases its tests still have.

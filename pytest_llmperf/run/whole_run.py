@@ -14,7 +14,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.run import Run
 
 # Of a loss that is not told apart, and what tells it.
 _UNTOLD = "by their software or by a GPU that nothing else tells of"
@@ -103,40 +103,40 @@ class WholeRun:
         return {"all_cases": {"verdict": self.verdict, "told": self.line, **figures, **facts}}
 
 
-def judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRun:
+def judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
     """``results`` of a run that is over; no launch is spent for it.
 
     Its figures outlive whatever goes wrong here: they are as they were, and the run fails by a line that says why.
     """
     try:
-        return _judged_together(context, results)
+        return _judged_together(run, results)
     except Exception as error:  # noqa: BLE001 - whatever it is, what was measured is written and told
         why = one_line(f"{type(error).__name__}: {error}")
         return WholeRun(results, unjudged=f"the whole run was not judged: {why}; each case stands by itself")
 
 
-def _judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRun:
-    stored = context.knowledge_stored if any(result.launches for result in results) else None
-    if stored is None or context.settings.static:
+def _judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
+    stored = run.knowledge_stored if any(result.launches for result in results) else None
+    if stored is None or run.settings.static:
         return WholeRun(results)
-    judged = [result for result in results if _is_judged(result, context.machine_kind)]
+    judged = [result for result in results if _is_judged(result, run.machine_kind)]
     launches = [launch for result in judged for launch in result.launches]
     # Workers of xdist may have recorded some of them since: nothing is held against itself.
     own = set(map(_identity, launches))
-    before = [[one for one in each if _identity(one) not in own] for each in context.stored_launches]
-    if list(map(len, before)) != list(map(len, context.stored_launches)):
+    before = [[one for one in each if _identity(one) not in own] for each in run.stored_launches]
+    if list(map(len, before)) != list(map(len, run.stored_launches)):
         stored = Knowledge.of(before)
     if stored is None:
         return WholeRun(results)
     knowledge = stored.with_seen(launches)
-    settings = context.settings
-    rule = Rule.allowing(settings.alarms_a_month, max(context.num_gates, len(results)), settings.max_launches)
+    settings = run.settings
+    rule = Rule.allowing(settings.alarms_a_month, max(run.num_gates, len(results)), settings.max_launches)
     baselines = {each[0].digest: each for each in before if each}
     # As for a case by itself; what failed by itself has failed.
     failing = FAILING_IF_STRICT if settings.strict else FAILING
     found, regressed, undecided = list[CaseResult](), list[LateVerdict](), list[LateVerdict]()
     for result in results:
-        baseline = baselines.get(result.digest) if _is_judged(result, context.machine_kind) else None
+        baseline = baselines.get(result.digest) if _is_judged(result, run.machine_kind) else None
         later = judged_later(result, baseline, knowledge, rule) if baseline else result
         is_late = later.verdict in failing and result.verdict not in failing
         if is_late and not _is_its_gpus_alone(later):  # one line tells of all these

@@ -15,13 +15,11 @@ from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run import launch_retry
-from pytest_llmperf.run.caller import Caller, CaseTerms
-from pytest_llmperf.run.case_check import CaseChecks
-from pytest_llmperf.run.conclusion import Conclusion
-from pytest_llmperf.run.context import Context
-from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.case import Caller, CaseTerms
+from pytest_llmperf.run.cases import Cases
+from pytest_llmperf.run.findings import Concluded, Findings
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.run.static_check import StaticChecks
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import MACHINE, FakeLauncher, FakeStaticSteps, write_fake
 
@@ -71,27 +69,27 @@ class Engine:
         """What launches yield from now on; ``tests.fakes`` says how."""
         write_fake(self.path, **values)
 
-    def run(self, terms: CaseTerms | None = None, **settings: Any) -> CaseChecks:
+    def run(self, terms: CaseTerms | None = None, **settings: Any) -> Cases:
         """What a new run's one caller may ask for."""
-        return CaseChecks(self.caller(terms, **{"gpus": 0, **settings}))
+        return Cases(self.caller(terms, **{"gpus": 0, **settings}))
 
-    def static(self, **settings: Any) -> StaticChecks:
+    def static(self, **settings: Any) -> Cases:
         """The same of a run that launches nothing."""
-        return StaticChecks(self.caller(static=True, **settings))
+        return Cases(self.caller(static=True, **settings))
 
     def caller(self, terms: CaseTerms | None = None, **settings: Any) -> Caller:
         """Of a new run."""
         self.findings = Findings()
         asked = Settings(**{"baselines": self.path / "baselines", **settings})
         return Caller(
-            context=Context(asked, rootdir=self.path),
+            run=Run(asked, rootdir=self.path),
             terms=terms or CaseTerms(),
             findings=self.findings,
             observer=self.heard,
             nodeid="test_mine.py::test_it",
         )
 
-    def check(self, spec: TrainSpec = SPEC, **settings: Any) -> Conclusion:
+    def check(self, spec: TrainSpec = SPEC, **settings: Any) -> Concluded:
         """``spec``, in a run of its own."""
         return self.run(**settings).check(spec)
 

@@ -13,9 +13,9 @@ from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
 from pytest_llmperf.judge.store import Store
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document
-from pytest_llmperf.run.caller import CaseTerms
-from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.support import codec
 from tests import text_package
 from tests.engine.conftest import SPEC as RANDOM
@@ -40,7 +40,7 @@ def fake(engine: Engine, losses: dict[int, float] | float = 0.0, **values: Any) 
     engine.fake(loss=told[42], by=by, **values)
 
 
-def check(engine: Engine, terms: CaseTerms = ASKED, **settings: Any) -> Conclusion:
+def check(engine: Engine, terms: CaseTerms = ASKED, **settings: Any) -> Concluded:
     return engine.run(terms, **settings).check(SPEC)
 
 

@@ -16,7 +16,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.report.failure_message import failure_message
-from pytest_llmperf.run.caller import CaseTerms
+from pytest_llmperf.run.case import CaseTerms
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher
 
@@ -90,7 +90,7 @@ def test_beside_a_floor_a_launch_is_told_less_where_a_wider_case_may_need_it(
 ) -> None:
     for has_floors in (False, True):
         checks = engine.run()
-        checks._caller.context.has_floors = has_floors
+        checks._caller.run.has_floors = has_floors
         checks.check(SPEC)
     free, shared = told
     assert free is not None

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.run.conclusion import Conclusion
 from pytest_llmperf.run.errors import DidNotTrainError
+from pytest_llmperf.run.findings import Concluded
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import FakeLauncher
 
@@ -17,7 +17,7 @@ NEIGHBOUR = ["GPU 0: pid 7 (python) holds 40.0 GiB"]
 LIMIT = 2 * 2**30
 
 
-def largest(engine: Engine, **settings: Any) -> Conclusion:
+def largest(engine: Engine, **settings: Any) -> Concluded:
     return engine.run(memory_limit_bytes=LIMIT, **settings).max_micro_batch(SPEC)
 
 

@@ -15,7 +15,7 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.prediction import CountError
 from pytest_llmperf.run import model_flops
-from pytest_llmperf.run.case_check import CaseChecks
+from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.settings.models import Model
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests import fakes
@@ -126,7 +126,7 @@ def test_it_is_counted_from_collection_on_and_done_before_hardware_is_leased(
 ) -> None:
     engine.on(H200)
     caller = engine.caller(gpus=1, start="cold")
-    caller.context.begin([PLAIN, MIXTURE, LARGER])
+    caller.run.begin([PLAIN, MIXTURE, LARGER])
     assert counts.asked == [("mixtral-tiny", 64, 0)]
     assert counts.is_open
     held: list[bool] = []
@@ -137,7 +137,7 @@ def test_it_is_counted_from_collection_on_and_done_before_hardware_is_leased(
         yield H200.gpus
 
     monkeypatch.setattr(local, "lease_gpus", lease)
-    result = CaseChecks(caller).check(MIXTURE).result
+    result = Cases(caller).check(MIXTURE).result
     assert result.check("mfu") is not None
     assert held
     assert not any(held)
@@ -152,7 +152,7 @@ def test_what_nobody_announced_is_counted_before_its_first_launch(engine: Engine
 
 def test_what_is_still_counted_when_the_run_ends_ends_with_it(engine: Engine, counts: Counts) -> None:
     engine.on(H200)
-    context = engine.caller(gpus=1, start="cold").context
+    context = engine.caller(gpus=1, start="cold").run
     context.begin([MIXTURE])
     assert counts.is_open
     context.close()
@@ -173,7 +173,7 @@ def test_where_no_use_of_a_chip_is_told_nothing_is_counted_at_collection(
     engine: Engine, counts: Counts, found: Machine, settings: dict[str, Any]
 ) -> None:
     engine.on(found)
-    engine.caller(**{"start": "cold", **settings}).context.begin([MIXTURE])
+    engine.caller(**{"start": "cold", **settings}).run.begin([MIXTURE])
     assert counts.asked == []
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge.gain import Bounds
-from pytest_llmperf.run.conclusion import Conclusion
 from pytest_llmperf.run.errors import DidNotTrainError
+from pytest_llmperf.run.findings import Concluded
 from tests import fakes
 from tests.engine.conftest import SPEC, Engine
 
@@ -17,7 +17,7 @@ LARGER = replace(SPEC, micro_batch_size=2)
 BOTH = f"{LARGER.id}-over-{SPEC.id}"
 
 
-def compared(engine: Engine, **at_least: float) -> Conclusion:
+def compared(engine: Engine, **at_least: float) -> Concluded:
     bounds = {name: Bounds(at_least=bound, of=name) for name, bound in at_least.items()}
     return engine.run().compare(SPEC, LARGER, bounds)
 

@@ -11,8 +11,8 @@ import pytest
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.parity import SEEDS, TrainingErrors
-from pytest_llmperf.run import dry_run
-from pytest_llmperf.run.caller import CaseTerms
+from pytest_llmperf.run import plan
+from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.coverage import Width
 from pytest_llmperf.run.errors import CannotRunError, DidNotTrainError
 from pytest_llmperf.settings.small_spec import small
@@ -105,7 +105,7 @@ def test_a_case_that_a_missing_package_skips_is_told_by_its_own_name_as_lost(
     engine.fake()
     engine.check(SPEC, update="new")
     for name in ("missing_package", "why_skip"):
-        monkeypatch.setattr(dry_run, name, lambda spec, **_: f"{spec.id}: needs it")
+        monkeypatch.setattr(plan, name, lambda spec, **_: f"{spec.id}: needs it")
     with pytest.raises(CannotRunError, match=f"^{SPEC.id}: needs it"):
         engine.check(SPEC, parity=True)
     assert [each.lost for each in engine.findings.skipped] == [True]

@@ -14,7 +14,7 @@ from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.verdict import Reference
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, phases
-from pytest_llmperf.run.caller import CaseTerms
+from pytest_llmperf.run.case import CaseTerms
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import Fake, launch_of
 

@@ -15,9 +15,9 @@ from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import OutOfTimeError, Say, Site
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.run.case_check import CaseChecks
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.run.errors import CannotRunError, RunEndedError
+from pytest_llmperf.run.run import Run
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import FakeLauncher
 
@@ -72,7 +72,7 @@ class Pods:
 def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     found = Pods()
     site: Site = found  # mypy holds that it is one
-    monkeypatch.setattr(Context, "site", property(lambda _: site))
+    monkeypatch.setattr(Run, "site", property(lambda _: site))
 
     def not_here(*_: object, **__: object) -> None:
         raise AssertionError("this machine was asked")
@@ -98,7 +98,7 @@ def test_a_site_without_time_ends_the_run(engine: Engine, pods: Pods) -> None:
 
 
 def test_small_trainings_are_refused_where_launches_are_not_here(engine: Engine, pods: Pods) -> None:
-    checks: CaseChecks = engine.run()
+    checks: Cases = engine.run()
     with pytest.raises(CannotRunError, match="this machine alone"):
         checks.same_training(SPEC)
     assert pods.asked == []

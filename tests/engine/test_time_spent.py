@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
@@ -96,11 +96,11 @@ def test_looking_for_the_largest_micro_batch_is_counted_as_such(engine: Engine) 
 
 
 def test_a_prediction_is_part_of_that_search(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def predicted(_spec: TrainSpec, _limit: int) -> int:
+    def predicted(specs: Sequence[TrainSpec]) -> Iterator[dict[str, int]]:
         time.sleep(WAITED)
-        return 12
+        return ({"activations": spec.micro_batch_size * 2**36 // 12} for spec in specs)
 
-    monkeypatch.setattr(capacity, "_guess", predicted)
+    monkeypatch.setattr(capacity, "predictions", predicted)
     engine.on(replace(MACHINE, gpus=(Gpu(index=0, uuid="GPU-0", name="NVIDIA Z9", memory_bytes=2**36),)))
     engine.fake(most=12)
     engine.run(gpus=1).max_micro_batch(SPEC)

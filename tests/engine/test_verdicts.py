@@ -15,7 +15,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.run.caller import CaseTerms
+from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
 from tests.engine.conftest import EAGER, SPEC, Engine
 

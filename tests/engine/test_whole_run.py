@@ -17,10 +17,9 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Verdict
-from pytest_llmperf.run import whole_run
+from pytest_llmperf.run import cases, whole_run
 from pytest_llmperf.run.baseline_comparison import ONE_SESSION
-from pytest_llmperf.run.case_check import CaseChecks
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.whole_run import judged_together
 from pytest_llmperf.support import codec
@@ -51,8 +50,8 @@ class Night:
             *(baseline_of(launches, case, self.machine) for case, launches in enumerate(self.stored)),
         )
 
-    def context(self, **settings: Any) -> Context:
-        return Context(
+    def context(self, **settings: Any) -> Run:
+        return Run(
             Settings(**{"gpus": 1, "baselines": self.engine.path / "baselines", **settings}), rootdir=self.engine.path
         )
 
@@ -357,14 +356,14 @@ def test_a_loss_on_a_gpu_that_nobody_knows_waits_for_the_runs_other_cases(
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(night.engine.path / "cache"))
     night.engine.fake(step_seconds=math.exp(case_log(0) + LOST))
     caller = night.engine.caller(gpus=1, **settings)
-    caller.context.num_gates = num_gates
-    conclusion = CaseChecks(caller).check(spec_of(0))
+    caller.run.num_gates = num_gates
+    conclusion = cases.Cases(caller).check(spec_of(0))
     found = conclusion.result
     waits = verdict == "inconclusive"
     assert (found.verdict, conclusion.fails, len(found.launches)) == (verdict, not waits, 2)
     assert (WAITS in found.notes) is waits
     # Nobody else was on its GPU: by the end it is what it would have been.
-    together = judged_together(caller.context, [found])
+    together = judged_together(caller.run, [found])
     assert together.results[0].verdict == "regressed"
     assert [line.rpartition("; ")[2] for line in together.lines] == ["its test ended as inconclusive"] * waits
 
@@ -377,7 +376,7 @@ def test_an_undecided_case_of_one_session_says_what_would_help(
     first, second, *_ = night.stored[0]
     keep(night.engine.path / "baselines", baseline_of([first, second][:sessions], 0, night.machine))
     night.engine.fake(step_seconds=math.exp(case_log(0) + math.log(1.05)))
-    found = CaseChecks(night.engine.caller(gpus=1)).check(spec_of(0)).result
+    found = cases.Cases(night.engine.caller(gpus=1)).check(spec_of(0)).result
     assert found.verdict == "inconclusive"
     assert (ONE_SESSION in found.notes) is (sessions == 1)
 

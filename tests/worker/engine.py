@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.run.caller import Caller, CaseTerms
-from pytest_llmperf.run.case_check import CaseChecks
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.case import Caller, CaseTerms
+from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
 from tests.engine.conftest import Heard
 from tests.worker import launching
@@ -18,13 +18,11 @@ from tests.worker import launching
 SPEC = TrainSpec(model="llama-tiny", attention="sdpa", sequence_length=64, steps=20)
 
 
-def checks(folder: Path, **settings: Any) -> CaseChecks:
+def checks(folder: Path, **settings: Any) -> Cases:
     """What a new run on the CPU may be asked for, its baselines in ``folder``, its launches warm and so are others'."""
     asked = Settings(**{"gpus": 0, "baselines": folder / "baselines", "start": "warm", **settings})
-    context = Context(asked, rootdir=folder)
+    context = Run(asked, rootdir=folder)
     vars(context.site)["_servers"] = launching.shared_pool()[0]
-    return CaseChecks(
-        Caller(
-            context=context, terms=CaseTerms(), findings=Findings(), observer=Heard(), nodeid="test_mine.py::test_it"
-        )
+    return Cases(
+        Caller(run=context, terms=CaseTerms(), findings=Findings(), observer=Heard(), nodeid="test_mine.py::test_it")
     )

@@ -15,7 +15,7 @@ from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.findings import Concluded
 from tests.worker.engine import checks
 from tests.worker.import_patch import in_the_rank
 
@@ -61,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("curves")
 
 
-def checked(home: Path, monkeypatch: pytest.MonkeyPatch, patch: str = NO_CHANGE, **settings: Any) -> Conclusion:
+def checked(home: Path, monkeypatch: pytest.MonkeyPatch, patch: str = NO_CHANGE, **settings: Any) -> Concluded:
     monkeypatch.setattr(local, "LocalLauncher", Patched)
     monkeypatch.setattr(Patched, "patch", patch)
     # As many seeds as it takes; of the case itself one launch.

@@ -13,9 +13,9 @@ from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.summary_table import summary_lines
-from pytest_llmperf.run.caller import CaseTerms
-from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.learning_checks import SEEDS
 from pytest_llmperf.run.options import CHECK
 from pytest_llmperf.run.run import Run
@@ -100,7 +100,7 @@ class Check:
         table = summary_lines(run.findings.results, screen.width, color=False, spent=run.findings.spent)
         return [*filter(None, [common]), "", *table, *run.told]
 
-    def _told(self, spec: TrainSpec, conclusion: Conclusion) -> Iterator[str]:
+    def _told(self, spec: TrainSpec, conclusion: Concluded) -> Iterator[str]:
         if not conclusion.fails:
             if conclusion.refused:
                 self.troubles.append(f"{spec.id}: {conclusion.refused}")

@@ -13,10 +13,10 @@ from pytest_llmperf.judge.tuning_objective import Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import joined_reasons
-from pytest_llmperf.run.caller import Caller
-from pytest_llmperf.run.case_check import CaseChecks
-from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.case import Caller
+from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Share, Tuning, TuningOrder
@@ -177,25 +177,25 @@ class Final:
                 break
             self._noted(tuning)
             parity = self._asked(winner, "same_training")
-            shown = replace(tuning, parity=parity if isinstance(parity, Conclusion) else None)
+            shown = replace(tuning, parity=parity if isinstance(parity, Concluded) else None)
             self._noted(shown)
             case = None if _disproof(parity) else self._asked(winner, "check")
             disproof = _disproof(parity) or ("" if self._is_spoilt(case) else _disproof(case))
             if not disproof:
-                return replace(shown, case=case if isinstance(case, Conclusion) else None)
+                return replace(shown, case=case if isinstance(case, Concluded) else None)
             self._notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
             following = others.pop(0) if others else None
             ties = tuple(one for one in tuning.ties if one != following)
             tuning = replace(tuning, winner=following, shares=(), ties=ties)
         return replace(tuning, winner=None, notes=(*tuning.notes, "none of the fastest configurations is sound"))
 
-    def _asked(self, winner: TrainSpec, what: str) -> Conclusion | str | None:
-        """What ``CaseChecks`` says to ``what``, or why the winner failed at it; ``None``: that could not be asked."""
+    def _asked(self, winner: TrainSpec, what: str) -> Concluded | str | None:
+        """What ``Cases`` says to ``what``, or why the winner failed at it; ``None``: that could not be asked."""
         if self._left < self._seconds_of(winner):
             self._notes.append(f"no time was left for {_WORDS[what]}")
             return None
         self._tell(f"{_WORDS[what]} of {winner.id}")
-        checks = CaseChecks(self._caller)
+        checks = Cases(self._caller)
         try:
             return checks.same_training(winner) if what == "same_training" else checks.check(_longer(winner))
         except (CannotRunError, CaseFailedError) as error:
@@ -206,11 +206,11 @@ class Final:
             self._notes.append(f"too little time was left for {_WORDS[what]}" if is_over else why)
             return None
 
-    def _is_spoilt(self, answer: Conclusion | str | None) -> bool:
+    def _is_spoilt(self, answer: Concluded | str | None) -> bool:
         """Whether a case is invalid for what was around it alone: that is no fault of the configuration."""
-        if not isinstance(answer, Conclusion):
+        if not isinstance(answer, Concluded):
             return False
-        experience = self._caller.context.experience
+        experience = self._caller.run.experience
         around = [validity.circumstances(launch, math.inf, experience).lines for launch in answer.result.launches]
         return any(around) and answer.result.reason == joined_reasons(dict.fromkeys(chain(*around)))
 
@@ -270,8 +270,8 @@ def _longer(spec: TrainSpec) -> TrainSpec:
     return replace(spec, steps=_STEPS, min_steps=_LEAST_STEPS, warmup_steps=3)
 
 
-def _disproof(answer: Conclusion | str | None) -> str:
+def _disproof(answer: Concluded | str | None) -> str:
     """Why a configuration is unsound; empty of one that is sound, as a new case is, or one that has become slower."""
-    if isinstance(answer, Conclusion):
+    if isinstance(answer, Concluded):
         return answer.result.reason if answer.result.verdict == "invalid" else ""
     return answer or ""

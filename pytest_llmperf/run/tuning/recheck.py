@@ -13,11 +13,11 @@ from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE
-from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
+from pytest_llmperf.records.result import Verdict, joined_reasons
 from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.run.caller import Caller
-from pytest_llmperf.run.case import Case
+from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.errors import CannotRunError
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.trial_store import TrialStore
@@ -31,6 +31,8 @@ _OBJECTIVE = OBJECTIVES["throughput"]
 
 # What is better by less is no reason to change anything; on a CPU, whose times are noise, what its gate holds.
 _WORTH = 0.01
+
+_TURNS = "turns with its neighbours"
 
 
 @dataclass(frozen=True)
@@ -47,22 +49,6 @@ class _Beside:
         return f"{self.words} is now {formats.share(abs(gain))} {word} (±{formats.share(self.turns.wide)})"
 
 
-def tuned_case(spec: TrainSpec, space: Space) -> Case:
-    """The case of ``spec`` among its neighbours in ``space``."""
-    names = "-".join(axis.name for axis in space.axes)
-    return Case(
-        id=f"{spec.id}-tuned-over-{names}",
-        digest="-".join(["tuned", spec.digest, *(one.digest for one in neighbours(spec, space))]),
-        specs=(spec,),
-        baselines=(),
-    )
-
-
-def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
-    """What differs from ``spec`` by one choice of ``space`` and can be."""
-    return tuple(one for one in space.neighbours(spec) if one.digest != spec.digest)
-
-
 class Recheck:
     """One caller's winners."""
 
@@ -73,7 +59,7 @@ class Recheck:
         self._num_spoilt = 0
         """Neighbours whose trials were spoilt twice by others."""
 
-    def check(self, case: Case, spec: TrainSpec, space: Space) -> CaseResult:
+    def check(self, case: Case, spec: TrainSpec, space: Space) -> Concluded:
         """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.
 
         ``inconclusive`` where others have spoilt trials, and no neighbour is left to take turns with.
@@ -93,7 +79,8 @@ class Recheck:
             if told is not None:
                 beside.append(_Beside(_difference(spec, other), told))
         if troubles:
-            return replace(self._caller.result(case, "invalid", joined_reasons(troubles)), launches=launches)
+            result = self._caller.result(case, "invalid", joined_reasons(troubles))
+            return Concluded(result=replace(result, launches=launches), held_against=_TURNS)
         worth = self._worth(spec)
         faster = [one for one in beside if one.turns.high < -math.log1p(worth)]
         checks = tuple(METRICS["throughput_ratio"].check(math.exp(-one.turns.log), detail=one.words) for one in beside)
@@ -102,12 +89,13 @@ class Recheck:
         if faster:
             best = min(faster, key=lambda one: one.turns.log)
             notes.insert(0, f"to take it, give the test {best.words}, or what llmperf tune finds anew")
-        if self._caller.context.on_cpu:
+        if self._caller.run.on_cpu:
             self._notes.append(
                 f"a CPU's times are noise: a neighbour counts as faster from {1 + worth:g} times on; "
                 "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
             )
-        return replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
+        result = replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
+        return Concluded(result=result, held_against=_TURNS)
 
     def _verdict(self, beside: Sequence[_Beside], faster: Sequence[_Beside]) -> tuple[Verdict, str]:
         """And its reason."""
@@ -124,16 +112,16 @@ class Recheck:
 
     def _worth(self, spec: TrainSpec) -> float:
         """By how much, as a fraction, another has to be faster."""
-        if not self._caller.context.on_cpu:
+        if not self._caller.run.on_cpu:
             return _WORTH
         return self._caller.policy(spec).tolerances.get(RATE, math.inf)
 
     def _runners_up(self, spec: TrainSpec, others: Sequence[TrainSpec]) -> list[TrainSpec]:
         """The fastest of ``others``; each has a trial first where there are more than take turns."""
-        context = self._caller.context
+        run = self._caller.run
         able = []
         for other in others:
-            why = why_skip(other, num_gpus=context.num_gpus, num_cores=context.machine.cores)
+            why = why_skip(other, num_gpus=run.num_gpus, num_cores=run.machine.cores)
             if why is None:
                 able.append(other)
             else:
@@ -142,7 +130,7 @@ class Recheck:
             raise CannotRunError(f"{spec.id}: none of its neighbours can be tried: {'; '.join(self._notes)}")
         if len(able) <= self._most:
             return able
-        trials = Trials(self._caller, TrialStore(context.machine_kind, tuple(gpu.uuid for gpu in context.gpus)))
+        trials = Trials(self._caller, TrialStore(run.machine_kind, tuple(gpu.uuid for gpu in run.gpus)))
         # Of another day, a driver, a file of somebody's own or the hardware itself may be another.
         today = time.strftime("%Y-%m-%d", time.gmtime())
         kept = trials.known((spec, *able))

@@ -16,10 +16,9 @@ from pytest_llmperf.judge.tuning_search import AUTOTUNED, COMPILED, PLAIN, Field
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.observer import LaunchObserver, Observer
+from pytest_llmperf.run.findings import Findings, LaunchObserver, Observer
 from pytest_llmperf.run.trial_store import TrialStore
 from pytest_llmperf.run.tuning.forecast import MemoryForecast, by_settings
 from pytest_llmperf.run.tuning.trials import STEPS, Trials, Tried
@@ -41,9 +40,9 @@ class SideBySide:
         """``most`` at once; ``most_seconds`` of one."""
         self._caller, self._most = caller, most
         self._stop = threading.Event()
-        contexts = [caller.context, *(caller.context.beside() for _ in range(most - 1))]
+        runs = [caller.run, *(caller.run.beside() for _ in range(most - 1))]
         observer = _Stoppable(caller.observer, self._stop) if most > 1 else caller.observer
-        self._callers = [replace(caller, context=one, observer=observer, findings=Findings()) for one in contexts]
+        self._callers = [replace(caller, run=one, observer=observer, findings=Findings()) for one in runs]
         self._free: SimpleQueue[Trials] = SimpleQueue()
         for one in self._callers:
             trials = Trials(one, store, most_seconds)
@@ -86,8 +85,8 @@ class SideBySide:
             self._pool.shutdown(wait=True, cancel_futures=True)
         for one in self._callers:
             self._caller.findings.spent += one.findings.spent
-            if one.context is not self._caller.context:
-                one.context.close()
+            if one.run is not self._caller.run:
+                one.run.close()
 
     def _stop_where_nobody_waits(self) -> None:
         if self._stop.is_set():

@@ -13,8 +13,8 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.baseline_comparison import contradictions
-from pytest_llmperf.run.caller import Caller
-from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.case import Caller
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.trial_store import TrialStore
 from pytest_llmperf.settings.space import Space
@@ -76,7 +76,7 @@ class Trials:
             )
         troubles = contradictions(spec, (outcome,), self._caller.terms.inactive)
         # So few steps have no drift to speak of.
-        around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.context.experience).lines
+        around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
         return Trial.of(outcome, spec.id, troubles, around)
 
 
@@ -151,9 +151,9 @@ class Tuning:
     """Others that turns could not tell from the winner."""
     compared: tuple[Compared, ...] = ()
     shares: tuple[Share, ...] = ()
-    parity: Conclusion | None = None
+    parity: Concluded | None = None
     """Whether the winner trains as its plain form does; ``None`` where that was not asked, or no time was left."""
-    case: Conclusion | None = None
+    case: Concluded | None = None
     """The winner launched, and judged, as a case; ``None`` as above."""
     front: tuple[TrainSpec, ...] = ()
     """Those that no other beats in both speed and memory."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pytest_llmperf.judge.tuning_objective import front
 from pytest_llmperf.launch import machine
-from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.trial_store import TrialStore
 from pytest_llmperf.run.tuning.final import Final, Knowledge
@@ -68,11 +68,11 @@ class Tuner:
     """Of one caller."""
 
     def __init__(self, caller: Caller, order: TuningOrder, watch: Callable[[Standing], None] = lambda _: None) -> None:
-        self._caller, self._context, self._order, self._watch = caller, caller.context, order, watch
+        self._caller, self._run, self._order, self._watch = caller, caller.run, order, watch
         self._until = 0.0
         self._stage: TrialStage | None = None
         self._end: Final | None = None
-        self._store = TrialStore(self._context.machine_kind, tuple(gpu.uuid for gpu in self._context.gpus))
+        self._store = TrialStore(self._run.machine_kind, tuple(gpu.uuid for gpu in self._run.gpus))
 
     def run(self) -> Tuning:
         """Search until nothing is worth its seconds, or time is over; Ctrl-C ends it, and what is known is told.
@@ -81,7 +81,7 @@ class Tuner:
             CaseFailedError: nothing of the space can run here.
         """
         begun = time.monotonic()
-        self._until = self._context.until = begun + self._order.seconds - min(_CLOSING, self._order.seconds / 10)
+        self._until = self._run.until = begun + self._order.seconds - min(_CLOSING, self._order.seconds / 10)
         self._predictions = StepPredictions()
         limit = self._limit_bytes()
         forecast = MemoryForecast(limit, self._predictions)
@@ -98,7 +98,7 @@ class Tuner:
             why = str(error)
         finally:
             self._predictions.close()
-            self._context.until = math.inf
+            self._run.until = math.inf
         if why and self._stage is not None:
             tuning = self._known(self._stage, candidates, forecast)
         if why and self._end is not None:
@@ -110,16 +110,16 @@ class Tuner:
 
     def _searched(self, tuning: Tuning, candidates: Candidates, forecast: MemoryForecast) -> Tuning:
         """``tuning`` with what is found of ``candidates`` where nothing ends it before its end."""
-        specs, context = candidates.specs, self._context
+        specs, run = candidates.specs, self._run
         least = self._least(specs, forecast)
         if least is not None and not forecast.is_enough_for(least[1]):
             return replace(tuning, too_large=len(specs), left=0, least=least)
         if least is not None and least[0] not in specs:  # they are a sample of a large space
             specs = (*specs, least[0])
         # A CPU's small models are over before anything is counted, and its compiler takes longer than all else there.
-        counted, recipes = None, () if context.on_cpu else self._order.space.recipes()
-        if not context.on_cpu and len(specs) > _FEW and self._order.objective.name != "memory":
-            counted = counted_prior(self._order.space, specs, self._predictions, context.machine.gpus[0].name)
+        counted, recipes = None, () if run.on_cpu else self._order.space.recipes()
+        if not run.on_cpu and len(specs) > _FEW and self._order.objective.name != "memory":
+            counted = counted_prior(self._order.space, specs, self._predictions, run.machine.gpus[0].name)
         prior = self._narrow_prior(specs, forecast, counted, recipes) or counted
         known = Prior(prior, recipes, least[0] if least is not None else None)
         self._stage = stage = TrialStage(self._order.objective, specs, forecast, self._tell, known)
@@ -133,8 +133,8 @@ class Tuner:
         A CPU's host has room for the small models that are trained there, and is asked of large ones alone: their
         launch would take the memory of all others on it.
         """
-        if not self._context.on_cpu:
-            return self._context.memory_bytes
+        if not self._run.on_cpu:
+            return self._run.memory_bytes
         base, host = self._order.space.base, machine.host_memory_bytes()
         geometry = base.architecture.geometry
         states = _STATE_BYTES * geometry.flops_per_token(0) / _FLOPS_OF_A_WEIGHT if geometry is not None else 0.0
@@ -154,7 +154,7 @@ class Tuner:
         return least_memory(self._order.space, specs, forecast, able, self._until)
 
     def _why_not(self, spec: TrainSpec) -> str | None:
-        return why_skip(spec, num_gpus=self._context.num_gpus, num_cores=self._context.machine.cores)
+        return why_skip(spec, num_gpus=self._run.num_gpus, num_cores=self._run.machine.cores)
 
     def _runnable(self, candidates: Candidates) -> Candidates:
         """Those that this machine can run, with what it lacks among the reasons for the others.
@@ -178,8 +178,8 @@ class Tuner:
     def _tried(self, stage: TrialStage, until: float, end_seconds: Callable[[], float]) -> None:
         """Trials of ``stage``, as many at once as there are GPUs for."""
         width = max(spec.gpus for spec in stage.specs)
-        alone = self._context.on_cpu or not self._context.site.is_here
-        most = 1 if alone else max(1, self._context.num_gpus // width)
+        alone = self._run.on_cpu or not self._run.site.is_here
+        most = 1 if alone else max(1, self._run.num_gpus // width)
         for spec, trial in Trials(self._caller, self._store).known(stage.specs).items():
             stage.note(Tried(spec, trial, was_kept=True))
         trials = SideBySide(self._caller, self._store, most, max(_TRIAL_LEAST, _TRIAL_SHARE * self._order.seconds))
@@ -196,7 +196,7 @@ class Tuner:
         recipes: Sequence[Sequence[TrainSpec]],
     ) -> list[float] | None:
         """What trials on one GPU each say of ``specs``, which take all GPUs; ``None`` where these are not many."""
-        if self._context.on_cpu or not self._context.site.is_here or self._context.num_gpus == 1:
+        if self._run.on_cpu or not self._run.site.is_here or self._run.num_gpus == 1:
             return None
         counterparts = [_narrow(spec) for spec in specs]
         narrow = list(dict.fromkeys(one for one in counterparts if one is not None))

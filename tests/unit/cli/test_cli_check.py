@@ -15,8 +15,8 @@ import pytest
 from pytest_llmperf.cli import main
 from pytest_llmperf.judge.run_effects import CommonChange
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.run import case_check, run_end, whole_run
-from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run import cases, run_end, whole_run
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.whole_run import WholeRun
 from tests import text_package
 from tests.fakes import install
@@ -146,8 +146,8 @@ def test_words_of_a_spec_may_stand_after_options(capsys: pytest.CaptureFixture[s
 
 
 def test_a_case_that_is_held_beside_its_plain_form_is_repeated_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with mock.patch.object(case_check, "CaseChecks") as checks:
-        checks.return_value.check.side_effect = lambda spec: Conclusion(
+    with mock.patch.object(cases, "Cases") as checks:
+        checks.return_value.check.side_effect = lambda spec: Concluded(
             result=CaseResult(
                 id=spec.id,
                 digest=spec.digest,
@@ -175,7 +175,7 @@ try:
     pytest_llmperf.cli.main(["check", "model=llama-tiny", "min_steps=0"])
 except SystemExit:
     pass
-import pytest_llmperf.run.case_check
+import pytest_llmperf.run.cases
 print([name for name in ("pytest", "_pytest", "torch", "transformers") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

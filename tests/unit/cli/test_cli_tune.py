@@ -22,7 +22,7 @@ from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.report.text import ASCII
-from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.tuning.trials import Compared, Share, Tried, Tuning, TuningOrder
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import Space, axes_of
@@ -252,7 +252,7 @@ def test_what_was_recorded_stands_on_lines_of_its_own() -> None:
     result = CaseResult(
         id=FAST.id, digest=FAST.digest, nodeid="", machine="m", verdict="new", reason="none yet", updated="a\nb"
     )
-    lines = list(page(ORDER, _tuning(case=Conclusion(result=result)), Screen(None, ASCII)))
+    lines = list(page(ORDER, _tuning(case=Concluded(result=result)), Screen(None, ASCII)))
     at = lines.index("  as a case: new: none yet")
     assert lines[at + 1 : at + 3] == ["    a", "    b"]
 
@@ -280,7 +280,7 @@ def test_a_winner_that_was_recorded_before_is_written_where_its_baseline_holds_i
     result = CaseResult(id=FAST.id, digest=FAST.digest, nodeid="", machine="m", verdict=verdict, reason="it is so")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
-    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(case=Conclusion(result=result)))
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(case=Concluded(result=result)))
     TestFile.at(Path("test_a.py")).write(TINY)
     assert main(["tune", "llama-tiny", "--gpus", "0", "--write", "test_a.py"]) == (0 if is_written else 1)
     out, err = capsys.readouterr()

@@ -23,19 +23,20 @@ from pytest_llmperf.launch.slurm import allocation, controller
 from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run import job as jobs
-from pytest_llmperf.run.journal import Journal, Kept
+from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.job import Journal
 from pytest_llmperf.support import signals
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=16)
 
 
-def concluded(loss: float = 6.0) -> Kept:
+def concluded(loss: float = 6.0) -> Concluded:
     launches = (launch_of(SPEC, Fake(loss=loss)),)
     result = CaseResult(
         id=SPEC.id, digest=SPEC.digest, nodeid="t.py::t", machine="m", verdict="pass", reason="", launches=launches
     )
-    return Kept(result, "2 launches", "")
+    return Concluded(result=result, held_against="2 launches")
 
 
 NO_NOTES = [
@@ -60,15 +61,16 @@ class TestJournal:
 
     def test_launches_that_decided_nothing_are_another_starts(self, tmp_path: Path) -> None:
         journal, launches = Journal(tmp_path, "7", [], resume=True), concluded().result.launches
-        assert journal.begun("t.py::t", SPEC.digest, 0) == ()
-        journal.begin("t.py::t", SPEC.digest, 0, launches)
-        assert journal.begun("t.py::t", SPEC.digest, 1) == launches
-        assert journal.begun("t.py::t", SPEC.digest, 0) == (), "a test that is run again begins again"
-        assert Journal(tmp_path, "7", [], resume=False).begun("t.py::t", SPEC.digest, 1) == ()
+        again = Journal(tmp_path, "7", [], resume=True, restarts=1)
+        assert journal.begun("t.py::t", SPEC.digest) == ()
+        journal.begin("t.py::t", SPEC.digest, launches)
+        assert again.begun("t.py::t", SPEC.digest) == launches
+        assert journal.begun("t.py::t", SPEC.digest) == (), "a test that is run again begins again"
+        assert Journal(tmp_path, "7", [], resume=False, restarts=1).begun("t.py::t", SPEC.digest) == ()
         assert journal.find("t.py::t", SPEC.digest) is None, "nothing is concluded"
         (path,) = (tmp_path / "7").iterdir()
         path.write_text('{"restarts": 0, "launches": [1]}')
-        assert journal.begun("t.py::t", SPEC.digest, 1) == ()
+        assert again.begun("t.py::t", SPEC.digest) == ()
 
     def test_a_loss_that_is_no_number_survives(self, tmp_path: Path) -> None:
         journal = Journal(tmp_path, "7", [], resume=True)
@@ -90,18 +92,18 @@ class TestJournal:
         assert "not kept for a requeue" in Journal(tmp_path, "7", [], resume=True).keep(concluded())
 
     def test_the_budget_counts_earlier_starts(self, tmp_path: Path) -> None:
-        journal = Journal(tmp_path, "7", [], resume=True)
+        starts = [Journal(tmp_path, "7", [], resume=True, restarts=restarts) for restarts in range(3)]
         for restarts, hours in ((0, 1.5), (1, 2.0), (1, 2.5)):
-            journal.note_spent(restarts, hours, 7.0)
-        assert (journal.spent_before(2), journal.spent_before(1)) == (4.0, 1.5)
-        assert (journal.spent_in(1), journal.spent_in(2)) == ((2.5, 7.0), None)
+            starts[restarts].note(hours, 7.0)
+        assert (starts[2].spent_before(), starts[1].spent_before()) == (4.0, 1.5)
+        assert (starts[1].noted(), starts[2].noted()) == ((2.5, 7.0), None)
 
     @pytest.mark.parametrize("text", [*NO_NOTES, ""])
     def test_a_note_that_makes_no_sense_leaves_nothing_of_a_budget(self, tmp_path: Path, text: str) -> None:
-        journal = Journal(tmp_path, "7", [], resume=True)
-        journal.note_spent(0, 1.5, 7.0)
+        first, second, third = (Journal(tmp_path, "7", [], resume=True, restarts=number) for number in range(3))
+        first.note(1.5, 7.0)
         (tmp_path / "7" / "spent-1.json").write_text(text)
-        assert (journal.spent_before(2), journal.spent_before(1)) == (math.inf, 1.5)
+        assert (third.spent_before(), second.spent_before()) == (math.inf, 1.5)
 
     def test_old_jobs_are_forgotten(self, tmp_path: Path) -> None:
         Journal(tmp_path, "6", [], resume=True).keep(concluded())
@@ -166,7 +168,7 @@ class TestSpent:
             assert budget_ends(narrow, 40) == pytest.approx(told.now / 3600 + 8 / 4)
             told.now += 1800
             narrow.note_spent()
-        assert narrow.journal.spent_before(1) == pytest.approx(34)
+            assert job_of(tmp_path, 4, restarts=1).spent_before() == pytest.approx(34)
 
     def test_a_start_that_ended_without_a_word_is_known_by_its_last_case(self, tmp_path: Path) -> None:
         with clock() as told:
@@ -228,9 +230,9 @@ class TestSpent:
                         told.now += seconds
                         charged += gpus * seconds / 3600
                         processes[number % workers].note_spent()
-            journal = job_of(Path(folder), 1, len(starts)).journal
+            after = job_of(Path(folder), 1, len(starts))
             # A clock of seconds since 1970 has seven digits behind the point.
-            assert journal.spent_before(len(starts)) == pytest.approx(charged, abs=1e-6)
+            assert after.spent_before() == pytest.approx(charged, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import server_key, server_pool
 from pytest_llmperf.launch.slurm import controller, slurm_site
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support.channel import Channel, ChannelClosedError
 from pytest_llmperf.worker.warm import gpu_answers
@@ -332,11 +332,11 @@ class TestServerPool:
 class TestWarmSites:
     """What launches begin from, here and on a job's nodes."""
 
-    def context(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slurm: bool, **settings: Any) -> Context:
+    def context(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slurm: bool, **settings: Any) -> Run:
         if slurm:
             monkeypatch.setenv("SLURM_JOB_ID", "7")
         launcher = "slurm" if slurm else "local"
-        context = Context(Settings(baselines=tmp_path, launcher=launcher, gpus=0, **settings), rootdir=tmp_path)
+        context = Run(Settings(baselines=tmp_path, launcher=launcher, gpus=0, **settings), rootdir=tmp_path)
         vars(context)["_found"] = Machine(gpus=(), cpu_name="EPYC", cores=2), ""
         vars(context.site)["cluster"] = SimpleNamespace(
             allocation=SimpleNamespace(job_id="7"), machine=SimpleNamespace(gpus=())

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.run.capacity import Fitted, FreshLaunches, fit, short
-from pytest_llmperf.run.search_deadline import SearchDeadline
+from pytest_llmperf.run.capacity import Fitted, FreshLaunches, SearchDeadline, fit, short
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 

@@ -30,15 +30,14 @@ from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.baseline_comparison import BaselineComparison
-from pytest_llmperf.run.caller import Caller, CaseTerms
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.folders import prune
 from pytest_llmperf.run.job import NoJob
 from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.run.search_deadline import SearchDeadline
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny")
@@ -56,9 +55,6 @@ def errors_of(pytester: pytest.Pytester, body: str) -> list[str]:
     start = next(i for i, line in enumerate(lines) if "ERROR at setup" in line)
     end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith("==="))
     return [line for line in lines[start + 1 : end] if line.strip()]
-
-
-DEADLINE = SearchDeadline("case", math.inf, lambda _: None, lambda: 0.0)
 
 
 class TestMarks:
@@ -188,7 +184,7 @@ def test_a_sites_name_keeps_cpu_and_gpu_apart(name: str, gpus: int, kind: str) -
     settings: Any = SimpleNamespace(
         machine=name, gpus=gpus, memory_limit_bytes=0, launcher="local", static=False, width=None
     )
-    context = Context(settings, rootdir=Path())
+    context = Run(settings, rootdir=Path())
     gpu = Gpu(index=0, uuid="GPU-0", name="H200", memory_bytes=150 * 10**9)
     vars(context)["_found"] = Machine(gpus=(gpu,), cpu_name="EPYC", cores=2), ""
     assert context.machine_kind == kind
@@ -241,7 +237,7 @@ class TestRunner:
             settle=lambda _spec: None,
         )
         shown: Any = show
-        caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=shown, nodeid="t.py::t")
+        caller = Caller(run=session, terms=CaseTerms(), findings=Findings(), observer=shown, nodeid="t.py::t")
         return Runner(caller)
 
     def test_a_long_model_name_is_shortened_to_what_a_file_system_takes(self, tmp_path: Path) -> None:
@@ -280,7 +276,7 @@ class TestRunner:
         monkeypatch.setattr(local, "LocalLauncher", Interrupted)
         show = Saying()
         with pytest.raises(KeyboardInterrupt):
-            self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1), DEADLINE)
+            self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1), lambda _: None)
         assert show.said == [f"{SPEC.id}: interrupted; its logs are in {tmp_path / SPEC.id}-1"]
 
     @pytest.mark.parametrize(("kind", "tried"), [("timeout", [(1, 100), (2, None)]), ("oom", []), ("killed", [])])
@@ -296,7 +292,7 @@ class TestRunner:
 
         monkeypatch.setattr(local, "LocalLauncher", Late)
         runner = self.runner(tmp_path, Saying(), lambda request: launch_of(request.spec))
-        assert runner.sizes(SPEC, Search(1), DEADLINE) == tried
+        assert runner.sizes(SPEC, Search(1), lambda _: None) == tried
 
     def test_leases_that_cannot_be_kept_fail_in_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").touch()
@@ -381,7 +377,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
         model_flops=ModelFlops(),
     )
     observer: Any = Saying()
-    caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=observer, nodeid="t.py::t")
+    caller = Caller(run=session, terms=CaseTerms(), findings=Findings(), observer=observer, nodeid="t.py::t")
     runner: Any = SimpleNamespace(launch=lambda _spec, _number, **_: made)
     comparison = BaselineComparison(caller, runner, spec)
     assert comparison.run(None).verdict == "invalid"

@@ -13,8 +13,10 @@ from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.run.derived_metrics import figures
+from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.run.revision import Revision
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -31,7 +33,7 @@ def recorder(root: Path, update: str | None, changed: tuple[str, ...] = (), reas
         machine_kind="m",
         revision=Revision("0123456789ab", changed),
     )
-    return Recorder(session, "t.py::t")
+    return Recorder(Caller(run=session, terms=CaseTerms(), findings=Findings(), observer=session, nodeid="t.py::t"))
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +82,14 @@ class TestLaunchesThatDisagree:
         )
 
     def test_they_are_recorded_with_a_reason_alone(self, tmp_path: Path) -> None:
-        refused = recorder(tmp_path, "all").record(SPEC, self.result(), None, "launches disagree").refused
-        assert "launches disagree; record it when the machine is quiet, or say with" in refused
+        with pytest.raises(BaselineError, match="launches disagree; record it when the machine is quiet, or say with"):
+            recorder(tmp_path, "all").record(SPEC, self.result(), None, "launches disagree")
         assert not (tmp_path / "baselines").exists()
         told = recorder(tmp_path, "all", reason="why").record(SPEC, self.result(), None, "launches disagree")
-        assert "(why)" in told.result.updated
+        assert "(why)" in told.updated
 
     def test_those_that_agree_need_none(self, tmp_path: Path) -> None:
-        assert "recorded" in recorder(tmp_path, "all").record(SPEC, self.result(), None, "").result.updated
+        assert "recorded" in recorder(tmp_path, "all").record(SPEC, self.result(), None, "").updated
 
 
 def test_a_micro_batch_has_seconds_of_its_own_where_a_step_has_several() -> None:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.waits import DataWait, data_wait
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.run import derived_metrics
+from pytest_llmperf.run.launch_notes import steps_notes
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.settings.evidence import Evidence, contradictions, declarable
 from pytest_llmperf.settings.requirements import why_skip
@@ -113,7 +115,7 @@ def test_where_no_launch_has_a_trace_nobody_knows() -> None:
 def test_a_verdict_tells_how_long_a_step_waits_for_data(data: float, notes: list[str]) -> None:
     trace = replace(trace_of({"kernel": {"gemm": 50}}), data_seconds=data, step_seconds=0.05 + data)
     launch = replace(launch_of(SPEC), trace=trace)
-    assert derived_metrics.waits_for_data([launch]) == notes
+    assert [line for line in steps_notes([launch], None, Policy.for_gpu()) if "data" in line] == notes
     shown = {check.metric: check for check in derived_metrics.figures(SPEC, (launch,), ModelFlops())}
     seconds, share = shown["data_wait_seconds"], shown["data_wait_share"]
     assert (seconds.value, share.value, seconds.gates or share.gates) == (data, data / (0.05 + data), False)
