@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.loss_curves import judge_curve, spans, spreads
+from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.loss_curve import JudgedCurve
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -98,7 +99,7 @@ def train(arguments: argparse.Namespace) -> None:
         module, patch = FAULTS[arguments.fault]
         (home / "sitecustomize.py").write_text(after_import(module, patch), encoding="utf-8")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH", "")]))
-    pool = server_pool(lambda: home)
+    pool = ServerPool(lambda: home)
     try:
         for seed in range(spec.seed, spec.seed + arguments.seeds):
             if seed in found:

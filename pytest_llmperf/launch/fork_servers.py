@@ -11,22 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from pytest_llmperf.launch.device import ASK_WITHOUT_A_CONTEXT, NO_GPU, VISIBLE
-from pytest_llmperf.launch.forked_agent import (
-    ColdStartError,
-    Conversation,
-    ForkedAgent,
-    LaunchOrder,
-    NoAnswerError,
-    StoppedServerError,
-    kill_with_children,
-)
-from pytest_llmperf.launch.process import python_path
+from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder, NoAnswerError
+from pytest_llmperf.launch.process import home_of_package, kill_with_children, python_path
 from pytest_llmperf.support.channel import Channel
 
 # Imports on the first node of a night, from a shared file system, take minutes.
@@ -42,53 +34,26 @@ _LAST_SECONDS = 5.0
 _MOST_BRANCHES = 4
 
 
-class _Branch(Conversation):
-    """With one process that imports, and then forks."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
-        self.sources: Mapping[str, int] = {}
-
-    def imported(self, waiting: Callable[[], object]) -> None:
-        """Wait until it has imported what it was told to.
-
-        Raises:
-            ColdStartError: it cannot fork launches.
-        """
-        self.sources = self.answer(_IMPORT_SECONDS, waiting, "imported").content["ready"]
-
-
-@dataclass
 class ServerProcess:
     """One interpreter in one environment."""
 
-    python: str
-    environment: Mapping[str, str]
-    folder: str
-    log: Path
-    _process: subprocess.Popen[bytes] = field(init=False)
-    _base: _Branch = field(init=False)
-    _branches: dict[tuple[str, ...], _Branch] = field(init=False, default_factory=dict)
-    _refused: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
-    is_ready: bool = field(init=False, default=False)
-    """Whether it has imported what every rank does, and can fork."""
-    is_over: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        """Start it; its imports take seconds, and nobody waits for them here.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+    def __init__(self, python: str, environment: Mapping[str, str], folder: str, log: Path) -> None:
+        """Start it; its imports take seconds, and nobody waits for them here. OSError where it cannot be started."""
+        self._log = log
+        self._branches: dict[tuple[str, ...], Conversation] = {}
+        self._refused: dict[tuple[str, ...], str] = {}
+        self.is_ready = False
+        """Whether it has imported what every rank does, and can fork."""
+        self.is_over = False
         ours, its = socket.socketpair()
         try:
-            with its, self.log.open("ab") as output:
+            with its, log.open("ab") as output:
                 # The kernel tells of the end of a thread: only the main one lasts as long as this process.
                 parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
                 self._process = subprocess.Popen(
-                    [self.python, "-m", "pytest_llmperf.worker.warm.fork_server", str(its.fileno()), str(parent)],
-                    env=dict(self.environment),
-                    cwd=self.folder,
+                    [python, "-m", "pytest_llmperf.worker.warm.fork_server", str(its.fileno()), str(parent)],
+                    env=dict(environment),
+                    cwd=folder,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -98,36 +63,31 @@ class ServerProcess:
         except OSError:
             ours.close()
             raise
-        self._base = _Branch(Channel(ours))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self._base = Conversation(Channel(ours))
+        self.pid = self._process.pid
 
     @property
     def is_stale(self) -> bool:
         """Whether a file that it has imported, or a package that is installed, is another now; its log says which."""
         talks = (self._base, *self._branches.values())
-        changed = (path for talk in talks for path, then in talk.sources.items() if _changed_at(path) != then)
-        path = next(changed, None)
-        if path is not None:
-            with suppress(OSError), self.log.open("a", encoding="utf-8") as log:
-                log.write(f"llmperf: {path} has changed since; another fork server takes this one's place\n")
-        return path is not None
+        for path, then in (known for talk in talks for known in talk.sources.items()):
+            try:
+                now: int | None = Path(path).stat().st_mtime_ns
+            except OSError:
+                now = None
+            if now != then:
+                with suppress(OSError), self._log.open("a", encoding="utf-8") as log:
+                    log.write(f"llmperf: {path} has changed since; another fork server takes this one's place\n")
+                return True
+        return False
 
     def launch(self, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent:
         """A torchrun, forked by it; ``waiting`` is called while it still imports.
 
-        Raises:
-            ColdStartError: it cannot.
-            OSError: the log cannot be written.
+        Raises ColdStartError where it cannot, OSError where the log cannot be written.
         """
         try:
-            try:
-                talk = self._branch(tuple(order.needs), self._unless_stopped(waiting))
-            except StoppedServerError:
-                self.end()
-                raise
+            talk = self._branch(tuple(order.needs), self._unless_stopped(waiting))
             try:
                 return talk.launch(order, _FORK_SECONDS, waiting)
             except NoAnswerError:  # stopped, it would begin the launch when it goes on, beside another
@@ -140,20 +100,20 @@ class ServerProcess:
             self.end()  # it may have begun what nobody would know of
             raise
 
-    def _branch(self, needs: tuple[str, ...], waiting: Callable[[], object]) -> _Branch:
+    def _branch(self, needs: tuple[str, ...], waiting: Callable[[], object]) -> Conversation:
         if needs in self._refused:
             raise ColdStartError(self._refused[needs])
         if not self.is_ready:
-            self._base.imported(waiting)
+            self._base.imported(_IMPORT_SECONDS, waiting)
             self.is_ready = True
         talk = self._branches.pop(needs, None)
         if talk is None:
             ours, its = socket.socketpair()
-            talk = _Branch(Channel(ours))
+            talk = Conversation(Channel(ours))
             with its:
                 self._base.send({"do": "branch", "needs": list(needs)}, [its.fileno()])
             try:
-                talk.imported(waiting)
+                talk.imported(_IMPORT_SECONDS, waiting)
             except ColdStartError as error:
                 talk.channel.close()
                 self._refused[needs] = str(error)
@@ -164,7 +124,7 @@ class ServerProcess:
         return talk
 
     def _unless_stopped(self, waiting: Callable[[], object]) -> Callable[[], None]:
-        """``waiting``, but not for minutes, which imports have, for a server that was stopped."""
+        """``waiting``, but not for minutes, which imports have, for a server that was stopped: that is ended."""
         begun = looked = time.monotonic()
 
         def look() -> None:
@@ -172,13 +132,13 @@ class ServerProcess:
             waiting()
             now = time.monotonic()
             if now - looked > _LOOK_SECONDS:
-                looked, begun = now, begun if self._is_stopped else now
+                looked, begun = now, begun if self._is_stopped() else now
                 if now - begun > _FORK_SECONDS:
-                    raise StoppedServerError(f"its fork server was stopped for more than {_FORK_SECONDS:.0f} s")
+                    self.end()
+                    raise ColdStartError(f"its fork server was stopped for more than {_FORK_SECONDS:.0f} s")
 
         return look
 
-    @property
     def _is_stopped(self) -> bool:
         """Whether it lives and does not run, or one that it has forked."""
         try:
@@ -191,7 +151,7 @@ class ServerProcess:
     def end(self) -> None:
         """End it and all that it has forked."""
         self.is_over = True
-        if self._is_stopped:  # it would not listen
+        if self._is_stopped():  # it would not listen
             self._kill()
         talks = (*self._branches.values(), self._base)
         for talk in talks:
@@ -211,13 +171,6 @@ class ServerProcess:
     def _kill(self) -> None:
         with suppress(psutil.Error):
             kill_with_children(psutil.Process(self.pid))
-
-
-def _changed_at(path: str) -> int | None:
-    try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return None
 
 
 # Each holds 0.6 GB; two are what a comparison of two environments needs.
@@ -243,7 +196,7 @@ class ServerKey:
 
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str], folder: str, *, on_gpu: bool) -> ServerKey:
-        """Of a rank in ``environment``, which names no folder of a single launch, and in ``folder``."""
+        """Make it of a rank's ``environment``, which names no folder of a single launch, and its ``folder``."""
         lasting = frozenset((name, value) for name, value in environment.items() if name not in _LIVE)
         return cls(python, lasting, folder, on_gpu)
 
@@ -251,15 +204,10 @@ class ServerKey:
 class ServerPool:
     """Starts servers, keeps the ones that were used last, and ends them all."""
 
-    def __init__(
-        self,
-        folder: Callable[[], Path],
-        python_path: Callable[[str, Path], str],
-        marks: Mapping[str, str] | None = None,
-    ) -> None:
-        """``folder`` is where they may leave logs; ``python_path`` makes there what an interpreter needs to find this
-        package, for as long as a server lives; by the variables ``marks`` others tell whose processes they are."""
-        self._folder, self._python_path, self._marks = folder, python_path, marks or {}
+    def __init__(self, folder: Callable[[], Path], marks: Mapping[str, str] | None = None) -> None:
+        """``folder``, made when the first server starts, is where they may leave logs; by the variables ``marks``
+        others tell whose processes they are."""
+        self._folder, self._marks = folder, marks or {}
         self._servers: dict[ServerKey, ServerProcess] = {}
         self._cold: dict[ServerKey, str] = {}
         self._num_started = 0
@@ -273,9 +221,7 @@ class ServerPool:
     def launch(self, key: ServerKey, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent:
         """A torchrun, forked by the server of ``key``; ``waiting`` is called while that still imports.
 
-        Raises:
-            ColdStartError: it must begin cold.
-            OSError: its log cannot be written.
+        Raises ColdStartError where it must begin cold, OSError where its log cannot be written.
         """
         server = self._server(key)
         try:
@@ -283,14 +229,14 @@ class ServerPool:
         except ColdStartError as error:
             if server.is_over or not server.is_ready:  # it never will be
                 self._cold[key] = str(error)
-                self._end(key)
+                self._servers.pop(key).end()
             raise
 
     def close(self) -> None:
         """End them all; what is launched later begins cold."""
         self._is_closed = True
-        for key in list(self._servers):
-            self._end(key)
+        while self._servers:
+            self._servers.popitem()[1].end()
 
     def _server(self, key: ServerKey) -> ServerProcess:
         if self._is_closed:
@@ -301,32 +247,24 @@ class ServerPool:
         if server is not None and (server.is_over or server.is_stale):
             server.end()
             server = None
-        if server is None:
-            server = self._started(key)
-        self._servers[key] = server  # the last is the one that was used last
+        self._servers[key] = server or self._started(key)  # the last is the one that was used last
         while len(self._servers) > _MOST_SERVERS:
-            self._end(next(iter(self._servers)))
-        return server
+            self._servers.pop(next(iter(self._servers))).end()
+        return self._servers[key]
 
     def _started(self, key: ServerKey) -> ServerProcess:
         self._num_started += 1
         try:
             home = self._folder() / f"fork-server-{self._num_started}"
             home.mkdir()
-            return ServerProcess(key.python, self._environment(key, home), key.folder, home / "server.log")
+            environment = {**self._marks, **dict(key.environment), **_WHILE_IMPORTING}
+            environment |= python_path(home_of_package(key.python, home), environment)
+            if key.on_gpu:
+                visible = os.environ.get(VISIBLE)
+                environment |= ASK_WITHOUT_A_CONTEXT if visible is None else {VISIBLE: visible, **ASK_WITHOUT_A_CONTEXT}
+            else:
+                environment |= NO_GPU
+            return ServerProcess(key.python, environment, key.folder, home / "server.log")
         except OSError as error:
             self._cold[key] = f"no fork server could be started ({error})"
             raise ColdStartError(self._cold[key]) from None
-
-    def _environment(self, key: ServerKey, home: Path) -> dict[str, str]:
-        environment = {**self._marks, **dict(key.environment), **_WHILE_IMPORTING}
-        environment |= python_path(self._python_path(key.python, home), environment)
-        if not key.on_gpu:
-            return {**environment, **NO_GPU}
-        visible = os.environ.get(VISIBLE)
-        return {**environment, **({} if visible is None else {VISIBLE: visible}), **ASK_WITHOUT_A_CONTEXT}
-
-    def _end(self, key: ServerKey) -> None:
-        server = self._servers.pop(key, None)
-        if server is not None:
-            server.end()

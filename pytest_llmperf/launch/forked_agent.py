@@ -40,10 +40,6 @@ class NoAnswerError(LostServerError):
     """Whoever was asked has said nothing for too long; it may still do what it was asked for."""
 
 
-class StoppedServerError(NoAnswerError):
-    """It lives, and does not run."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LaunchOrder:
     """What is to be launched."""
@@ -59,15 +55,17 @@ class LaunchOrder:
 
 
 class Conversation:
-    """With one process that forks launches."""
+    """With one process that imports, and then forks launches."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.is_lost = False
+        self.sources: Mapping[str, int] = {}
+        """The files that it has imported, and when each was changed last."""
         self._returncodes: dict[int, int] = {}
 
     def returncode(self, pid: int) -> int | None:
-        """Of an agent that has ended."""
+        """The return code of an agent that has ended."""
         while self.listen(0):
             pass
         return self._returncodes.get(pid)
@@ -87,40 +85,35 @@ class Conversation:
         return message
 
     def send(self, content: dict[str, Any], files: Sequence[int] = ()) -> None:
-        """See ``Channel.send``.
-
-        Raises:
-            LostServerError: it is gone.
-        """
+        """See ``Channel.send``; LostServerError where it is gone."""
         try:
             self.channel.send(content, files)
         except ChannelClosedError:
             raise LostServerError(DIED) from None
 
-    def launch(
-        self, order: LaunchOrder, seconds: float, waiting: Callable[[], object], *, is_talkative: bool = False
-    ) -> ForkedAgent:
-        """A torchrun, forked within so many ``seconds``; one that ``is_talkative`` says meanwhile that it waits.
+    def imported(self, seconds: float, waiting: Callable[[], object]) -> None:
+        """Wait until it has imported what it was told to; ColdStartError where it cannot fork launches."""
+        self.sources = self.answer(seconds, waiting, "imported").content["ready"]
 
-        Raises:
-            ColdStartError: there is none.
-            OSError: its log cannot be written.
+    def launch(
+        self, order: LaunchOrder, seconds: float, waiting: Callable[[], object], more: Mapping[str, Any] | None = None
+    ) -> ForkedAgent:
+        """A torchrun, forked within so many ``seconds``.
+
+        ``more`` is what a node's server has to know beside the order; it says meanwhile that it waits. Raises
+        ColdStartError where there is none, OSError where its log cannot be written.
         """
+        words = {"torchrun": [*order.torchrun], "environment": dict(order.environment), "needs": [*order.needs]}
         with order.log.open("wb") as log:
-            told = {"torchrun": [*order.torchrun], "environment": dict(order.environment), "needs": [*order.needs]}
-            self.send({"do": "launch", **told}, [log.fileno()])
-        silent = _SILENT_SECONDS if is_talkative else math.inf
+            self.send({"do": "launch", **words, **(more or {})}, [log.fileno()])
+        silent = math.inf if more is None else _SILENT_SECONDS
         return ForkedAgent(self.answer(seconds, waiting, "forked", silent).content["began"], self)
 
     def answer(self, seconds: float, waiting: Callable[[], object], what: str, silent: float = math.inf) -> Message:
         """What it says next, for which it has so many ``seconds``; ``waiting`` is called meanwhile.
 
-        For more than ``silent`` seconds it says nothing at all only if it was stopped.
-
-        Raises:
-            ColdStartError: it refuses.
-            LostServerError: it is gone.
-            NoAnswerError: it takes too long; nobody talks with it any more.
+        For more than ``silent`` seconds it says nothing at all only if it was stopped. Raises ColdStartError where it
+        refuses, LostServerError where it is gone, NoAnswerError where it takes too long: nobody talks with it any more.
         """
         deadline, heard = time.monotonic() + seconds, time.monotonic()
         why = f"its fork server {what} for more than {seconds:.0f} s"
@@ -128,14 +121,15 @@ class Conversation:
             message = self.listen(_POLL_SECONDS)
             if self.is_lost:
                 raise LostServerError(DIED)
-            if message is not None and WAITS in message.content:
-                heard, message = time.monotonic(), None
-            if time.monotonic() - heard > silent:
+            content = {} if message is None else message.content
+            if WAITS in content:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > silent:
                 why = f"its fork server said nothing for more than {silent:.0f} s"
                 break
-            if message is not None and "refused" in message.content:
-                raise ColdStartError(message.content["refused"])
-            if message is not None and "ended" not in message.content:
+            elif "refused" in content:
+                raise ColdStartError(content["refused"])
+            elif message is not None and "ended" not in content:
                 return message
             waiting()
         # What it says later must be nobody's answer, and what it begins later nobody's launch.
@@ -147,8 +141,8 @@ class Conversation:
 class ForkedAgent:
     """torchrun's agent, forked by a server that reaps it and tells its end. A ``Started``."""
 
-    def __init__(self, pid: int, told: Conversation) -> None:
-        self.pid, self._told = pid, told
+    def __init__(self, pid: int, server: Conversation) -> None:
+        self.pid, self._server = pid, server
         self._returncode: int | None = None
         self._process: psutil.Process | None = None
         with suppress(psutil.Error):  # it may have ended already
@@ -159,7 +153,7 @@ class ForkedAgent:
     @property
     def lost_server(self) -> bool:
         """Whether the server is gone, or was stopped, so that how this ended is not known."""
-        return self._is_untold or (self._told.is_lost and self._told.returncode(self.pid) is None)
+        return self._is_untold or (self._server.is_lost and self._server.returncode(self.pid) is None)
 
     def poll(self) -> int | None:
         """See ``Started``; of a server that is gone, whose agents get SIGTERM by the kernel: SIGTERM's.
@@ -167,10 +161,10 @@ class ForkedAgent:
         So of one that was stopped, unless the kernel still has how this ended.
         """
         if self._returncode is None:
-            self._returncode = self._told.returncode(self.pid)
+            self._returncode = self._server.returncode(self.pid)
         if self._returncode is None and not self._is_alive():
             self._gone_at = min(self._gone_at, time.monotonic())
-            if self._told.is_lost:
+            if self._server.is_lost:
                 self._returncode = -signal.SIGTERM
             elif time.monotonic() - self._gone_at > _REAP_SECONDS:
                 unreaped = _returncode_of_zombie(self.pid)
@@ -179,12 +173,12 @@ class ForkedAgent:
         return self._returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while (returncode := self.poll()) is None:
-            left = _POLL_SECONDS if deadline is None else deadline - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired("torchrun", timeout or 0.0)
-            self._told.listen(min(left, _POLL_SECONDS))
+            self._server.listen(min(left, _POLL_SECONDS))
         return returncode
 
     def terminate(self) -> None:
@@ -199,12 +193,10 @@ class ForkedAgent:
                 self._process.send_signal(number)  # not if the pid was given anew
 
     def _is_alive(self) -> bool:
-        if self._process is None:
-            return False
-        try:
-            return bool(self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.Error:
-            return False
+        with suppress(psutil.Error):
+            known = self._process
+            return known is not None and known.is_running() and known.status() != psutil.STATUS_ZOMBIE
+        return False
 
 
 def _returncode_of_zombie(pid: int) -> int | None:
@@ -217,13 +209,3 @@ def _returncode_of_zombie(pid: int) -> int | None:
         return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
     except (OSError, ValueError, IndexError):
         return None
-
-
-def kill_with_children(server: psutil.Process) -> None:
-    """End a server that does not listen, and what it has forked, which may not either."""
-    forked: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        forked = server.children(recursive=True)
-    for process in (server, *forked):
-        with suppress(psutil.Error):
-            process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.device import LOOK_AT, Gpu
+from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.forked_agent import ColdStartError, ForkedAgent, LaunchOrder
 from pytest_llmperf.launch.machine import Machine, lease_cpu, lease_gpus
 from pytest_llmperf.launch.request import (
@@ -21,17 +21,28 @@ from pytest_llmperf.launch.request import (
     needs,
     refused,
     server_key,
-    server_pool,
     torchrun_command,
     worker_environment,
     write_request,
 )
 from pytest_llmperf.launch.scratch import scratch
-from pytest_llmperf.launch.site import Say, Wanted
+from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.parity import TrainingErrors
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A torchrun that was started and has ended, well or not."""
+
+    ended: process.Ended
+    lap: Lap
+    health: Health
+    progress: Progress
+    start: str
+    """``warm`` or ``cold``."""
 
 
 class LocalLauncher:
@@ -40,7 +51,7 @@ class LocalLauncher:
     def __init__(self, command: Callable[[LaunchRequest], list[str]] = torchrun_command) -> None:
         self._command = command
 
-    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+    def launch(self, request: LaunchRequest, watch: Watch) -> Launch | Failure:
         """The record, or why there is none; whatever happens, no process of the launch is alive afterwards."""
         run = self._run(request, watch)
         if isinstance(run, Failure):
@@ -51,14 +62,12 @@ class LocalLauncher:
         timed = with_phases(result, run.lap, run.progress)
         return replace(timed, health=run.health, evidence={**result.evidence, "start": run.start})
 
-    def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[outcome.Tried] | Failure:
+    def sizes(self, request: LaunchRequest, watch: Watch) -> list[outcome.Tried] | Failure:
         """The micro-batch sizes that one process tried as ``request.search`` asks, or why it told of none."""
         run = self._run(request, watch)
         return run if isinstance(run, Failure) else outcome.read_sizes(request.folder, run.ended, run.progress)
 
-    def training_errors(
-        self, request: LaunchRequest, watch: Callable[[Progress], None]
-    ) -> list[TrainingErrors] | Failure:
+    def training_errors(self, request: LaunchRequest, watch: Watch) -> list[TrainingErrors] | Failure:
         """What the small trainings that ``request.parity`` asks for did, or why nothing is known of them."""
         run = self._run(request, watch)
         if isinstance(run, Failure):
@@ -66,7 +75,7 @@ class LocalLauncher:
         errors = outcome.read_training_errors(request.folder, run.ended, run.progress)
         return replace(errors, health=run.health) if isinstance(errors, Failure) else errors
 
-    def _run(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> _Run | Failure:
+    def _run(self, request: LaunchRequest, watch: Watch) -> _Run | Failure:
         folder = request.folder
         progress = ProgressReader(folder / "progress.json", watch)
         try:
@@ -94,8 +103,28 @@ class LocalLauncher:
             return refused(request, error)
 
 
-class LocalSite:
-    """This machine, as a ``Site``."""
+def _forked(
+    request: LaunchRequest, environment: Mapping[str, str], waiting: Callable[[], object]
+) -> ForkedAgent | None:
+    """The launch's torchrun, begun warm; ``None`` where it has to begin cold."""
+    if request.warm is None or request.warm.servers is None:
+        return None
+    order = LaunchOrder(
+        torchrun=torchrun_command(request)[BEFORE_WORDS:],
+        environment=environment,
+        needs=needs(request.spec),
+        log=request.folder / "torchrun.log",
+    )
+    try:
+        key = server_key(request.python, os.environ, on_gpu=bool(request.gpus), variables=request.variables)
+        return request.warm.servers.launch(key, order, waiting)
+    except ColdStartError as error:
+        request.warm.cold(str(error))
+        return None
+
+
+class LocalSite(Site):
+    """This machine, as a ``Site``: nobody counts its hours, and no command line gets more of it."""
 
     is_here = True
     key, restarts = "", 0
@@ -103,21 +132,13 @@ class LocalSite:
     for_more = f"check {LOOK_AT}"
 
     def __init__(self, wanted: Wanted) -> None:
-        self._wanted, self._servers = wanted, server_pool(wanted.folder)
+        self._wanted, self._servers = wanted, ServerPool(wanted.folder)
         self._said: set[str] = set()
 
     def machine(self) -> Machine:
         return machines.find_machine()
 
-    def began(self) -> float:
-        """See ``Site``: nobody counts them here."""
-        return time.time()
-
-    def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - as everywhere
-        return []
-
     def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:
-        """See ``Site``: a server for each interpreter."""
         for python in dict.fromkeys(pythons) if self._wanted.start != "cold" else ():
             self._servers.prepare(server_key(python, os.environ, on_gpu=not on_cpu))
 
@@ -135,53 +156,14 @@ class LocalSite:
             with lease_cpu(say, shared=shared, wait=wait):
                 yield ()
 
-    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None], say: Say) -> Launch | Failure:  # noqa: ARG002 - ``warm`` has its own
+    def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:  # noqa: ARG002 - ``warm`` has its own
         return LocalLauncher().launch(request, watch)
 
-    def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[outcome.Tried] | Failure:
+    def sizes(self, request: LaunchRequest, watch: Watch) -> list[outcome.Tried] | Failure:
         return LocalLauncher().sizes(request, watch)
 
-    def training_errors(
-        self, request: LaunchRequest, watch: Callable[[Progress], None]
-    ) -> list[TrainingErrors] | Failure:
+    def training_errors(self, request: LaunchRequest, watch: Watch) -> list[TrainingErrors] | Failure:
         return LocalLauncher().training_errors(request, watch)
 
     def close(self) -> None:
         self._servers.close()
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A torchrun that was started and has ended, well or not."""
-
-    ended: process.Ended
-    lap: Lap
-    health: Health
-    progress: Progress
-    start: str
-    """``warm`` or ``cold``."""
-
-
-def _forked(
-    request: LaunchRequest, environment: Mapping[str, str], waiting: Callable[[], object]
-) -> ForkedAgent | None:
-    """The launch's torchrun, begun warm; ``None`` where it has to begin cold.
-
-    Raises:
-        ColdStartError: it has to, and must not.
-        OSError: its log cannot be written.
-    """
-    if request.warm is None or request.warm.servers is None:
-        return None
-    order = LaunchOrder(
-        torchrun=torchrun_command(request)[BEFORE_WORDS:],
-        environment=environment,
-        needs=needs(request.spec),
-        log=request.folder / "torchrun.log",
-    )
-    try:
-        key = server_key(request.python, os.environ, on_gpu=bool(request.gpus), variables=request.variables)
-        return request.warm.servers.launch(key, order, waiting)
-    except ColdStartError as error:
-        request.warm.cold(str(error))
-        return None

@@ -1,10 +1,9 @@
-"""What is known of a spec or a model without a GPU: told by ``worker.estimate``, a process that imports torch beside
+"""What is known of a spec or a model without a GPU: ``worker.estimate`` tells it, a process that imports torch beside
 this one, which does not.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import IO, Any, cast
 
 from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.process import package_path, python_path
@@ -25,40 +24,55 @@ from pytest_llmperf.settings.models import Model
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 # Without a word from it, imports before the first answer and one prediction that hangs, which it ends itself, included.
-_NICEST = 19
 _SECONDS = 300
 _END_SECONDS = 1.0
+_NICEST = 19
+# Others may train beside a count, on this host's other GPUs.
+_NICENESS_OF_COUNTS = 10
 # Where the process ended before it could say what is wrong: a traceback's last word, which advice may follow.
 _ERROR = re.compile(r"^[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE)
+# A list of all that transformers knows is no answer.
+_LONGEST_ERROR, _LONGEST_COUNT_ERROR = 300, 200
+# What every training needs: none of it is imported here, and the process that predicts imports all.
+_NEEDED = ("torch", "transformers", "accelerate")
+_NO_MEMORY, _NO_STEP = "its memory cannot be predicted", "its step cannot be told without a launch"
+
+
+class PredictionError(Exception):
+    """A spec's memory cannot be predicted: one line."""
+
+    is_lost = False
+    """Whether whoever predicts has ended: it is not the spec's doing that nobody knows."""
+
+
+class CountError(Exception):
+    """A model's FLOPs cannot be counted: one line."""
 
 
 class PredictionProcess:
-    """Answers by number, in the order of what was asked; it is started by the first question."""
+    """Answers by number, in the order of what was asked; the first question starts it."""
 
     def __init__(self, niceness: int = 0) -> None:
         """``niceness`` is above 0 where others train beside it."""
         self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process, which close() ends
-        self._asked = 0
+        self._asked, self._is_open = 0, True
         self._unsent, self._rest = b"", b""
-        self._is_open = True
         self._known: dict[int, Mapping[str, Any]] = {}
 
     def ask(self, request: Mapping[str, Any]) -> int:
         """The number of the answer to ``request``, as ``worker.estimate`` has them."""
-        if self._process is None:
-            self._process = started(self._errors, self._niceness)
+        self._process = self._process or started(self._errors, self._niceness)
         self._unsent += json.dumps(request).encode() + b"\n"
         self._asked += 1
         self._exchange(0.0)
         return self._asked - 1
 
     def end_of_questions(self) -> None:
-        """What runs may end once it has answered."""
+        """Let the process end once it has answered."""
         self._is_open = False
-        if self._process is not None:
-            self._exchange(0.0)
+        self._exchange(0.0)
 
     def answer(self, number: int) -> Mapping[str, Any]:
         """What was answered; ``{"error": why}`` where nothing was."""
@@ -69,35 +83,28 @@ class PredictionProcess:
     def close(self) -> None:
         """End it, with all that it has forked."""
         process, self._process = self._process, None
-        if process is None:
-            self._errors.close()
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # where it has ended and was reaped, no such group is left
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        if process is not None:
+            # It may have ended and been reaped; then no such group is left.
+            with process, suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
         self._errors.close()
 
     def _exchange(self, seconds: float) -> bool:
         """Send what waits and read what is there; whether there was anything in time."""
-        process = self._process
-        if process is None or process.stdout is None:
+        if self._process is None:
             return False
-        sends = [process.stdin] if process.stdin is not None and not process.stdin.closed and self._unsent else []
-        readable, writable, _ = select.select([process.stdout], sends, [], max(0.0, seconds))
-        if writable and process.stdin is not None:
+        asks, answers = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+        readable, writable, _ = select.select([answers], [asks] if self._unsent else [], [], seconds)
+        if writable:
             try:
-                self._unsent = self._unsent[os.write(process.stdin.fileno(), self._unsent[:4096]) :]
+                self._unsent = self._unsent[os.write(asks.fileno(), self._unsent[:4096]) :]
             except BrokenPipeError:  # it ended: its answers, or their absence, say so
                 self._unsent = b""
-        if not self._is_open and not self._unsent and process.stdin is not None and not process.stdin.closed:
-            process.stdin.close()
+        if not self._is_open and not self._unsent:
+            asks.close()
         if not readable:
             return bool(writable)
-        read = os.read(process.stdout.fileno(), 2**16)
+        read = os.read(answers.fileno(), 2**16)
         *lines, self._rest = (self._rest + read).split(b"\n")
         for line in lines:
             with suppress(ValueError):  # a library may print, too
@@ -118,8 +125,8 @@ class PredictionProcess:
         return (said or [f"it ended with exit code {code} and said nothing"])[-1]
 
 
-def started(errors: Any, niceness: int = 0) -> subprocess.Popen[bytes]:
-    """The process."""
+def started(errors: Any, niceness: int) -> subprocess.Popen[bytes]:
+    """The process; what it has to say beside its answers goes to the file ``errors``."""
     # A GPU that happens to be here would only be woken up. A prediction uses one core.
     fixed = {**python_path(package_path(), os.environ), **NO_GPU, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -137,35 +144,6 @@ def started(errors: Any, niceness: int = 0) -> subprocess.Popen[bytes]:
     return process
 
 
-# A list of all that transformers knows is no answer.
-_LONGEST_ERROR, _LONGEST_COUNT_ERROR = 300, 200
-
-
-class PredictionError(Exception):
-    """A spec's memory cannot be predicted: one line."""
-
-    is_lost = False
-    """Whether whoever predicts has ended: it is not the spec's doing that nobody knows."""
-
-
-def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | PredictionError, None, None]:
-    """For each of ``specs``, in their order and each as soon as it is known, why there is none, or bytes of one rank at
-    its peak by part."""
-    process = PredictionProcess()
-    try:
-        numbers = [process.ask(step_request(spec)) if why_none(spec) is None else None for spec in specs]
-        process.end_of_questions()
-        for spec, number in zip(specs, numbers, strict=True):
-            if number is None:
-                yield prediction_error(spec, why_none(spec) or "")
-                continue
-            answer = process.answer(number)
-            known = "parts" in answer
-            yield dict(answer["parts"]) if known else prediction_error(spec, str(answer.get("error")))
-    finally:
-        process.close()
-
-
 def step_request(spec: TrainSpec, *, operators: bool = False) -> dict[str, Any]:
     """A question for bytes by part, and for ``operators`` with their arithmetic where these are wanted."""
     request = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
@@ -174,38 +152,38 @@ def step_request(spec: TrainSpec, *, operators: bool = False) -> dict[str, Any]:
 
 def why_none(spec: TrainSpec) -> str | None:
     """Why ``spec`` cannot be predicted in this environment, where that is known without asking."""
-    if spec.liger and importlib.util.find_spec("liger_kernel") is None:
+    if spec.liger and find_spec("liger_kernel") is None:
         return "Liger is not installed; pip install 'pytest-llmperf[liger]'"
     return None
 
 
-def prediction_error(spec: TrainSpec, why: str, what: str = "its memory cannot be predicted") -> PredictionError:
-    """In one line of a length that somebody reads."""
-    return PredictionError(f"{spec.id}: {what}: {_shortened(why, _LONGEST_ERROR)}")
-
-
-def _shortened(why: str, most: int) -> str:
-    return why if len(why) <= most else f"{why[:most]}..."
-
-
-# None of them is imported here, and the process that predicts imports all.
-_NEEDED = ("torch", "transformers", "accelerate")
-_WHAT = "its step cannot be told without a launch"
+def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | PredictionError, None, None]:
+    """For each of ``specs``, in their order and each as soon as it is known, why there is none, or bytes of one rank at
+    its peak by part."""
+    process = PredictionProcess()
+    try:
+        whys = [why_none(spec) for spec in specs]
+        numbers = [
+            process.ask(step_request(spec)) if why is None else -1 for spec, why in zip(specs, whys, strict=True)
+        ]
+        process.end_of_questions()
+        answer: Mapping[str, Any]
+        for spec, why, number in zip(specs, whys, numbers, strict=True):
+            answer = {"error": why} if why else process.answer(number)
+            yield dict(answer["parts"]) if "parts" in answer else _error(spec, _NO_MEMORY, answer)
+    finally:
+        process.close()
 
 
 class StaticSteps:
-    """Of one run."""
+    """The steps of one run's specs."""
 
     def __init__(self) -> None:
         self._process = PredictionProcess()
         self._numbers: dict[TrainSpec, int] = {}
 
     def check(self) -> None:
-        """Refuse an interpreter that can tell of no spec.
-
-        Raises:
-            PredictionError: it lacks what every training needs, in one line.
-        """
+        """Raise PredictionError, in one line, where this interpreter lacks what every training needs."""
         missing = [name for name in _NEEDED if find_spec(name) is None]
         if missing:
             raise PredictionError(
@@ -221,15 +199,11 @@ class StaticSteps:
 
     def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
         """The step of ``spec``, or why there is none."""
-        why = why_none(spec)
-        if why is not None:
-            return prediction_error(spec, why, _WHAT)
         self.ask([spec])
-        answer = self._process.answer(self._numbers[spec])
+        why = why_none(spec)
+        answer: Mapping[str, Any] = {"error": why} if why else self._process.answer(self._numbers[spec])
         if "parts" not in answer:
-            error = prediction_error(spec, str(answer.get("error")), _WHAT)
-            error.is_lost = bool(answer.get("is_lost"))
-            return error
+            return _error(spec, _NO_STEP, answer)
         return StaticStep(
             operators=answer["operators"],
             flops=answer["flops"],
@@ -242,19 +216,11 @@ class StaticSteps:
         self._process.close()
 
 
-# Others may train beside it, on this host's other GPUs.
-_NICENESS = 10
-
-
-class CountError(Exception):
-    """A model's FLOPs cannot be counted: one line."""
-
-
 class FlopCounts:
-    """Asked as soon as a model is known, and read when its count is wanted."""
+    """Counts, each asked for as soon as a model is known, and read when it is wanted."""
 
     def __init__(self) -> None:
-        self._process = PredictionProcess(_NICENESS)
+        self._process = PredictionProcess(_NICENESS_OF_COUNTS)
 
     def ask(self, model: Model, sequence_length: int) -> int:
         """The number of the count: training FLOPs of ``model`` for one token of a full sequence."""
@@ -263,14 +229,24 @@ class FlopCounts:
     def answer(self, number: int) -> float:
         """What was counted, once it is.
 
-        Raises:
-            CountError: transformers does not have the model, or its code does not run on tensors without content.
+        Raises CountError where transformers does not have the model, or its code does not run without content.
         """
         answer = self._process.answer(number)
         if "flops_per_token" in answer:
             return float(answer["flops_per_token"])
-        raise CountError(_shortened(str(answer.get("error")), _LONGEST_COUNT_ERROR))
+        raise CountError(_shortened(answer, _LONGEST_COUNT_ERROR))
 
     def close(self) -> None:
         """End what counts."""
         self._process.close()
+
+
+def _error(spec: TrainSpec, what: str, answer: Mapping[str, Any]) -> PredictionError:
+    error = PredictionError(f"{spec.id}: {what}: {_shortened(answer, _LONGEST_ERROR)}")
+    error.is_lost = bool(answer.get("is_lost"))
+    return error
+
+
+def _shortened(answer: Mapping[str, Any], most: int) -> str:
+    why = str(answer.get("error"))
+    return why if len(why) <= most else f"{why[:most]}..."

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,9 +23,12 @@ import psutil
 from pytest_llmperf.support.files import boot_id, write_text
 
 _POLL_SECONDS = 0.05
-# Of ranks that are asked what they do.
+# For ranks to answer that are asked what they do.
 _ANSWER_SECONDS = 5.0
 
+_PACKAGE = Path(__file__).parents[1]
+#: In a launch's folder, where another Python than this one finds this package.
+OTHER_PATH = "path"
 _FORK_SERVER = "pytest_llmperf.worker.warm.fork_server"
 
 # torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
@@ -46,30 +49,36 @@ class Ended:
 
 
 class Started(Protocol):
-    """A process that was started, by whomever; what ``subprocess.Popen`` has of the same names."""
+    """A process that was started, by whomever: what ``subprocess.Popen`` has of the same names."""
 
     pid: int
 
-    def poll(self) -> int | None:
-        """Its return code, negative for a signal's; ``None`` while it runs."""
+    def poll(self) -> int | None: ...
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Its return code.
+    def wait(self, timeout: float | None = None) -> int: ...
 
-        Raises:
-            subprocess.TimeoutExpired: it still runs.
-        """
+    def terminate(self) -> None: ...
 
-    def terminate(self) -> None:
-        """Send it SIGTERM, if it still runs."""
-
-    def kill(self) -> None:
-        """Send it SIGKILL, if it still runs."""
+    def kill(self) -> None: ...
 
 
 def package_path() -> str:
     """What ``PYTHONPATH`` needs so that another process finds this package."""
-    return str(Path(__file__).parents[2])
+    return str(_PACKAGE.parent)
+
+
+def home_of_package(python: str, folder: Path) -> str:
+    """What ``PYTHONPATH`` needs first so that ``python`` finds this package, and nothing else of ours beside it.
+
+    For another Python than this one that is a link, which is made in ``folder``.
+    """
+    if python == sys.executable:
+        return package_path()
+    place = folder / OTHER_PATH
+    if not place.exists():
+        place.mkdir()
+        (place / _PACKAGE.name).symlink_to(_PACKAGE)
+    return str(place)
 
 
 def python_path(first: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -80,11 +89,7 @@ def python_path(first: str, environment: Mapping[str, str]) -> dict[str, str]:
 def start(
     command: Sequence[str], *, environment: Mapping[str, str], log: Path, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` with its output in ``log``.
-
-    Raises:
-        OSError: the command cannot be started, or the log cannot be written.
-    """
+    """Start ``command`` with its output in ``log``; OSError where that cannot be."""
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
@@ -123,13 +128,13 @@ def watch(
     """Call ``poll`` while what ``starting`` starts runs, and reap its whole tree; the time is that from its start.
 
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
-    parent is gone is found only there. ``at_timeout`` is called with its pid before what took too long is
-    ended.
+    parent is gone is found only there. ``at_timeout`` is called with its pid before what took too long is ended.
     """
     begun, oom_kills = time.monotonic(), _oom_kills()
     process = starting()
-    tree = _Tree(process, pid_files)
-    timed_out = False
+    timed_out, born = False, float("inf")
+    with suppress(psutil.Error):  # it is gone already, and has no descendants
+        born = psutil.Process(process.pid).create_time()
     try:
         while process.poll() is None:
             if time.monotonic() - begun > timeout_seconds:
@@ -141,9 +146,8 @@ def watch(
                 process.wait(_POLL_SECONDS)
     finally:
         seconds = time.monotonic() - begun
-        returncode = tree.reap()
-    oom_kills = _oom_kills() - oom_kills
-    return Ended(returncode=returncode, timed_out=timed_out, seconds=seconds, oom_kills=oom_kills)
+        returncode = reap(process, lambda: _descendants(process.pid, born, pid_files()))
+    return Ended(returncode, timed_out, seconds, oom_kills=_oom_kills() - oom_kills)
 
 
 def _oom_kills() -> int:
@@ -155,57 +159,57 @@ def _oom_kills() -> int:
     return 0
 
 
-class _Tree:
-    """A process and all that descends from it."""
+def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> int:
+    """End a process and its ``descendants``; its return code. Ctrl-C only hurries.
 
-    def __init__(self, process: Started, pid_files: Callable[[], Iterable[Path]]) -> None:
-        self._process, self._pid_files = process, pid_files
-        try:
-            self._born = psutil.Process(process.pid).create_time()
-        except psutil.Error:
-            self._born = math.inf  # it is gone already, and has no descendants
-
-    def reap(self) -> int:
-        """End everything: politely first, since only SIGTERM makes torchrun end its ranks. Ctrl-C only hurries.
-
-        Returns the process's return code.
-        """
-        survivors = self._descendants()
-        try:
-            if self._process.poll() is None:
-                self._process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_GRACE_SECONDS)
-        finally:
-            returncode = self._kill(survivors)
-        return returncode
-
-    def _kill(self, survivors: set[psutil.Process]) -> int:
-        survivors |= self._descendants()
-        if self._process.poll() is None:
-            self._process.kill()
-        for process in survivors:
-            with suppress(psutil.Error):
-                process.kill()
+    Politely first, since only SIGTERM makes torchrun end its ranks.
+    """
+    survivors = descendants()
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_SECONDS)
+    finally:
+        survivors |= descendants()
+        if process.poll() is None:
+            process.kill()
+        kill(survivors)
         psutil.wait_procs(survivors, timeout=5)
         try:
-            return self._process.wait(_GRACE_SECONDS)
+            returncode = process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
-            return -signal.SIGKILL
+            returncode = -signal.SIGKILL
+    return returncode
 
-    def _descendants(self) -> set[psutil.Process]:
-        found: set[psutil.Process] = set()
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Send SIGKILL to those of ``processes`` that there still are."""
+    for process in processes:
         with suppress(psutil.Error):
-            found |= set(psutil.Process(self._process.pid).children(recursive=True))
-        for path in self._pid_files():
-            with suppress(OSError, ValueError, psutil.Error):
-                process = psutil.Process(int(path.read_text(encoding="ascii")))
-                # Ours were born after the launch began and before they wrote their file. Anything else is a file that
-                # tells nonsense, or a pid that was given anew: never end a process that we did not start.
-                if self._born <= process.create_time() <= path.stat().st_mtime + 1:
-                    found.add(process)
-                    found |= set(process.children(recursive=True))
-        return found
+            process.kill()
+
+
+def kill_with_children(process: psutil.Process) -> None:
+    """Kill a process that does not listen, and what it has forked, which may not either."""
+    forked: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        forked = process.children(recursive=True)
+    kill([process, *forked])
+
+
+def _descendants(pid: int, born: float, pid_files: Iterable[Path]) -> set[psutil.Process]:
+    found: set[psutil.Process] = set()
+    with suppress(psutil.Error):
+        found |= set(psutil.Process(pid).children(recursive=True))
+    for path in pid_files:
+        with suppress(OSError, ValueError, psutil.Error):
+            process = psutil.Process(int(path.read_text(encoding="ascii")))
+            # Ours were born after the launch began and before they wrote their file. Anything else is a file that
+            # tells nonsense, or a pid that was given anew: never end a process that we did not start.
+            if born <= process.create_time() <= path.stat().st_mtime + 1:
+                found |= {process, *process.children(recursive=True)}
+    return found
 
 
 def signal_name(returncode: int) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
 from pytest_llmperf.launch.fork_servers import ServerKey, ServerPool
 from pytest_llmperf.launch.forked_agent import ColdStartError
-from pytest_llmperf.launch.process import package_path, python_path
+from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.scratch import means_no_room
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
@@ -24,9 +24,6 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 
-_PACKAGE = Path(__file__).parents[1]
-#: In a launch's folder, where another Python than this one finds this package.
-OTHER_PATH = "path"
 # What an enclosing launch, torchrun or scheduler step set for its own ranks.
 _NOT_INHERITED = frozenset(
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE GROUP_WORLD_SIZE "
@@ -36,7 +33,7 @@ _NOT_INHERITED = frozenset(
 
 @dataclass(frozen=True)
 class WarmStart:
-    """From what a launch may begin warm, and what becomes of one that cannot."""
+    """From where a launch may begin warm, and what becomes of one that cannot."""
 
     servers: ServerPool | None
     """This machine's; ``None`` where a site has others on its nodes."""
@@ -58,11 +55,7 @@ class WarmStart:
             self.say(f"launches begin cold: {why}")
 
     def cold(self, why: str) -> None:
-        """A launch has to begin cold.
-
-        Raises:
-            ColdStartError: it must not.
-        """
+        """Say why a launch has to begin cold; ColdStartError where it must not."""
         if self.is_required:
             raise ColdStartError(f"--perf-start warm: it can only begin cold: {why}")
         self.tell(why)
@@ -127,7 +120,7 @@ REFUSALS = (ColdStartError, OSError)
 
 
 def refused(request: LaunchRequest, why: Exception) -> Failure:
-    """Of a launch that could not be started."""
+    """The failure of a launch that could not be started."""
     kind, message = "never-started", str(why)
     if isinstance(why, OSError):
         kind = "unwritable" if means_no_room(why) else kind
@@ -144,25 +137,9 @@ def needs(spec: TrainSpec) -> tuple[str, ...]:
 def server_key(
     python: str, inherited: Mapping[str, str], *, on_gpu: bool, variables: Mapping[str, str] | None = None
 ) -> ServerKey:
-    """Of the server from which a launch of this process may begin."""
+    """Name the server from which a launch of this process may begin."""
     folder = os.getcwd()  # noqa: PTH109 - a string is wanted
     return ServerKey.of(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
-
-
-def server_pool(folder: Callable[[], Path], marks: Mapping[str, str] | None = None) -> ServerPool:
-    """One for a run; ``folder`` is made when the first server starts. See ``ServerPool`` for ``marks``."""
-    return ServerPool(folder, _home, marks)
-
-
-def _home(python: str, folder: Path) -> str:
-    """What ``PYTHONPATH`` needs first so that ``python`` finds this package, and nothing else of ours beside it."""
-    if python == sys.executable:
-        return package_path()
-    place = folder / OTHER_PATH
-    if not place.exists():
-        place.mkdir()
-        (place / _PACKAGE.name).symlink_to(_PACKAGE)
-    return str(place)
 
 
 def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -170,12 +147,12 @@ def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> 
     environment = lasting_environment(inherited, request.variables)
     # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
     # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
-    home = package_path() if request.python == sys.executable else str(request.folder / OTHER_PATH)
+    home = home_of_package(request.python, request.folder)
     return shown(request.gpus) | environment | python_path(home, environment)
 
 
 def lasting_environment(inherited: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """What of it is the same for all launches with these ``variables``, whatever their hardware and folder."""
+    """What is the same for all launches with these ``variables``, whatever their hardware and folder."""
     environment = {
         name: value
         for name, value in inherited.items()
@@ -193,7 +170,6 @@ def lasting_environment(inherited: Mapping[str, str], variables: Mapping[str, st
 def write_request(request: LaunchRequest) -> None:
     """Make the run folder and leave in it what the worker needs."""
     request.folder.mkdir(parents=True)
-    _home(request.python, request.folder)
     spec, search = request.spec, request.search
     content = {
         "spec": spec.to_dict(),

@@ -4,11 +4,12 @@ else schedules work is one more class with these methods.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.records.parity import TrainingErrors
 
-Say = Callable[[str], None]
+Say: TypeAlias = Callable[[str], None]
+Watch: TypeAlias = "Callable[[Progress], None]"
 
 
 class SiteError(ValueError):
@@ -64,7 +66,7 @@ class Wanted:
 
 
 class Site(Protocol):
-    """One run's."""
+    """The place of one run's launches."""
 
     is_here: bool
     """Whether it is this machine: here launches may run side by side, try sizes in one process, and compare small
@@ -83,17 +85,17 @@ class Site(Protocol):
     def machine(self) -> Machine:
         """All of it as one machine; asked once.
 
-        Raises:
-            SiteError: it cannot serve.
-            AllNodesLostError: it could.
-            ValueError: GPUs are named that cannot be used.
+        Raises SiteError where it cannot serve, AllNodesLostError where it could, ValueError where GPUs are named that
+        cannot be used.
         """
 
     def began(self) -> float:
         """When its GPUs began to count, in seconds since the epoch."""
+        return time.time()
 
-    def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:
+    def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - a job's are asked
         """Before a command line: what takes as many nodes and GPUs again; ``variables`` are this process's."""
+        return []
 
     def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:
         """Let servers begin their imports, so that they run beside what comes before the first launch."""
@@ -104,21 +106,18 @@ class Site(Protocol):
     def lease(
         self, num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool, wait: Callable[[str], None]
     ) -> AbstractContextManager[tuple[Gpu, ...]]:
-        """Hold so many of ``gpus``, none is the CPU; nothing where each launch finds its own. See ``leases``."""
+        """Hold so many of ``gpus``, none is the CPU; nothing where each launch finds its own. See ``machine``."""
 
-    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None], say: Say) -> Launch | Failure:
+    def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:
         """The record, or why there is none; ``watch`` hears of progress while it runs.
 
-        Raises:
-            OutOfTimeError: too little time is left for it.
+        Raises OutOfTimeError where too little time is left for it.
         """
 
-    def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[Tried] | Failure:
+    def sizes(self, request: LaunchRequest, watch: Watch) -> list[Tried] | Failure:
         """The micro-batch sizes that one process tried as ``request.search`` asks; where the site ``is_here``."""
 
-    def training_errors(
-        self, request: LaunchRequest, watch: Callable[[Progress], None]
-    ) -> list[TrainingErrors] | Failure:
+    def training_errors(self, request: LaunchRequest, watch: Watch) -> list[TrainingErrors] | Failure:
         """What the small trainings of ``request.parity`` did; where the site ``is_here``."""
 
     def close(self) -> None:

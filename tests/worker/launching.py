@@ -13,7 +13,7 @@ import psutil
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 
@@ -50,7 +50,7 @@ def shared_pool() -> tuple[ServerPool, Path]:
     """The session's servers, and where they leave their logs."""
     if not _pools:
         home = Path(tempfile.mkdtemp(prefix="fork-servers-"))
-        _pools.append((server_pool(lambda: home), home))
+        _pools.append((ServerPool(lambda: home), home))
     return _pools[0]
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact import changes
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
+from pytest_llmperf.launch.fork_servers import ServerPool
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.launch.slurm.cluster import Srun, find_cluster
 from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
@@ -52,7 +53,7 @@ class Job:
         srun = Srun(cluster=find_cluster(options), options=options, on_cpu=True)
         self.servers = NodeServers(srun, lambda: self.folder)
         self.launcher = SlurmLauncher(srun, say=self.said.append, servers=self.servers)
-        pool = server_pool(lambda: self.folder)
+        pool = ServerPool(lambda: self.folder)
         self._warm = WarmStart(pool, self.said.append, is_required=self.is_required)
 
     def launch(

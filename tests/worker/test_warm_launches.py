@@ -22,7 +22,7 @@ from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.launch import fork_servers, forked_agent
 from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
@@ -54,7 +54,7 @@ class Warm:
 
     def __post_init__(self) -> None:
         home = Path(tempfile.mkdtemp(dir=self.folder))
-        self.pool, self._home = self.shared or (server_pool(lambda: home), home)
+        self.pool, self._home = self.shared or (ServerPool(lambda: home), home)
         self._warm = WarmStart(self.pool, self.said.append, is_required=self.is_required)
 
     def launch(

@@ -30,11 +30,9 @@ from pytest_llmperf.launch.forked_agent import (
     LaunchOrder,
     LostServerError,
     NoAnswerError,
-    kill_with_children,
 )
 from pytest_llmperf.launch.machine import find_machine
-from pytest_llmperf.launch.process import package_path
-from pytest_llmperf.launch.request import BEFORE_WORDS, OTHER_PATH
+from pytest_llmperf.launch.request import BEFORE_WORDS
 from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.slurm.cluster import node_name, switch
 from pytest_llmperf.launch.slurm.node_server import connected, process_namespace
@@ -56,15 +54,14 @@ class _SignalledError(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Run this node's part; the exit code is torchrun's, or says that the time was over or the folder not writable."""
     folder, seconds, at = Path(arguments[0]), float(arguments[1]), [*arguments].index("--")
-    offer, command = Offer.of(arguments[2:at]), arguments[at + 1 :]
     name = node_name()
     signal.signal(signal.SIGTERM, _on_signal)
     if not _left(folder / f"node-{name}.json", {"node": name, "host": platform.node(), "switch": switch()}):
         return UNWRITABLE
-    command = [word.replace("@node@", name) for word in command]
+    command = [word.replace("@node@", name) for word in arguments[at + 1 :]]
     with scratch(of_job=True) as place:
         part = _Part(folder, name, command, {**os.environ, **place.variables}, find_machine().gpus)
-        ended = _run(part, offer, seconds)
+        ended = _run(part, Offer.of(arguments[2:at]), seconds)
         place.is_whole = ended["returncode"] == 0
     return int(ended["returncode"]) if _left(folder / f"node-{name}.end.json", ended) else UNWRITABLE
 
@@ -93,61 +90,51 @@ class _Part:
     def log(self) -> Path:
         return self.folder / f"torchrun-{self.node}.log"
 
-    def told(self, start: float, watched: HealthWatch) -> dict[str, Any]:
-        """What is told of it however it ended."""
-        return {"node": self.node, "seconds": time.monotonic() - start, "health": asdict(watched.health())}
-
 
 def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
     start = time.monotonic()
     progress = ProgressReader(part.folder / "progress.json", lambda _: None)
+    answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
     with HealthWatch(part.gpus, lambda: part.folder.glob("rank-*.pid")) as watched:
-        answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
         try:
             agent, how, server = _forked(part, offer, seconds)
             answer |= how
             if agent is None and offer is not None and offer.is_required:
                 why = f"--perf-start warm: it can only begin cold: on node {part.node}: {how['cold_because']}"
-                return {**answer, **part.told(start, watched), "returncode": 1, "error": why}
-            ended = process.watch(
-                lambda: agent or process.start(part.command, environment=part.environment, log=part.log),
-                timeout_seconds=seconds - (time.monotonic() - start),
-                pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
-                poll=lambda: watched.look(progress.poll()),
-                at_timeout=lambda torchrun: process.ask_ranks(part.folder, torchrun, part.node),
-            )
-            # A signal's number is none that an exit code can hold.
-            answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
-            answer["lost_server"] = agent is not None and agent.lost_server
-            if answer["lost_server"] and server:
-                kill_with_children(server)  # it may live, and not run
-            if ended.timed_out:
-                answer |= {"returncode": TIMED_OUT, "timed_out": True}
+                answer |= {"returncode": 1, "error": why}
+            else:
+                ended = process.watch(
+                    lambda: agent or process.start(part.command, environment=part.environment, log=part.log),
+                    timeout_seconds=seconds - (time.monotonic() - start),
+                    pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, ours are our children
+                    poll=lambda: watched.look(progress.poll()),
+                    at_timeout=lambda torchrun: process.ask_ranks(part.folder, torchrun, part.node),
+                )
+                # A signal's number is none that an exit code can hold.
+                answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
+                answer["lost_server"] = agent is not None and agent.lost_server
+                if answer["lost_server"] and server:
+                    process.kill_with_children(server)  # it may live, and not run
+                if ended.timed_out:
+                    answer |= {"returncode": TIMED_OUT, "timed_out": True}
         except _SignalledError:
             answer |= {"signalled": True}
         except OSError as error:
             answer |= {"returncode": 127, "error": f"{part.command[0]}: {error}"}
         watched.look(progress.read())
-        return {**answer, **part.told(start, watched)}
+        health = asdict(watched.health())
+    return {**answer, "node": part.node, "seconds": time.monotonic() - start, "health": health}
 
 
 def _forked(
     part: _Part, offer: Offer | None, seconds: float
 ) -> tuple[ForkedAgent | None, dict[str, Any], psutil.Process | None]:
-    """This node's torchrun, begun warm within so many seconds, or ``None``; how it begins; its server.
-
-    Raises:
-        OSError: its log cannot be written.
-    """
+    """This node's torchrun, begun warm within so many seconds, or ``None``; how it begins; its server."""
     if offer is None:
         return None, {"start": "cold"}, None
     server: psutil.Process | None = None
     try:
         channel, server = connected(f"{offer.name}-{part.node}")
-        conversation = Conversation(channel)
-        use = {"python": part.command[0], "on_gpu": bool(part.gpus), "folder": os.getcwd()}  # noqa: PTH109
-        homes = [package_path(), str(part.folder / OTHER_PATH)]
-        conversation.send({**use, "homes": homes, "processes": process_namespace()})
         # By their names of everywhere: the server's step may number them otherwise.
         order = LaunchOrder(
             torchrun=part.command[BEFORE_WORDS:],
@@ -155,11 +142,17 @@ def _forked(
             needs=offer.needs,
             log=part.log,
         )
-        limit = min(_FORK_SECONDS, seconds / 2)
-        agent = conversation.launch(order, limit, lambda: None, is_talkative=True)
+        use = {
+            "python": part.command[0],
+            "on_gpu": bool(part.gpus),
+            "folder": os.getcwd(),  # noqa: PTH109 - a string is wanted
+            "homes": [process.package_path(), str(part.folder / process.OTHER_PATH)],
+            "processes": process_namespace(),
+        }
+        agent = Conversation(channel).launch(order, min(_FORK_SECONDS, seconds / 2), lambda: None, use)
     except ColdStartError as error:
         if isinstance(error, NoAnswerError) and server:
-            kill_with_children(server)
+            process.kill_with_children(server)
         is_gone = isinstance(error, LostServerError)
         return None, {"start": "cold", "cold_because": str(error), "is_server_gone": is_gone}, None
     return agent, {"start": "warm"}, server

@@ -25,8 +25,7 @@ import psutil
 from pytest_llmperf.launch.device import OF_A_STEP, RECORD
 from pytest_llmperf.launch.fork_servers import ServerKey, ServerPool
 from pytest_llmperf.launch.forked_agent import WAITS, ColdStartError, ForkedAgent, LaunchOrder, LostServerError
-from pytest_llmperf.launch.process import package_path
-from pytest_llmperf.launch.request import server_pool
+from pytest_llmperf.launch.process import package_path, reap
 from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.slurm.cluster import node_name
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
@@ -34,35 +33,23 @@ from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 # Source: unix(7), SO_PEERCRED: process, user and group.
 _CREDENTIALS = struct.Struct("3i")
 
+# A SIGTERM waits for no longer until it is looked at.
+_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+_WORD_SECONDS = 2.0
+# Whoever connects asks at once; the node may be busy.
+_ASK_SECONDS = 30.0
 
-def listening(name: str) -> socket.socket:
-    """The server's end.
-
-    Raises:
-        OSError: somebody else has that name.
-    """
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0{name}")
-    listener.listen()
-    return listener
-
-
-def accepted(listener: socket.socket) -> Channel | None:
-    """Who has come; ``None``: it was another user's process, or is gone again."""
-    with suppress(OSError):
-        end, _ = listener.accept()
-        if _is_ours(end):
-            return Channel(end)
-        end.close()
-    return None
+# Of a step, a node or a launch; what a spec sets is not among them.
+_PASSING = ("SLURM", "SRUN_", "PMI", "TORCHELASTIC_")
+# Compilers keep what they made below the step's TMPDIR.
+_OF_A_LAUNCH = frozenset({"TMPDIR", RECORD, *OF_A_STEP, "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"})
 
 
 def connected(name: str) -> tuple[Channel, psutil.Process | None]:
-    """A launch's end, and the server; ``None`` where a container hides it.
+    """A launch's end, and the server of this ``name``; ``None`` where a container hides it.
 
-    Raises:
-        ColdStartError: it is not ours.
-        LostServerError: nobody is there.
+    Raises ColdStartError where it is not ours, LostServerError where nobody is there.
     """
     end = socket.socket(socket.AF_UNIX)
     try:
@@ -70,20 +57,11 @@ def connected(name: str) -> tuple[Channel, psutil.Process | None]:
     except OSError as error:
         end.close()
         raise LostServerError(f"its fork server is gone ({error})") from None
-    if not _is_ours(end):
+    pid, user = _credentials(end)
+    if user != os.getuid():
         end.close()
         raise ColdStartError("another user's process has the name of its fork server")
-    pid, _ = _credentials(end)
     return Channel(end), psutil.Process(pid) if pid > 0 and psutil.pid_exists(pid) else None
-
-
-def process_namespace() -> str:
-    """Within which a pid means one process: a container may have its own."""
-    return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it points to nothing
-
-
-def _is_ours(end: socket.socket) -> bool:
-    return _credentials(end)[1] == os.getuid()
 
 
 def _credentials(end: socket.socket) -> tuple[int, int]:
@@ -91,19 +69,21 @@ def _credentials(end: socket.socket) -> tuple[int, int]:
     return pid, user
 
 
-# A SIGTERM waits for no longer until it is looked at.
-_LOOK_SECONDS = 1.0
-_POLL_SECONDS = 0.05
-_WORD_SECONDS = 2.0
-# Whoever connects asks at once; the node may be busy.
-_ASK_SECONDS = 30.0
-# torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
-_GRACE_SECONDS = 35.0
+def process_namespace() -> str:
+    """Within which a pid means one process: a container may have its own."""
+    return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it points to nothing
 
-# Of a step, a node or a launch; what a spec sets is not among them.
-_PASSING = ("SLURM", "SRUN_", "PMI", "TORCHELASTIC_")
-# Compilers keep what they made below the step's TMPDIR.
-_OF_A_LAUNCH = frozenset({"TMPDIR", RECORD, *OF_A_STEP, "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"})
+
+def server_key(
+    python: str, environment: Mapping[str, str], homes: Sequence[str], folder: str, *, on_gpu: bool
+) -> ServerKey:
+    """Name the server for ranks in ``environment``, whose ``PYTHONPATH`` begins with one of ``homes``."""
+    lasting = {
+        name: value for name, value in environment.items() if name not in _OF_A_LAUNCH and not name.startswith(_PASSING)
+    }
+    path = [part for part in lasting.pop("PYTHONPATH", "").split(os.pathsep) if part and part not in homes]
+    lasting |= {"PYTHONPATH": os.pathsep.join(path)} if path else {}
+    return ServerKey.of(python, lasting, folder, on_gpu=on_gpu)
 
 
 class _NobodyError(Exception):
@@ -122,18 +102,22 @@ class NodeServer:
     def serve(self) -> None:
         """Until the run is over, or SLURM ends the step."""
         while not self._is_told_to_end and not _is_over():
-            if select.select([self._listener, sys.stdin], [], [], _LOOK_SECONDS)[0]:
-                channel = accepted(self._listener) if _is_readable(self._listener) else None
-                if channel is not None:
-                    with suppress(ChannelClosedError, _NobodyError):
-                        self._serve(channel)
-                    channel.close()
+            select.select([self._listener, sys.stdin], [], [], _LOOK_SECONDS)
+            if not _is_readable(self._listener):
+                continue
+            with suppress(ChannelClosedError, _NobodyError, OSError):  # an OSError: whoever has come is gone again
+                end, _ = self._listener.accept()
+                with end:
+                    if _credentials(end)[1] == os.getuid():
+                        self._serve(Channel(end))
 
     def _serve(self, channel: Channel) -> None:
-        use, asked = _message(channel), _message(channel)
+        asked = channel.receive(_ASK_SECONDS)
+        if asked is None:
+            return
         agent = None
         try:
-            agent = self._forked(channel, use, asked)
+            agent = self._forked(channel, asked)
             channel.send({"began": agent.pid})
             while (returncode := agent.poll()) is None:
                 _look(channel)
@@ -146,51 +130,29 @@ class NodeServer:
         except OSError as error:
             channel.send({"refused": f"no fork server could be asked ({error})"})
         finally:
-            for file in (*use.files, *asked.files):
+            for file in asked.files:
                 os.close(file)
             if agent is not None:
-                _end(agent)
+                reap(agent, set)
 
-    def _forked(self, channel: Channel, use: Message, asked: Message) -> ForkedAgent:
-        environment, folder = asked.content["environment"], use.content["folder"]
-        if use.content["processes"] != process_namespace():
+    def _forked(self, channel: Channel, asked: Message) -> ForkedAgent:
+        content = asked.content
+        environment, folder = content["environment"], content["folder"]
+        if content["processes"] != process_namespace():
             raise ColdStartError("its container has processes of its own, and so has its fork server's")
-        for path in (folder, environment.get("TMPDIR", folder), asked.content["torchrun"][-1]):
+        for path in (folder, environment.get("TMPDIR", folder), content["torchrun"][-1]):
             if not Path(path).is_dir():
                 raise ColdStartError(f"its fork server sees no folder {path}, in a container of its own")
-        order = LaunchOrder(
-            torchrun=asked.content["torchrun"],
-            environment=environment,
-            needs=asked.content["needs"],
-            log=Path(f"/proc/self/fd/{asked.files[0]}"),
-        )
+        log = Path(f"/proc/self/fd/{asked.files[0]}")
+        order = LaunchOrder(torchrun=content["torchrun"], environment=environment, needs=content["needs"], log=log)
         # The word by which this process was started, too, is this interpreter.
-        python = sys.executable if use.content["python"] == self._word else use.content["python"]
-        key = server_key(python, environment, use.content["homes"], folder, on_gpu=use.content["on_gpu"])
+        python = sys.executable if content["python"] == self._word else content["python"]
+        key = server_key(python, environment, content["homes"], folder, on_gpu=content["on_gpu"])
         return self._pool.launch(key, order, _telling(channel))
 
     def _on_sigterm(self, *_: object) -> None:
         # SLURM tells every step of the job at once: the launch's own agent reaps it, and says why it ended.
         self._is_told_to_end = True
-
-
-def server_key(
-    python: str, environment: Mapping[str, str], homes: Sequence[str], folder: str, *, on_gpu: bool
-) -> ServerKey:
-    """Of the server for ranks in ``environment``, whose ``PYTHONPATH`` begins with one of ``homes``, in ``folder``."""
-    lasting = {
-        name: value for name, value in environment.items() if name not in _OF_A_LAUNCH and not name.startswith(_PASSING)
-    }
-    path = [part for part in lasting.pop("PYTHONPATH", "").split(os.pathsep) if part and part not in homes]
-    lasting |= {"PYTHONPATH": os.pathsep.join(path)} if path else {}
-    return ServerKey.of(python, lasting, folder, on_gpu=on_gpu)
-
-
-def _message(channel: Channel) -> Message:
-    message = channel.receive(_ASK_SECONDS)
-    if message is None:
-        raise _NobodyError
-    return message
 
 
 def _telling(channel: Channel) -> Callable[[], None]:
@@ -208,11 +170,7 @@ def _telling(channel: Channel) -> Callable[[], None]:
 
 
 def _look(channel: Channel) -> None:
-    """Whether anybody still waits.
-
-    Raises:
-        _NobodyError: nobody does.
-    """
+    """Raise _NobodyError where nobody waits any more."""
     try:
         channel.receive(0)
     except ChannelClosedError:
@@ -230,24 +188,18 @@ def _is_readable(file: Any) -> bool:
     return bool(select.select([file], [], [], 0)[0])
 
 
-def _end(agent: ForkedAgent) -> None:
-    for ask in (agent.terminate, agent.kill):
-        if agent.poll() is None:
-            ask()
-            with suppress(subprocess.TimeoutExpired):
-                agent.wait(_GRACE_SECONDS)
-
-
 def main(arguments: Sequence[str]) -> None:
     """See above."""
     node, on_gpu = node_name(), arguments[2] == "gpu"
     folder = Path(arguments[1]) / node
-    with scratch(of_job=True) as place, listening(f"{arguments[0]}-{node}") as listener:
+    with scratch(of_job=True) as place, socket.socket(socket.AF_UNIX) as listener:
         place.is_whole = True  # what launches compile, their agents see end
+        listener.bind(f"\0{arguments[0]}-{node}")
+        listener.listen()
         folder.mkdir(parents=True)
         # What is forked shows the environment of its server to whoever looks for a job's processes.
         marks = {name: value for name, value in os.environ.items() if name.startswith(_PASSING)}
-        pool = server_pool(lambda: folder, marks)
+        pool = ServerPool(lambda: folder, marks)
         try:
             environment = {**os.environ, **place.variables}
             here = os.getcwd()  # noqa: PTH109 - a string is wanted

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.process import Ended, package_path
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.launch.site import OutOfTimeError
 from pytest_llmperf.launch.slurm import launcher as slurm_module
 from pytest_llmperf.launch.slurm import step_outcome
@@ -302,7 +303,7 @@ class TestServers:
         slurm.yields(SPEC)
         srun = Srun(cluster=find_cluster(options_of(slurm)), options=options_of(slurm), on_cpu=on_cpu)
         servers = NodeServers(srun, lambda: tmp_path)
-        warm = WarmStart(server_pool(lambda: tmp_path), said.append)
+        warm = WarmStart(ServerPool(lambda: tmp_path), said.append)
         asked = replace(request(tmp_path), warm=warm)
         record = SlurmLauncher(srun, say=said.append, servers=servers).launch(asked, lambda _: None)
         servers.close()

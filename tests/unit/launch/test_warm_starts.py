@@ -18,10 +18,10 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.launch import fork_servers as pool_module
-from pytest_llmperf.launch.fork_servers import ServerKey
+from pytest_llmperf.launch.fork_servers import ServerKey, ServerPool
 from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.launch.request import server_key, server_pool
+from pytest_llmperf.launch.request import server_key
 from pytest_llmperf.launch.slurm import controller, slurm_site
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
@@ -265,7 +265,7 @@ class TestServerPool:
         return pool.launch(key, ORDER, lambda: None)
 
     def test_two_are_kept_and_the_one_that_was_used_longest_ago_is_ended(self, tmp_path: Path) -> None:
-        pool = server_pool(lambda: tmp_path)
+        pool = ServerPool(lambda: tmp_path)
         first, second, again, third = (self.launched(pool, self.key(SIDE=side)) for side in "abac")
         assert first is again
         assert [server.is_over for server in (first, second, third)] == [False, True, False]
@@ -276,14 +276,14 @@ class TestServerPool:
 
     @pytest.mark.parametrize("what", ["is_stale", "is_over"])
     def test_one_that_is_stale_or_over_is_replaced(self, tmp_path: Path, what: str) -> None:
-        pool = server_pool(lambda: tmp_path)
+        pool = ServerPool(lambda: tmp_path)
         first = self.launched(pool, self.key())
         setattr(first, what, True)
         assert self.launched(pool, self.key()) is not first
         assert first.is_over
 
     def test_one_that_could_not_import_is_not_tried_again(self, tmp_path: Path) -> None:
-        pool = server_pool(lambda: tmp_path)
+        pool = ServerPool(lambda: tmp_path)
         pool.prepare(self.key())
         (server,) = FakeServer.started
         server.is_ready, server.refuses = False, "a thread was started"
@@ -294,7 +294,7 @@ class TestServerPool:
         assert server.is_over
 
     def test_one_that_did_not_answer_is_not_asked_again(self, tmp_path: Path) -> None:
-        pool = server_pool(lambda: tmp_path)
+        pool = ServerPool(lambda: tmp_path)
         server = self.launched(pool, self.key())
         server.is_over, server.is_stale, server.refuses = False, False, "its fork server forked for more than 30 s"
         server.launch = partial(_ended, server)
@@ -305,13 +305,13 @@ class TestServerPool:
 
     def test_a_folder_that_cannot_be_written_is_a_reason(self, tmp_path: Path) -> None:
         with pytest.raises(ColdStartError, match="no fork server could be started"):
-            self.launched(server_pool(lambda: tmp_path / "nothing"), self.key())
+            self.launched(ServerPool(lambda: tmp_path / "nothing"), self.key())
 
     def test_its_environment_is_the_launchs_but_for_what_imports_need(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-        pool = server_pool(lambda: tmp_path)
+        pool = ServerPool(lambda: tmp_path)
         on_cpu = self.launched(pool, server_key(sys.executable, {"PYTHONPATH": "/users"}, on_gpu=False))
         on_gpu = self.launched(pool, server_key("/other/python", {"PYTHONPATH": "/users"}, on_gpu=True))
         assert (on_cpu.environment["CUDA_VISIBLE_DEVICES"], on_gpu.environment["CUDA_VISIBLE_DEVICES"]) == ("", "4,5")
