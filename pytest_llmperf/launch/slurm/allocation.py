@@ -37,11 +37,7 @@ class Allocation:
 
     @classmethod
     def of(cls, variables: Mapping[str, str]) -> Allocation:
-        """The allocation this process runs in.
-
-        Raises:
-            AllocationError: there is none, or its variables contradict one another.
-        """
+        """The one around this process; AllocationError where there is none, or its variables contradict one another."""
         job_id, nodelist = variables.get("SLURM_JOB_ID"), variables.get("SLURM_JOB_NODELIST")
         if not job_id or not nodelist:
             raise AllocationError(
@@ -60,13 +56,8 @@ class Allocation:
                     f"SLURM job {job_id}: {name} tells of {len(counts)} nodes, SLURM_JOB_NODELIST of {len(nodes)}; "
                     "after a resize, source the script that scontrol wrote"
                 )
-        return cls(
-            job_id=job_id,
-            key=job_key(variables) or job_id,
-            nodes=nodes,
-            tasks_per_node=tasks,
-            cpus_per_node=cpus,
-        )
+        key = job_key(variables) or job_id
+        return cls(job_id=job_id, key=key, nodes=nodes, tasks_per_node=tasks, cpus_per_node=cpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +83,7 @@ def job_key(variables: Mapping[str, str]) -> str:
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
-    """``n[1-2,05],m`` as its four names.
-
-    Raises:
-        AllocationError: it is no node list.
-    """
+    """``n[1-2,05],m`` as its four names; AllocationError where it is no node list."""
     parts = filter(None, re.split(r",(?![^\[]*\])", text))  # at the commas that are outside brackets
     names = [name for part in parts for name in _expand(part)]
     if not names or not all(names) or any(set(name) & set("[]") for name in names):

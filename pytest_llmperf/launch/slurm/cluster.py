@@ -28,7 +28,6 @@ from pytest_llmperf.launch.scratch import SCRATCH
 from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, NoNodeAnswersError
-from pytest_llmperf.launch.slurm.controller import has_gpus_to_give, run_step
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.step_outcome import word
 from pytest_llmperf.support.redaction import is_secret
@@ -78,11 +77,7 @@ def switch() -> str:
 
 
 def find_facts() -> NodeFacts:
-    """Of this node.
-
-    Raises:
-        ValueError: see ``find_machine``.
-    """
+    """Ask this node; raises as ``find_machine``."""
     machine = find_machine()
     granted = os.environ.get("SLURM_GPUS_ON_NODE", "")
     return NodeFacts(
@@ -97,11 +92,7 @@ def find_facts() -> NodeFacts:
 
 
 def parse(output: str) -> list[NodeFacts]:
-    """The nodes that answered; whatever else was printed is passed over, also on their lines.
-
-    Raises:
-        ValueError: an answer is cut off.
-    """
+    """The nodes that answered, whatever else was printed, also on their lines; ValueError where one is cut off."""
     decoder = json.JSONDecoder()
     return [NodeFacts.from_dict(decoder.raw_decode(answer)[0]) for answer in output.split(MARK)[1:]]
 
@@ -143,18 +134,17 @@ class Cluster:
 
     @property
     def tasks_per_node(self) -> int:
-        return min(self._of(node)[0] for node in self.nodes)
+        return self._least(self.allocation.tasks_per_node)
 
     @property
     def cpus_per_node(self) -> int:
-        return min(self._of(node)[1] for node in self.nodes)
+        return self._least(self.allocation.cpus_per_node)
+
+    def _least(self, per_node: Sequence[int]) -> int:
+        return min(per_node[self.allocation.nodes.index(node.node)] for node in self.nodes)
 
     def check(self, *, on_cpu: bool) -> None:
-        """Refuse what no figure may come from.
-
-        Raises:
-            AllocationError: the nodes differ, or a node shows fewer GPUs than the job has there.
-        """
+        """Raise AllocationError where the nodes differ, or one shows fewer GPUs than the job has there."""
         job = f"SLURM job {self.allocation.job_id}"
         for node in self.nodes:
             if len(node.gpus) < node.granted_gpus and not on_cpu:
@@ -162,7 +152,7 @@ class Cluster:
                     f"{job}: node {node.node} shows {len(node.gpus)} GPU(s) where SLURM gave {node.granted_gpus}; "
                     f"look at nvidia-smi there, or leave it out with sbatch --exclude={node.node}"
                 )
-            if node.gpus and not node.granted_gpus and not on_cpu and has_gpus_to_give(node.node):
+            if node.gpus and not node.granted_gpus and not on_cpu and controller.has_gpus_to_give(node.node):
                 raise AllocationError(
                     f"{job} was given no GPU, though node {node.node} shows {len(node.gpus)}: they may be another "
                     f"job's; ask for them with sbatch --gres=gpu:{len(node.gpus)}, or use the CPU with --gpus 0"
@@ -175,16 +165,11 @@ class Cluster:
                 "ask for one kind with sbatch --constraint, --gres=gpu:TYPE:N or --exclude"
             )
 
-    def _of(self, node: NodeFacts) -> tuple[int, int]:
-        at = self.allocation.nodes.index(node.node)
-        return self.allocation.tasks_per_node[at], self.allocation.cpus_per_node[at]
-
 
 def find_cluster(options: SlurmOptions) -> Cluster:
     """The allocation around this process, its nodes asked.
 
-    Raises:
-        AllocationError: there is none, srun is missing, or no node answers; in one line.
+    Raises AllocationError, in one line, where there is none, srun is missing, or no node answers.
     """
     if shutil.which("srun") is None:
         raise AllocationError(
@@ -203,20 +188,14 @@ def find_cluster(options: SlurmOptions) -> Cluster:
             f"SLURM job {allocation.job_id}: no node answered a step that asked what it is ({trouble}); "
             f"try by hand: srun --overlap {shlex.join([*options.srun, *options.wrapped([_python(options), '-V'], {})])}"
         )
-    return Cluster(
-        allocation=allocation,
-        nodes=nodes,
-        lost=tuple(name for name in allocation.nodes if name not in answers),
-    )
+    lost = tuple(name for name in allocation.nodes if name not in answers)
+    return Cluster(allocation=allocation, nodes=nodes, lost=lost)
 
 
 def passed_on(inherited: dict[str, str]) -> dict[str, str]:
     """The caller's variables that are said again on the nodes, inside a container too."""
-    return {
-        name: value
-        for name, value in inherited.items()
-        if name.startswith(_PASSED_ON) and not is_secret(name, value) and name != device.VISIBLE
-    }
+    ours = {name: value for name, value in inherited.items() if name.startswith(_PASSED_ON) and name != VISIBLE}
+    return {name: value for name, value in ours.items() if not is_secret(name, value)}
 
 
 def answer(nodes: Sequence[str], options: SlurmOptions) -> bool:
@@ -226,19 +205,14 @@ def answer(nodes: Sequence[str], options: SlurmOptions) -> bool:
 
 def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
     """What the nodes print, and srun's last word."""
-    size = len(nodes)
+    asked = [_python(options), "-m", "pytest_llmperf.launch.slurm.cluster"]
     command = [
-        *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", "--cpus-per-task=1"),
-        f"--nodelist={','.join(nodes)}",
         # Beside any step that runs already: each process of a parallel pytest asks.
-        *("--overlap", "--export=ALL", "--input=none", "--job-name=llmperf-facts", "--cpu-bind=none"),
-        *("--kill-on-bad-exit=0", *options.srun),
-        *options.wrapped(
-            [_python(options), "-m", "pytest_llmperf.launch.slurm.cluster"], {"PYTHONPATH": package_path()}
-        ),
+        *(*controller.step_words(nodes, "llmperf-facts"), "--cpus-per-task=1", "--export=ALL", *options.srun),
+        *options.wrapped(asked, {"PYTHONPATH": package_path()}),
     ]
     try:
-        done = run_step(command, _PROBE_SECONDS)
+        done = controller.run_step(command, _PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return "", f"nothing within {_PROBE_SECONDS:.0f} s"
     except OSError as error:
@@ -265,6 +239,9 @@ class Srun:
     def words(self, nodes: Sequence[str], *options: str, name: str, gpus_per_node: int) -> list[str]:
         """srun with one task on each of ``nodes``, which has all the CPUs that the job has there."""
         size = len(nodes)
+        gres = ["--gres=none"] if self.on_cpu else [f"--gres=gpu:{gpus_per_node}"]
+        if not any(node.granted_gpus for node in self.cluster.nodes):
+            gres = []  # SLURM gives whole nodes here, and knows nothing of GPUs
         return [
             *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
             *(f"--cpus-per-task={self.cluster.cpus_per_node}", f"--cpu-bind={self.options.cpu_bind}"),
@@ -272,14 +249,11 @@ class Srun:
             # minutes: to it that step still holds them.
             "--overlap",
             # A node that fails must not take the others' last words with it.
-            *("--export=ALL", "--kill-on-bad-exit=0", *options),
-            *self._generic_resources(gpus_per_node),
-            f"--job-name={name}",
-            *self.options.srun,
+            *("--export=ALL", "--kill-on-bad-exit=0", *options, *gres, f"--job-name={name}", *self.options.srun),
         ]
 
     def environment(self, worker: Mapping[str, str]) -> dict[str, str]:
-        """srun's own, where its tasks are to have the ``worker``'s."""
+        """srun's own environment, where its tasks are to have the ``worker``'s."""
         environment = controller.step_environment(worker)
         if not self.on_cpu:
             environment.pop(VISIBLE, None)
@@ -295,11 +269,6 @@ class Srun:
         if self.options.scratch:
             found[SCRATCH] = self.options.scratch
         return found
-
-    def _generic_resources(self, gpus_per_node: int) -> list[str]:
-        if not any(node.granted_gpus for node in self.cluster.nodes):
-            return []  # SLURM gives whole nodes here, and knows nothing of GPUs
-        return ["--gres=none"] if self.on_cpu else [f"--gres=gpu:{gpus_per_node}"]
 
 
 _PORTS = range(20000, 32000)  # below the ports that Linux hands out by itself

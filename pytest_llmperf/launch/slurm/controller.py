@@ -27,7 +27,7 @@ def step_environment(variables: Mapping[str, str]) -> dict[str, str]:
 def end_time(job_id: str) -> float | None:
     """When the job reaches its time limit, in seconds since the epoch; ``None``: never, or nobody knows.
 
-    Asked anew each time: a limit may be changed while the job runs.
+    It is asked anew each time: a limit may be changed while the job runs.
     """
     return _time(job_id, "EndTime")
 
@@ -53,27 +53,30 @@ def restarts(job_id: str) -> int | None:
 
 def address(node: str) -> str:
     """Where ``node`` answers: its name need not resolve."""
-    found = _field(_scontrol("show", "node", "-o", node), "NodeAddr")
-    return found or node
+    return _field(_nodes([node]), "NodeAddr") or node
 
 
 def node_states(nodes: Sequence[str]) -> dict[str, str]:
     """``idle``, ``down*``, … of each; without those of which nobody knows."""
-    lines = _scontrol("show", "node", "-o", ",".join(nodes)).splitlines()
-    return {_field(line, "NodeName"): _field(line, "State").lower() for line in lines}
+    return {_field(line, "NodeName"): _field(line, "State").lower() for line in _nodes(nodes).splitlines()}
 
 
 def has_gpus_to_give(node: str) -> bool:
     """Whether SLURM hands out this node's GPUs, so that a job has only those that it asked for."""
-    return "gpu" in _field(_scontrol("show", "node", "-o", node), "Gres")
+    return "gpu" in _field(_nodes([node]), "Gres")
+
+
+def step_words(nodes: Sequence[str], name: str) -> list[str]:
+    """srun with one task on each of ``nodes``, beside any step that runs already; it asks for no GPU."""
+    size = len(nodes)
+    return [
+        *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
+        *("--overlap", "--input=none", f"--job-name={name}", "--cpu-bind=none", "--kill-on-bad-exit=0"),
+    ]
 
 
 def run_step(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run srun to its end.
-
-    Raises:
-        OSError, subprocess.TimeoutExpired: it cannot be started, or does not end.
-    """
+    """Run srun to its end; OSError or TimeoutExpired where it cannot be started, or does not end."""
     return subprocess.run(
         command,
         env=step_environment(os.environ),
@@ -96,7 +99,7 @@ def cancel_step(job_id: str, step_name: str) -> None:
 
 def _job(job_id: str) -> str:
     """Its line; a task of an array may have the array's number, by which all of them are shown."""
-    lines = _scontrol("show", "job", "-o", job_id).splitlines()
+    lines = _run(["scontrol", "show", "job", "-o", job_id]).splitlines()
     return next((line for line in lines if _field(line, "JobId") == job_id), "")
 
 
@@ -105,8 +108,8 @@ def _field(line: str, name: str) -> str:
     return match[1] if match else ""
 
 
-def _scontrol(*arguments: str) -> str:
-    return _run(["scontrol", *arguments])
+def _nodes(nodes: Sequence[str]) -> str:
+    return _run(["scontrol", "show", "node", "-o", ",".join(nodes)])
 
 
 def _run(command: list[str]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pytest_llmperf.launch import process
 from pytest_llmperf.launch.machine import lease_nodes
@@ -19,14 +19,14 @@ from pytest_llmperf.launch.request import (
     worker_environment,
     write_request,
 )
-from pytest_llmperf.launch.site import OutOfTimeError, SiteError, listed
+from pytest_llmperf.launch.site import OutOfTimeError, Say, SiteError, Watch, listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Placement, place
 from pytest_llmperf.launch.slurm.cluster import NodeFacts, Srun, answer, endpoint
 from pytest_llmperf.launch.slurm.node_servers import NodeServers, Offer
-from pytest_llmperf.launch.slurm.step_outcome import Aftermath, cold_starts, gather, has_lost_server, unreachable
+from pytest_llmperf.launch.slurm.step_outcome import Aftermath, gather, unreachable
 from pytest_llmperf.launch.watch import ProgressReader, with_phases
-from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 
 # Until all nodes have met: imports from a shared file system may take minutes on the first of many.
@@ -35,50 +35,32 @@ _JOIN_SECONDS = 300
 _BEYOND_SECONDS = 90.0
 # A controller that is started anew answers within seconds, one that reads a large state within minutes.
 _CONTROLLER_SECONDS, _ASK_AGAIN_SECONDS = 120.0, 2.0
-# Left for reaping, judging and writing when the job's time is over.
+# For reaping, judging and writing before the job's time is over.
 _MARGIN_SECONDS = 30.0
-# What a launch is taken to need before one was seen.
+# How long a launch is taken to last before one was seen.
 _UNKNOWN_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One srun: where, and how the ranks spread."""
-
-    nodes: tuple[NodeFacts, ...]
-    placement: Placement
-    endpoint: str
-    seconds: float
-    name: str
-    warm: Offer | None = None
 
 
 class SlurmLauncher:
     """Launches on the nodes of one allocation."""
 
     def __init__(
-        self,
-        srun: Srun,
-        *,
-        say: Callable[[str], None],
-        servers: NodeServers | None = None,
-        budget_ends: float | None = None,
+        self, srun: Srun, *, say: Say, servers: NodeServers | None = None, budget_ends: float | None = None
     ) -> None:
         """``servers`` are what launches may begin warm from."""
         self._srun, self._cluster, self._say, self._servers = srun, srun.cluster, say, servers
-        self._budget_ends = budget_ends
-        self._restarts = controller.restarts(self._cluster.allocation.job_id)
+        self._job, self._budget_ends = srun.cluster.allocation.job_id, budget_ends
+        self._restarts = controller.restarts(self._job)
+        self._per_node = self._cluster.tasks_per_node if srun.on_cpu else self._cluster.gpus_per_node
         self._lost: dict[str, str] = {}
         self._gone: set[str] = set()
         self._walls: dict[str, float] = {}
 
-    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+    def launch(self, request: LaunchRequest, watch: Watch) -> Launch | Failure:
         """See ``Site``. A launch that its nodes broke is tried once more on others, where there are any.
 
-        A failure names the nodes that are lost to the job where the case could run with them.
-
-        Raises:
-            OutOfTimeError: the job ends too soon.
+        A failure names the nodes that are lost to the job where the case could run with them. Raises OutOfTimeError
+        where the job ends too soon.
         """
         first = self._attempt(request, watch)
         if isinstance(first, Aftermath) and self._was_refused(first):
@@ -92,12 +74,11 @@ class SlurmLauncher:
         if not isinstance(first, Aftermath):
             return first
         self._lost |= first.lost
-        names = listed(tuple(first.lost))
         if self._placement(request) is None:
             return self._for_want_of_nodes(first.failure, request)
+        names = listed(tuple(first.lost))
         self._say(f"{request.spec.id}: {first.failure.message}; tried once more without {names}")
-        again = replace(request, folder=request.folder.with_name(f"{request.folder.name}-again"))
-        second = self._attempt(again, watch)
+        second = self._attempt(replace(request, folder=request.folder.with_name(f"{request.folder.name}-again")), watch)
         if isinstance(second, Aftermath):
             self._lost |= second.lost
             return self._for_want_of_nodes(second.failure, request)
@@ -107,9 +88,8 @@ class SlurmLauncher:
         """Whether not the nodes but SLURM broke a launch that nobody began."""
         if not aftermath.nobody_began:
             return False
-        job = self._cluster.allocation.job_id
         deadline = time.monotonic() + _CONTROLLER_SECONDS
-        while controller.restarts(job) is None and time.monotonic() < deadline:
+        while controller.restarts(self._job) is None and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         return answer(tuple(aftermath.lost), self._srun.options)
 
@@ -122,15 +102,27 @@ class SlurmLauncher:
         self._gone |= {*unreachable([name for name in missing if name not in self._gone])}  # each costs time once
         return replace(failure, lost_nodes=tuple(name for name in missing if name in self._gone))
 
-    def _attempt(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure | Aftermath:
+    @property
+    def _left(self) -> list[str]:
+        return [node.node for node in self._cluster.nodes if node.node not in self._lost]
+
+    def _placement(self, request: LaunchRequest) -> Placement | None:
+        return place(request.spec.gpus, self._per_node, len(self._left))
+
+    def _attempt(self, request: LaunchRequest, watch: Watch) -> Launch | Failure | Aftermath:
         placement = self._placement(request)
         if placement is None:
-            return self._for_want_of_nodes(refused(request, SiteError(self._what_is_left(request))), request)
-        names = [node.node for node in self._cluster.nodes if node.node not in self._lost]
+            unit, gone = "task(s)" if self._srun.on_cpu else "GPU(s)", [*self._cluster.lost, *self._lost]
+            why = (
+                f"needs {request.spec.gpus} {unit}, the same number on each node; SLURM job {self._job} "
+                f"has {len(self._left)} node(s) with {self._per_node} each"
+                + (f" left ({listed(gone)} failed)" if gone else "")
+            )
+            return self._for_want_of_nodes(refused(request, SiteError(why)), request)
         try:
             with ExitStack() as stack:
                 with request.meter.waiting():
-                    lease = lease_nodes(placement.num_nodes, self._cluster.allocation.key, names, self._say)
+                    lease = lease_nodes(placement.num_nodes, self._cluster.allocation.key, self._left, self._say)
                     held = stack.enter_context(lease)
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
                 return self._run(request, nodes, placement, watch)
@@ -138,46 +130,42 @@ class SlurmLauncher:
             return refused(request, error)
 
     def _run(
-        self,
-        request: LaunchRequest,
-        nodes: tuple[NodeFacts, ...],
-        placement: Placement,
-        watch: Callable[[Progress], None],
+        self, request: LaunchRequest, nodes: Sequence[NodeFacts], placement: Placement, watch: Watch
     ) -> Launch | Failure | Aftermath:
         remaining = self._remaining(request)
-        folder = request.folder
-        left = [node.node for node in self._cluster.nodes if node.node not in self._lost]
-        step = _Step(
-            nodes=nodes,
-            placement=placement,
-            endpoint=endpoint(nodes[0], folder),
-            seconds=min(request.timeout_seconds, remaining),
-            name=f"llmperf-{zlib.crc32(str(folder).encode()):08x}",
-        )
+        folder, names = request.folder, [node.node for node in nodes]
+        step = f"llmperf-{zlib.crc32(str(folder).encode()):08x}"
         progress = ProgressReader(folder / "progress.json", watch)
         write_request(request)
-        ended = None
+        ended = offer = None
         try:
             with process.lifeline(folder) as line, request.meter.running() as lap:
+                seconds = min(request.timeout_seconds, remaining)
                 if self._servers is not None:
                     begun = time.monotonic()
-                    warm = self._servers.offer(request, [node.node for node in nodes], left)
-                    step = replace(step, warm=warm, seconds=max(1.0, step.seconds - (time.monotonic() - begun)))
-                environment = worker_environment(request, os.environ)
-                command = self._command(request, step, environment | line)
+                    offer = self._servers.offer(request, names, self._left)
+                    seconds = max(1.0, seconds - (time.monotonic() - begun))
+                worker = worker_environment(request, os.environ) | line
+                agent = self._agent(request, nodes, placement, offer, seconds)
+                variables = self._srun.variables(worker, record=str(folder / "trace-rank-"))
+                per_node = placement.ranks_per_node
+                command = [
+                    *self._srun.words(names, "--input=none", "--wait=60", name=step, gpus_per_node=per_node),
+                    *self._srun.options.wrapped(agent, variables),
+                ]
+                environment = self._srun.environment(worker)
                 ended = process.watch(
-                    lambda: process.start(
-                        command, environment=self._srun.environment(environment), log=folder / "srun.log"
-                    ),
-                    timeout_seconds=step.seconds + _BEYOND_SECONDS,
+                    lambda: process.start(command, environment=environment, log=folder / "srun.log"),
+                    timeout_seconds=seconds + _BEYOND_SECONDS,
                     pid_files=lambda: (),  # of ranks on other hosts
                     poll=progress.poll,
                 )
         finally:
             if ended is None or ended.timed_out:  # srun was ended, and perhaps too abruptly to end its step
-                controller.cancel_step(self._cluster.allocation.job_id, step.name)
-        result = gather(folder, request.spec, [node.node for node in nodes], ended, progress.last)
-        self._after_warm(request, step)
+                controller.cancel_step(self._job, step)
+        result = gather(folder, request.spec, names, ended, progress.last)
+        if offer is not None and self._servers is not None:
+            self._servers.note_end(request, names)
         timed_out = isinstance(result, Failure) and result.kind == "timeout"
         if timed_out and remaining < request.timeout_seconds:
             raise self._out_of_time(f"{request.spec.id} was ended")
@@ -187,47 +175,41 @@ class SlurmLauncher:
         timed = with_phases(result, lap, progress.read())
         return replace(timed, evidence={**result.evidence, **places(nodes, placement)})
 
-    def _after_warm(self, request: LaunchRequest, step: _Step) -> None:
-        """Say why nodes began cold that were to begin warm; where a server is gone, the next launch has others."""
-        if step.warm is None or self._servers is None or request.warm is None:
-            return
-        nodes = [node.node for node in step.nodes]
-        for node, why in cold_starts(request.folder, nodes).items():
-            request.warm.tell(f"on node {node}: {why}")
-        if has_lost_server(request.folder, nodes):
-            self._servers.give_up()
-
-    def _placement(self, request: LaunchRequest) -> Placement | None:
-        left = len(self._cluster.nodes) - len(self._lost)
-        return place(request.spec.gpus, self._per_node, left)
-
-    @property
-    def _per_node(self) -> int:
-        return self._cluster.tasks_per_node if self._srun.on_cpu else self._cluster.gpus_per_node
-
-    def _what_is_left(self, request: LaunchRequest) -> str:
-        unit = "task(s)" if self._srun.on_cpu else "GPU(s)"
-        left = len(self._cluster.nodes) - len(self._lost)
-        gone = [*self._cluster.lost, *self._lost]
-        return (
-            f"needs {request.spec.gpus} {unit}, the same number on each node; SLURM job "
-            f"{self._cluster.allocation.job_id} has {left} node(s) with {self._per_node} each"
-            + (f" left ({listed(gone)} failed)" if gone else "")
-        )
+    def _agent(
+        self,
+        request: LaunchRequest,
+        nodes: Sequence[NodeFacts],
+        placement: Placement,
+        offer: Offer | None,
+        seconds: float,
+    ) -> list[str]:
+        """What each node runs: its agent, with torchrun's words."""
+        python, folder = self._srun.python(request.python), request.folder
+        meeting = ["--standalone", "--nnodes=1"]
+        if placement.num_nodes > 1:
+            meeting = [
+                *(f"--nnodes={placement.num_nodes}", f"--rdzv-conf=join_timeout={_JOIN_SECONDS}"),
+                *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint(nodes[0], folder)}", f"--rdzv-id={folder.name}"),
+            ]
+        return [
+            *(python, "-m", "pytest_llmperf.launch.slurm.node_agent", str(folder), f"{seconds:.0f}"),
+            *(offer.words() if offer else []),
+            "--",
+            # ``@node@`` becomes the node's name.
+            *torchrun_words(replace(request, python=python), meeting, placement.ranks_per_node, "logs/@node@"),
+        ]
 
     def _remaining(self, request: LaunchRequest) -> float:
         """Seconds that this launch may take.
 
-        Raises:
-            OutOfTimeError: fewer than it is expected to need, or the job is another start's.
+        Raises OutOfTimeError where they are fewer than it is expected to need, or the job is another start's.
         """
-        job = self._cluster.allocation.job_id
-        restarts = controller.restarts(job)
+        restarts = controller.restarts(self._job)
         if None not in (restarts, self._restarts) and restarts != self._restarts:
             # SLURM gave this node up, though it works: what it started now would run beside the new start's launches.
-            what = f"{request.spec.id} was not started: SLURM job {job} has begun anew, without this node"
+            what = f"{request.spec.id} was not started: SLURM job {self._job} has begun anew, without this node"
             raise OutOfTimeError(what, over_budget=False)
-        ends = [end for end in (controller.end_time(job), self._budget_ends) if end]
+        ends = [end for end in (controller.end_time(self._job), self._budget_ends) if end]
         remaining = min(ends, default=float("inf")) - time.time() - _MARGIN_SECONDS
         needed = self._walls.get(request.spec.digest, max(self._walls.values(), default=_UNKNOWN_SECONDS))
         if remaining < min(needed, request.timeout_seconds):
@@ -235,39 +217,12 @@ class SlurmLauncher:
         return remaining
 
     def _out_of_time(self, what: str) -> OutOfTimeError:
-        job = self._cluster.allocation.job_id
-        end = controller.end_time(job)
+        end = controller.end_time(self._job)
         if self._budget_ends is not None and (end is None or self._budget_ends < end):
-            return OutOfTimeError(f"{what}, and the GPU-hours of SLURM job {job} are used up", over_budget=True)
+            return OutOfTimeError(f"{what}, and the GPU-hours of SLURM job {self._job} are used up", over_budget=True)
         left = max(0.0, (end or time.time()) - time.time())
-        return OutOfTimeError(f"{what}, and SLURM job {job} reaches its time limit in {left:.0f} s", over_budget=False)
-
-    def _command(self, request: LaunchRequest, step: _Step, environment: Mapping[str, str]) -> list[str]:
-        python = self._srun.python(request.python)
-        variables = self._srun.variables(environment, record=str(request.folder / "trace-rank-"))
-        agent = [
-            *(python, "-m", "pytest_llmperf.launch.slurm.node_agent", str(request.folder), f"{step.seconds:.0f}"),
-            *(step.warm.words() if step.warm else []),
-            "--",
-        ]
-        meeting = ["--standalone", "--nnodes=1"]
-        if step.placement.num_nodes > 1:
-            meeting = [
-                *(f"--nnodes={step.placement.num_nodes}", f"--rdzv-conf=join_timeout={_JOIN_SECONDS}"),
-                *("--rdzv-backend=c10d", f"--rdzv-endpoint={step.endpoint}", f"--rdzv-id={request.folder.name}"),
-            ]
-        asked = replace(request, python=python)
-        # ``@node@`` becomes the node's name.
-        torchrun = torchrun_words(asked, meeting, step.placement.ranks_per_node, "logs/@node@")
-        return [
-            *self._srun.words(
-                [node.node for node in step.nodes],
-                *("--input=none", "--wait=60"),
-                name=step.name,
-                gpus_per_node=step.placement.ranks_per_node,
-            ),
-            *self._srun.options.wrapped([*agent, *torchrun], variables),
-        ]
+        why = f"{what}, and SLURM job {self._job} reaches its time limit in {left:.0f} s"
+        return OutOfTimeError(why, over_budget=False)
 
 
 def places(nodes: Sequence[NodeFacts], placement: Placement) -> dict[str, str]:

@@ -20,7 +20,7 @@ from pytest_llmperf.launch.request import LaunchRequest, lasting_environment, ne
 from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import Srun
-from pytest_llmperf.launch.slurm.step_outcome import ended_nodes, wait_for, word
+from pytest_llmperf.launch.slurm.step_outcome import ended_nodes, wait_for, word, words_of
 
 # A node takes seconds to start a step; the first of a night, from a shared file system, more.
 _BEGIN_SECONDS = 60.0
@@ -32,7 +32,7 @@ _MOST_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """From what the nodes of a launch may fork their parts of it."""
+    """From where the nodes of a launch may fork their parts of it."""
 
     name: str
     """By which they find their servers."""
@@ -47,7 +47,7 @@ class Offer:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Offer | None:
-        """What ``words`` were made from; of none there is none."""
+        """Read ``words``; none make no offer."""
         if not words:
             return None
         start, name, *needs = words
@@ -55,7 +55,7 @@ class Offer:
 
 
 class NodeServers:
-    """Of one run."""
+    """The servers of one run."""
 
     def __init__(self, srun: Srun, folder: Callable[[], Path]) -> None:
         """``folder``, on the shared file system, is where they leave logs."""
@@ -72,8 +72,7 @@ class NodeServers:
     def offer(self, request: LaunchRequest, nodes: Sequence[str], left: Sequence[str]) -> Offer | None:
         """For a launch on ``nodes``, of those that the job has ``left``; ``None``: it begins cold.
 
-        Raises:
-            ColdStartError: it must not.
+        Raises ColdStartError where it must not.
         """
         if request.warm is None:
             return None
@@ -81,15 +80,23 @@ class NodeServers:
             step = self._running(left)
             silent = step.silent(nodes)
             if silent:
-                self._why_none = (
-                    f"no fork server began on node {listed(silent)} ({step.last_word or 'nothing was said'})"
-                )
+                said = word(step.said.splitlines()) or "nothing was said"
+                self._why_none = f"no fork server began on node {listed(silent)} ({said})"
                 self.give_up()
                 raise ColdStartError(self._why_none)
         except ColdStartError as error:
             request.warm.cold(str(error))
             return None
         return Offer(name=step.name, needs=needs(request.spec), is_required=request.warm.is_required)
+
+    def note_end(self, request: LaunchRequest, nodes: Sequence[str]) -> None:
+        """Say why nodes began cold that were to begin warm; where a server is gone, the next launch has others."""
+        ends = words_of(request.folder, nodes)
+        for node, end in ends.items():
+            if end.get("cold_because") and request.warm is not None:
+                request.warm.tell(f"on node {node}: {end['cold_because']}")
+        if any(end.get("is_server_gone") or end.get("lost_server") for end in ends.values()):
+            self.give_up()
 
     def give_up(self) -> None:
         """End those that there are, since one of them is gone; the next launch has others."""
@@ -103,25 +110,22 @@ class NodeServers:
         self.give_up()
 
     def _running(self, nodes: Sequence[str]) -> _Step:
-        if self._why_none:
-            raise ColdStartError(self._why_none)
         if self._step is not None and self._step.has_ended:
             self.give_up()
         if self._step is None and self._num_steps == _MOST_STEPS:
-            self._why_none = f"the nodes' fork servers ended {_MOST_STEPS} times"
+            self._why_none = self._why_none or f"the nodes' fork servers ended {_MOST_STEPS} times"
+        if self._why_none:
             raise ColdStartError(self._why_none)
-        self._step = self._step or self._started(nodes)
+        if self._step is None:
+            self._num_steps += 1
+            try:
+                folder = self._folder() / f"fork-servers-{self._num_steps}"
+                folder.mkdir()
+                self._step = _Step(self._srun, nodes, folder)
+            except OSError as error:
+                self._why_none = f"no fork server could be started on the nodes ({error})"
+                raise ColdStartError(self._why_none) from None
         return self._step
-
-    def _started(self, nodes: Sequence[str]) -> _Step:
-        self._num_steps += 1
-        try:
-            folder = self._folder() / f"fork-servers-{self._num_steps}"
-            folder.mkdir()
-            return _Step(self._srun, nodes, folder)
-        except OSError as error:
-            self._why_none = f"no fork server could be started on the nodes ({error})"
-            raise ColdStartError(self._why_none) from None
 
 
 class _Step:
@@ -155,28 +159,25 @@ class _Step:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def silent(self, nodes: Sequence[str]) -> list[str]:
-        """Those of ``nodes`` whose server has not begun; they are waited for, as long as that may take."""
-        wait_for(
-            lambda: not self._missing(nodes) or self.has_ended or not ended_nodes(self._said).isdisjoint(nodes),
-            self._folder,
-            self._until - time.monotonic(),
-        )
-        return self._missing(nodes)
-
     @property
-    def last_word(self) -> str:
-        """srun's."""
-        return word(self._said.splitlines())
-
-    def _missing(self, nodes: Sequence[str]) -> list[str]:
-        return [node for node in nodes if not (self._folder / node).exists()]
-
-    @property
-    def _said(self) -> str:
+    def said(self) -> str:
+        """srun's log so far."""
         with suppress(OSError):
             return self._log.read_text(encoding="utf-8", errors="replace")
         return ""
+
+    def silent(self, nodes: Sequence[str]) -> list[str]:
+        """Those of ``nodes`` whose server has not begun; they are waited for, as long as that may take."""
+
+        def missing() -> list[str]:
+            return [node for node in nodes if not (self._folder / node).exists()]
+
+        wait_for(
+            lambda: not missing() or self.has_ended or not ended_nodes(self.said).isdisjoint(nodes),
+            self._folder,
+            self._until - time.monotonic(),
+        )
+        return missing()
 
     def end(self) -> None:
         """Let its servers end, and it with them."""

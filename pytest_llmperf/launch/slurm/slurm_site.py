@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import NoReturn
@@ -11,14 +11,14 @@ from typing import NoReturn
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart
-from pytest_llmperf.launch.site import AllNodesLostError, Say, SiteError, Wanted, listed
+from pytest_llmperf.launch.site import AllNodesLostError, Say, Site, SiteError, Wanted, Watch, listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Allocation, NoNodeAnswersError, job_key
 from pytest_llmperf.launch.slurm.cluster import Cluster, Srun, find_cluster
 from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.step_outcome import unreachable
-from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 
 # What a job was asked for, of what its variables tell.
@@ -31,8 +31,8 @@ _ASKED = {
 }
 
 
-class SlurmSite:
-    """See ``Site``."""
+class SlurmSite(Site):
+    """A job's nodes, as a ``Site``."""
 
     is_here = False
     for_more = "ask sbatch for more with --nodes and --gres"
@@ -48,11 +48,7 @@ class SlurmSite:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The allocation, found fit.
-
-        Raises:
-            AllNodesLostError, SiteError: see ``Site.machine``.
-        """
+        """The allocation, found fit; raises as ``Site.machine``."""
         if self._all_lost is not None:
             raise self._all_lost  # asked again, they would take as long
         try:
@@ -101,12 +97,10 @@ class SlurmSite:
 
     @contextmanager
     def lease(self, *_: object, **__: object) -> Iterator[tuple[Gpu, ...]]:
-        """See ``Site``: each launch leases its nodes."""
-        yield ()
+        yield ()  # each launch leases its nodes
 
-    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None], say: Say) -> Launch | Failure:
-        """See ``Site``; one launcher for the whole run, which remembers its nodes."""
-        if self._launcher is None:
+    def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:
+        if self._launcher is None:  # one for the whole run, which remembers its nodes
             ends = self._wanted.budget_ends(say)
             for node in self.cluster.lost:
                 say(f"node {node} did not answer and is left out")
@@ -114,10 +108,9 @@ class SlurmSite:
         return self._launcher.launch(request, watch)
 
     def sizes(self, *_: object, **__: object) -> NoReturn:
-        raise SiteError("sizes are tried on this machine alone")
+        raise SiteError("this is launched on this machine alone")
 
-    def training_errors(self, *_: object, **__: object) -> NoReturn:
-        raise SiteError("small trainings are launched on this machine alone")
+    training_errors = sizes
 
     def close(self) -> None:
         servers = self.__dict__.get("_servers")  # asked for only where it was

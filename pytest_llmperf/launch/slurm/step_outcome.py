@@ -34,6 +34,7 @@ _TASK_ENDED = re.compile(r"srun: error: ([^\s:]+): tasks? [\d,-]+:")
 # From here on srun ends what still runs.
 _SRUN_ENDS = re.compile(r"First task exited|Terminat\w* StepId|Job step aborted|forcing job termination")
 
+# How SLURM calls a node so that it cannot work.
 _GONE = re.compile(r"down|not_responding|\*|unknown")
 # An administrator may have said so of a node that still works.
 _LEAVING = re.compile(r"drain|fail")
@@ -52,20 +53,15 @@ def ended_nodes(log: str) -> set[str]:
     return _nodes(_TASK_ENDED.findall(log))
 
 
-def is_gone(state: str) -> bool:
-    """Whether SLURM calls a node so that it cannot work."""
-    return bool(_GONE.search(state))
-
-
 def broken(nodes: Sequence[str], silent: Collection[str], states: Mapping[str, str], log: str) -> list[str]:
     """Those of a launch's ``nodes`` that broke it; ``silent`` left no last word, ``states`` are SLURM's."""
     failed = failed_nodes(log)
     gone = [
         node
         for node in nodes
-        if node in failed or is_gone(states.get(node, "")) or (node in silent and _LEAVING.search(states.get(node, "")))
+        if node in failed or _GONE.search(state := states.get(node, "")) or (node in silent and _LEAVING.search(state))
     ]
-    ended_by_themselves = _nodes(_TASK_ENDED.findall(_SRUN_ENDS.split(log)[0])) & {*silent}
+    ended_by_themselves = ended_nodes(_SRUN_ENDS.split(log)[0]) & {*silent}
     return gone or [node for node in nodes if node in (ended_by_themselves or silent)]
 
 
@@ -78,10 +74,8 @@ def word(lines: Iterable[str]) -> str:
 def _nodes(lists: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for text in lists:
-        try:
+        with suppress(AllocationError):
             found |= {*expand_nodes(text)}
-        except AllocationError:
-            continue
     return found
 
 
@@ -96,27 +90,18 @@ def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     A node that starts it is as good as another start of the job would find it.
     """
     states = controller.node_states(nodes) if nodes else {}
-    gone = {node for node in nodes if is_gone(states.get(node, ""))}
+    gone = {node for node in nodes if _GONE.search(states.get(node, ""))}
     asked = [node for node in nodes if node not in gone]  # for a step with one that is down, srun would wait
-    silent = _unanswered(asked) if asked else set()
-    return tuple(node for node in nodes if node in gone or node in silent)
-
-
-def _unanswered(nodes: Sequence[str]) -> set[str]:
-    size = len(nodes)
-    command = [
-        *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
-        *("--overlap", "--input=none", f"--job-name={_STEP}", "--cpu-bind=none", "--kill-on-bad-exit=0"),
-        *("printenv", "SLURMD_NODENAME"),
-    ]
+    command = [*controller.step_words(asked, _STEP), "printenv", "SLURMD_NODENAME"]
     try:
-        done = controller.run_step(command, _ASK_SECONDS)
+        if asked:
+            gone |= failed_nodes(controller.run_step(command, _ASK_SECONDS).stderr)
     except subprocess.TimeoutExpired as error:
         controller.cancel_step(os.environ.get("SLURM_JOB_ID", ""), _STEP)
-        return {*nodes} - {*(error.stdout or b"").decode(errors="replace").split()}
+        gone |= {*asked} - {*(error.stdout or b"").decode(errors="replace").split()}
     except OSError:
-        return set()  # nobody could be asked
-    return failed_nodes(done.stderr)
+        pass  # nobody could be asked
+    return tuple(node for node in nodes if node in gone)
 
 
 #: Exit code of a node's agent that could not leave its word in the folder: the only other way to tell.
@@ -157,13 +142,13 @@ def gather(
         folder,
         LATE_SECONDS if clean else _LAST_WORDS_SECONDS,
     )
-    ends = {node: end for node in nodes if (end := _read(folder / f"node-{node}.end.json"))}
+    ends = words_of(folder, nodes)
     # What torchrun said on each node in one file, the name by which ``outcome`` knows it.
     parts = [folder / "srun.log", *(folder / f"torchrun-{node}.log" for node in nodes)]
     with suppress(OSError), (folder / "torchrun.log").open("wb") as joined:
         joined.writelines(part.read_bytes() for part in parts if part.exists())
     timed_out = ended.timed_out or any(end["timed_out"] for end in ends.values())
-    health = worst(Health(**end["health"]) for end in ends.values())
+    health = worst([Health(**end["health"]) for end in ends.values()])
     where = next((f" on node {node}" for node, end in ends.items() if end["returncode"] == ended.returncode), "")
     result = outcome.read(folder, spec, replace(ended, timed_out=timed_out, where=where), progress)
     result = replace(result, health=health)
@@ -194,21 +179,34 @@ def _broken(
     lost = _lost(folder, nodes, ends, log)
     if lost:
         failure = replace(failure, kind="node-failure", message="; ".join([*lost.values()][:4]), tail=tail)
-        nobody_began = not any((folder / f"node-{node}.json").exists() for node in nodes)
-        return Aftermath(failure, lost, nobody_began)
-    return _reworded(folder, failure, ends, nodes)
+        return Aftermath(failure, lost, not any((folder / f"node-{node}.json").exists() for node in nodes))
+    kind, message = failure.kind, failure.message
+    deserted = [node for node, end in ends.items() if end.get("lost_server")]
+    if errors := [str(end["error"]) for end in ends.values() if end.get("error")]:
+        kind, message = "never-started", errors[0]
+    elif deserted:  # the others' ranks only tell that their peers are gone
+        kind = "killed"
+        message = f"the fork server of node {listed(deserted)} died, and torchrun there was ended with it"
+    elif all(end["signalled"] for end in ends.values()):
+        kind, message = "killed", "SLURM ended the step (scancel, preemption or the time limit)"
+    elif len(nodes) > 1 and not any(folder.glob("rank-*.pid")):
+        kind = "rendezvous"
+        message = (
+            f"no rank began: {listed(nodes)} did not meet; can they reach the first one's address and port, "
+            f"and is {NETWORK} the right network?"
+        )
+    return replace(failure, kind=kind, message=message)
 
 
-def cold_starts(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
-    """Nodes that began cold where they were to begin warm, and why."""
-    ends = {node: _read(folder / f"node-{node}.end.json") for node in nodes}
-    return {node: str(end["cold_because"]) for node, end in ends.items() if end.get("cold_because")}
-
-
-def has_lost_server(folder: Path, nodes: Sequence[str]) -> bool:
-    """Whether a node had its fork server no more, before the launch or in it."""
-    ends = [_read(folder / f"node-{node}.end.json") for node in nodes]
-    return any(end.get("is_server_gone") or end.get("lost_server") for end in ends)
+def words_of(folder: Path, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The last words of those of ``nodes`` that left any."""
+    found = {}
+    for node in nodes:
+        with suppress(OSError, ValueError):
+            values = json.loads((folder / f"node-{node}.end.json").read_text(encoding="utf-8"))
+            if values and isinstance(values, dict):
+                found[node] = values
+    return found
 
 
 def wait_for(seen: Callable[[], bool], folder: Path, seconds: float) -> bool:
@@ -224,9 +222,8 @@ def wait_for(seen: Callable[[], bool], folder: Path, seconds: float) -> bool:
         time.sleep(_POLL_SECONDS)
 
 
-def worst(healths: Any) -> Health:
-    """Of several nodes: everybody's strangers and watts, the worst of the rest."""
-    found = list(healths)
+def worst(found: Sequence[Health]) -> Health:
+    """One health of several nodes: everybody's strangers and watts, the worst of the rest."""
     if not found:
         return Health()
     reasons = {name for health in found for name in health.clock_reasons}
@@ -255,31 +252,3 @@ def _lost(folder: Path, nodes: Sequence[str], ends: Mapping[str, Any], log: str)
         what = what if node in silent else "was given up"
         told[node] = f"node {node} {what}" + (f" (SLURM: {states[node]})" if states.get(node) else "")
     return told
-
-
-def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Sequence[str]) -> Failure:
-    errors = [str(end["error"]) for end in ends.values() if end.get("error")]
-    if errors:
-        return replace(failure, kind="never-started", message=errors[0])
-    deserted = [node for node, end in ends.items() if end.get("lost_server")]
-    if deserted:  # the others' ranks only tell that their peers are gone
-        message = f"the fork server of node {listed(deserted)} died, and torchrun there was ended with it"
-        return replace(failure, kind="killed", message=message)
-    if all(end["signalled"] for end in ends.values()):
-        message = "SLURM ended the step (scancel, preemption or the time limit)"
-        return replace(failure, kind="killed", message=message)
-    if len(nodes) > 1 and not any(folder.glob("rank-*.pid")):
-        message = (
-            f"no rank began: {listed(nodes)} did not meet; can they reach the first one's address and port, "
-            f"and is {NETWORK} the right network?"
-        )
-        return replace(failure, kind="rendezvous", message=message)
-    return failure
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
