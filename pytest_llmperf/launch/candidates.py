@@ -58,18 +58,10 @@ class History(Protocol):
         """What makes its interpreters other than those of the same names elsewhere."""
 
     def span(self, good: str, bad: str) -> Span:
-        """What is between the ends that were named.
-
-        Raises:
-            HistoryError: they are none, or not in this order.
-        """
+        """What is between the ends that were named; HistoryError where they are none, or not in this order."""
 
     def python(self, candidate: Candidate) -> str:
-        """An interpreter that has it.
-
-        Raises:
-            NotMadeError: there is none.
-        """
+        """An interpreter that has it; NotMadeError where there is none."""
 
     def further(self, candidate: Candidate) -> str:
         """A command that shows what is in it."""
@@ -93,8 +85,7 @@ _PROBE_SECONDS = 120.0
 def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
     """The folder of ``key``; ``make`` fills it where it is not there yet.
 
-    Raises:
-        NotMadeError: it could not be made, and nothing of it is left.
+    Raises NotMadeError where it could not be made, and nothing of it is left.
     """
     digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:16]
     folder = cache_folder("candidates") / f"{kind}-{digest}"
@@ -119,30 +110,28 @@ def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
 
 
 def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """What ``command`` prints.
-
-    Raises:
-        NotMadeError: it failed; with the last line that it said.
-    """
+    """What ``command`` prints; NotMadeError, with the last line that it said, where it fails."""
     try:
-        done = _finished(command, cwd, environment)
+        done = finished(command, _LONGEST, cwd, environment)
     except subprocess.TimeoutExpired as error:
         raise NotMadeError(f"{shlex.join(command[:4])} took more than {_LONGEST:.0f} s") from error
     except OSError as error:
         raise NotMadeError(f"{command[0]} cannot be run ({error.strerror or error})") from error
     if done.returncode:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        why = next((line for line in reversed(said) if line.lower().startswith(("error", "fatal"))), "")
-        why = why or (said[-1] if said else f"exit code {done.returncode}")
+        said = _said(done)
+        why = next((line for line in reversed(said) if line.lower().startswith(("error", "fatal"))), said[-1])
         failed = NoRoomError if any(words in line for line in said for words in _NO_ROOM) else NotMadeError
         raise failed(f"{shlex.join(command[:6])}: {why}")
     return done.stdout
 
 
-def _finished(
-    command: Sequence[str], cwd: Path | None, environment: Mapping[str, str] | None
+def finished(
+    command: Sequence[str], seconds: float, cwd: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """However it ends, what it has started ends with it: a compiler would go on writing to a folder that is removed."""
+    """``command`` at its end, or after so many ``seconds``; OSError or TimeoutExpired as of ``subprocess.run``.
+
+    However it ends, what it has started ends with it: a compiler would go on writing to a folder that is removed.
+    """
     with subprocess.Popen(
         command,
         cwd=cwd,
@@ -155,12 +144,18 @@ def _finished(
         start_new_session=True,
     ) as process:
         try:
-            printed, said = process.communicate(timeout=_LONGEST)
+            printed, said = process.communicate(timeout=seconds)
         except BaseException:  # Ctrl-C and SIGTERM reach us alone
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(command, process.returncode, printed, said)
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines of what it said, or its exit code."""
+    said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return said or [f"exit code {done.returncode}"]
 
 
 def script(path: Path, lines: Sequence[str]) -> str:
@@ -171,29 +166,16 @@ def script(path: Path, lines: Sequence[str]) -> str:
 
 
 def probed(python: str) -> str:
-    """``python``, if it has what a launch needs.
-
-    Raises:
-        NotMadeError: it has not, or it does not run.
-    """
+    """``python``, if it has what a launch needs; else NotMadeError."""
     try:
-        done = subprocess.run(
-            [python, "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
+        done = finished([python, "-c", _PROBE], _PROBE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotMadeError(f"its Python does not run ({error})") from error
     missing: object = None
     with suppress(ValueError, IndexError):
         missing = json.loads(done.stdout.splitlines()[-1])
     if not isinstance(missing, list):
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise NotMadeError(f"its Python does not run ({said[-1] if said else f'exit code {done.returncode}'})")
+        raise NotMadeError(f"its Python does not run ({_said(done)[-1]})")
     if missing:
         raise NotMadeError(f"its Python has no {missing[0]}")
     return python

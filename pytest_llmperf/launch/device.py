@@ -59,11 +59,7 @@ UNKNOWN = Gpu(index=-1, uuid="", name="unknown", memory_bytes=2**60)
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """Those that this process may use.
-
-    Raises:
-        ValueError: see ``select``.
-    """
+    """Those that this process may use; raises as ``select``."""
     with session() as nvml:
         if nvml is None:
             return ()
@@ -87,10 +83,8 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ``None`` leaves all.
 
-    As CUDA does: indices or UUIDs (also abbreviated), and the list ends at the first entry that names no GPU.
-
-    Raises:
-        ValueError: an entry names a MIG slice.
+    As CUDA does: indices or UUIDs (also abbreviated), and the list ends at the first entry that names no GPU. Raises
+    ValueError where an entry names a MIG slice.
     """
     if visible is None:
         return tuple(gpus)
@@ -98,18 +92,14 @@ def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
     for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG"):
             raise ValueError(f"{VISIBLE}={visible}: MIG slices are not supported; name whole GPUs")
-        found = _named(gpus, entry)
-        if found is None or found in chosen:
+        if entry.isdigit():
+            found = [gpu for gpu in gpus if gpu.index == int(entry)]
+        else:
+            found = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+        if len(found) != 1 or found[0] in chosen:
             break
-        chosen.append(found)
+        chosen += found
     return tuple(chosen)
-
-
-def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
-    if entry.isdigit():
-        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
-    matches = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
 
 
 def shown(gpus: Sequence[Gpu]) -> dict[str, str]:
@@ -124,12 +114,10 @@ def foreign_processes(gpus: Sequence[Gpu]) -> tuple[str, ...]:
 
 
 def driver_version() -> str:
-    """Of the GPUs; empty where it cannot be asked."""
+    """The GPUs' driver; empty where it cannot be asked."""
     with session() as nvml:
-        if nvml is None:
-            return ""
         try:
-            return str(nvml.nvmlSystemGetDriverVersion())
+            return "" if nvml is None else str(nvml.nvmlSystemGetDriverVersion())
         except nvml.NVMLError:
             return ""
 
@@ -154,11 +142,8 @@ class Sensors:
     def __init__(self, nvml: Any, gpu: Gpu) -> None:
         self._nvml, self.gpu = nvml, gpu
         self._handle = self._ask("nvmlDeviceGetHandleByUUID", gpu.uuid)
-
-    @property
-    def is_known(self) -> bool:
+        self.is_known = self._handle is not None
         """Whether it can be asked at all."""
-        return self._handle is not None
 
     def sample(self) -> Sample:
         """Look now."""

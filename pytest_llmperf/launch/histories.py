@@ -17,7 +17,16 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from pytest_llmperf.launch.candidates import HistoryError, NotMadeError, Span, made, probed, run, script
+from pytest_llmperf.launch.candidates import (
+    HistoryError,
+    NotMadeError,
+    Span,
+    finished,
+    made,
+    probed,
+    run,
+    script,
+)
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.support.suggestions import hint
 
@@ -30,7 +39,7 @@ _HAS_SAFE_PATH = sys.version_info >= (3, 11)
 
 @dataclass(frozen=True)
 class GitHistory:
-    """Of the project that ``folder`` is in."""
+    """Commits of the project that ``folder`` is in."""
 
     folder: Path
     paths: Sequence[str] = ()
@@ -43,11 +52,7 @@ class GitHistory:
 
     @property
     def root(self) -> Path:
-        """The top of its work tree.
-
-        Raises:
-            HistoryError: there is none.
-        """
+        """The top of its work tree; HistoryError where there is none."""
         if not self._root:
             found = self._git("rev-parse", "--show-toplevel")
             if not found:
@@ -60,7 +65,6 @@ class GitHistory:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Whose commits, and how they are made."""
         return ("git", "safe path", str(self.root), self.build, *self.paths)
 
     def span(self, good: str, bad: str) -> Span:
@@ -125,28 +129,17 @@ class GitHistory:
     def _listed(self, *what: str) -> tuple[Candidate, ...]:
         first = ["--first-parent"] if self.first_parent else []
         said = self._git("log", "--reverse", "--topo-order", *first, f"--format={_FIELDS}", *what, "--") or ""
-        found = []
-        for line in said.split("\n"):  # a subject may have what else Python takes for a line's end
-            values = line.split("\0")
-            if len(values) == _LINE:
-                name, parents, author, date, subject = values
-                known = tuple(parents.split()[:1] if self.first_parent else parents.split())
-                found.append(Candidate(name, known, subject, author, date, is_commit=True))
-        return tuple(found)
+        lines = (line.split("\0") for line in said.split("\n"))  # a subject may have what else ends a line in Python
+        return tuple(
+            Candidate(name, tuple(parents.split()[: 1 if self.first_parent else None]), subject, author, date, True)
+            for name, parents, author, date, subject in filter(lambda values: len(values) == _LINE, lines)
+        )
 
     def _git(self, *arguments: str) -> str | None:
         """What git prints; ``None`` where it fails."""
         folder = self._root[0] if self._root else self.folder
         try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                env=_env(),
-                timeout=_SECONDS,
-                check=False,
-            )
+            done = finished(["git", "-C", str(folder), *arguments], _SECONDS, environment=_env())
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HistoryError(f"git cannot be asked ({error})") from error
         return done.stdout if done.returncode == 0 else None
@@ -179,15 +172,13 @@ class PackageHistory:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Of which package, beside what."""
         return ("package", self.package, sys.prefix)
 
     def span(self, good: str, bad: str) -> Span:
-        for option, version in (("--good", good), ("--bad", bad)):
-            _version(option, version)
-        if _version("--good", good) == _version("--bad", bad):
+        low, high = _version("--good", good), _version("--bad", bad)
+        if low == high:
             raise HistoryError(f"--good {good} and --bad {bad} are the same version")
-        if _version("--good", good) > _version("--bad", bad):
+        if low > high:
             raise HistoryError(f"--good {good} comes after --bad {bad}: exchange them")
         known = list(self.versions) or self._of_the_index()
         if not self.versions:
@@ -196,7 +187,6 @@ class PackageHistory:
                     raise HistoryError(
                         f"{option} {version}: the index has no such {self.package}{hint(version, known)}"
                     )
-        low, high = _version("--good", good), _version("--bad", bad)
         given = {one: text for text, one in ((text, _version("--versions", text)) for text in known)}
         within = sorted(one for one in given if low < one < high)
         beyond = [given[one] for one in sorted(given) if not low <= one <= high]
@@ -227,9 +217,8 @@ class PackageHistory:
         try:
             said = run([sys.executable, "-m", "pip", "index", "versions", self.package, "--disable-pip-version-check"])
         except NotMadeError as error:
-            raise HistoryError(
-                f"--package {self.package}: pip lists no versions, name them by --versions ({error})"
-            ) from error
+            why = f"--package {self.package}: pip lists no versions, name them by --versions ({error})"
+            raise HistoryError(why) from error
         found = _AVAILABLE.search(said)
         return [text.strip() for text in found[1].split(",")] if found else []
 
@@ -253,7 +242,6 @@ class CommandHistory:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """By which command, and where."""
         # Words may name files of this folder; another one has others by the same names.
         return ("command", self.command, str(Path.cwd()))
 

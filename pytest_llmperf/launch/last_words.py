@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from pytest_llmperf.records.memory_shortage import Room, said
 from pytest_llmperf.support import codec
@@ -33,25 +34,33 @@ class Hang:
 
 
 def read(folder: Path) -> Hang | None:
-    """What they wrote; ``None`` where none did."""
-    stacks = {}
+    """Where the ranks of the launch in ``folder`` hung; ``None`` where none wrote anything."""
+    stacks: dict[int, list[dict[str, Any]]] = {}
     for path in folder.glob("stacks-rank-*.txt"):
         with suppress(OSError, ValueError):
-            frames = _main_thread(path.read_text(encoding="utf-8", errors="replace"))
-            if frames:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            # The main thread is the one that faulthandler writes last, unless it left threads out.
+            frames = [match.groupdict() for match in _FRAME.finditer(_THREAD.split(text)[-1])]
+            if frames and not text.rstrip().endswith("\n..."):
                 stacks[int(path.stem.rpartition("-")[2])] = frames
+    silent: dict[int, str] = {}
+    for path in folder.glob("silent-rank-*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            words, rank = json.loads(path.read_text(encoding="utf-8")), int(path.stem.rpartition("-")[2])
+            where = f"on node {words['node']} " if words["node"] else ""
+            if rank not in stacks:
+                silent[rank] = f"{where}did not answer ({words['status']})"
     at = {rank: frames[0] for rank, frames in stacks.items()}
     places = _grouped({rank: f"in {f['function']} ({Path(f['file']).name}:{f['line']})" for rank, f in at.items()})
-    silent = _grouped({rank: words for rank, words in _silent(folder).items() if rank not in stacks})
-    if not places and not silent:
-        return None
 
     def odd_first(place: str) -> tuple[int, bool, int]:
         """Most ranks only wait for those that do not come, and they wait inside of torch."""
         ranks = places[place]
-        return len(ranks), f"{os.sep}torch{os.sep}" in stacks[ranks[0]][0]["file"], ranks[0]
+        return len(ranks), f"{os.sep}torch{os.sep}" in at[ranks[0]]["file"], ranks[0]
 
-    found = silent | {place: places[place] for place in sorted(places, key=odd_first)}
+    found = _grouped(silent) | {place: places[place] for place in sorted(places, key=odd_first)}
+    if not found:
+        return None
     told = [f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} {what}" for what, ranks in found.items()]
     more = [f"{len(told) - 3} other places"] if len(told) > 3 else []  # noqa: PLR2004 - what fits a line
     frames = next((stacks[ranks[0]] for ranks in found.values() if ranks[0] in stacks), [])
@@ -59,30 +68,12 @@ def read(folder: Path) -> Hang | None:
     return Hang("; ".join([*told[:3], *more]), next(iter(found.values()))[0], stack)
 
 
-def _silent(folder: Path) -> dict[int, str]:
-    """What is told of the ranks that did not answer."""
-    found = {}
-    for path in folder.glob("silent-rank-*.json"):
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            words = json.loads(path.read_text(encoding="utf-8"))
-            where = f"on node {words['node']} " if words["node"] else ""
-            found[int(path.stem.rpartition("-")[2])] = f"{where}did not answer ({words['status']})"
-    return found
-
-
 def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks of which the same is told."""
+    """Ranks by what is told of them."""
     found: dict[str, list[int]] = {}
     for rank in sorted(words):
         found.setdefault(words[rank], []).append(rank)
     return found
-
-
-def _main_thread(text: str) -> list[Mapping[str, str]]:
-    """Frames of the thread that faulthandler writes last, innermost first; none where it left threads out."""
-    if text.rstrip().endswith("\n..."):
-        return []
-    return [match.groupdict() for match in _FRAME.finditer(_THREAD.split(text)[-1])]
 
 
 def _listed(ranks: list[int]) -> str:
@@ -107,9 +98,7 @@ def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], o
 
     ``words`` are its last lines, and ``oom_kills`` the processes that the kernel has ended for it meanwhile.
     """
-    room: Room | None = None
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        room = codec.read(Room, json.loads((folder / f"room-{rank}.json").read_text(encoding="utf-8")))
+    room = codec.load(Room, folder / f"room-{rank}.json")
     if signal == "SIGKILL":
         # A rank on a GPU leaves no file: the host's memory is none of its card's.
         return f"the kernel ended {oom_kills} for want of memory" if oom_kills and room else None
@@ -145,12 +134,10 @@ _MOST_LINES, _MOST, _WIDTH = 20_000, 5, 240
 
 def remarks_in(lines: Iterable[str]) -> tuple[str, ...]:
     """The first few of ``lines`` that tell of it, each once, without what differs from launch to launch."""
-    plain = (ANSI.sub("", line[: 10 * _WIDTH]) for line in islice(lines, _MOST_LINES))
-    found = dict.fromkeys(_tidy(line) for line in plain if _WORDS.search(line))
+    found: dict[str, None] = {}
+    for line in (ANSI.sub("", line[: 10 * _WIDTH]) for line in islice(lines, _MOST_LINES)):
+        if _WORDS.search(line):
+            plain = "".join(c if c.isprintable() else " " for c in line).strip()
+            plain = without_secrets(_HEAD.sub("", plain))
+            found[plain if len(plain) <= _WIDTH else f"{plain[: _WIDTH - 3]}..."] = None
     return tuple(islice(filter(None, found), _MOST))
-
-
-def _tidy(line: str) -> str:
-    plain = "".join(c if c.isprintable() else " " for c in line).strip()
-    plain = without_secrets(_HEAD.sub("", plain))
-    return plain if len(plain) <= _WIDTH else f"{plain[: _WIDTH - 3]}..."

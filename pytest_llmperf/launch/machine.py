@@ -25,6 +25,15 @@ from pytest_llmperf.launch.device import UNKNOWN, VISIBLE, Gpu, foreign_processe
 from pytest_llmperf.support.guarded_paths import is_at, open_shared, shared_folder
 from pytest_llmperf.support.units import GIB
 
+T = TypeVar("T", Gpu, str)
+Say = Callable[[str], None]
+
+# Not TMPDIR, which schedulers set for each job: all processes of a host must meet in one place.
+_FOLDER = "/tmp/pytest-llmperf-leases"  # noqa: S108 - shared on purpose; it holds empty files
+
+_POLL_SECONDS = 0.5
+_REMIND_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -41,8 +50,7 @@ class Machine:
     def gpu_kind(self) -> str:
         """The machine kind of its GPUs, e.g. ``nvidia-h200-140gib``.
 
-        Raises:
-            ValueError: they are of several kinds, whose figures must not share a baseline.
+        Raises ValueError where they are of several kinds, whose figures must not share a baseline.
         """
         kinds = sorted({_kind(gpu) for gpu in self.gpus})
         if len(kinds) > 1:
@@ -56,22 +64,17 @@ class Machine:
 
 
 def find_machine() -> Machine:
-    """The machine as this process sees it; those GPUs that the environment leaves it.
+    """The machine as this process sees it, with the GPUs that the environment leaves it; raises as ``visible_gpus``."""
+    cpu = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    return Machine(gpus=visible_gpus(), cpu_name=cpu, cores=len(os.sched_getaffinity(0)))
 
-    Raises:
-        ValueError: it leaves a slice of one, which is not supported.
-    """
-    return Machine(gpus=visible_gpus(), cpu_name=_cpu_name(), cores=len(os.sched_getaffinity(0)))
 
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def host_memory_bytes() -> int:
+    """All that this host has."""
+    return int(psutil.virtual_memory().total)
 
 
 def _kind(gpu: Gpu) -> str:
@@ -82,66 +85,75 @@ def _kind(gpu: Gpu) -> str:
     return f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib{lowered}"
 
 
-def host_memory_bytes() -> int:
-    """All that this host has."""
-    return int(psutil.virtual_memory().total)
-
-
 def _slug(name: str) -> str:
     plain = re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"
 
 
-# Not TMPDIR, which schedulers set for each job: all processes of a host must meet in one place.
-_FOLDER = "/tmp/pytest-llmperf-leases"  # noqa: S108 - shared on purpose; it holds empty files
-
-_POLL_SECONDS = 0.5
-_REMIND_SECONDS = 60.0
+def _nobody(_: str) -> None:
+    """Wait as long as it takes."""
 
 
-class _Lock:
-    """A lock of the file ``name`` in the folder of leases: held alone, or ``shared`` with others that say so too.
+@contextmanager
+def lease_gpus(
+    num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool = False, wait: Say = _nobody
+) -> Iterator[tuple[Gpu, ...]]:
+    """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased.
 
-    Not a ``FileLock``, which opens for writing: Linux lets nobody do that to another user's file in a sticky folder.
+    GPUs without foreign processes come first; one that has some is leased only when no other is left, and said so.
+    ``shared``: others that say so too may hold them at the same time. ``wait`` is called again and again while they
+    are leased, with what is waited for; what it raises ends the wait. Raises OSError, in one line, where the folder of
+    leases or a lock in it cannot be used, ValueError where there are fewer GPUs.
     """
+    if num_gpus > len(gpus):
+        raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")
+    first = os.getpid() % (len(gpus) or 1)  # another in each process, so that those who share do not all share one
 
-    def __init__(self, folder: _Folder, name: str, *, shared: bool = False) -> None:
-        self.path = folder.path / name
-        self._folder, self._name, self._shared = folder.descriptor, name, shared
-        self._descriptor = -1
+    def left(taken: Sequence[Gpu]) -> list[Gpu]:
+        others = [gpu for gpu in (*gpus[first:], *gpus[:first]) if gpu not in taken]
+        return others if shared else undisturbed_first(others)
 
-    def is_acquired(self) -> bool:
-        """Whether it is ours now.
+    with _folder() as folder, ExitStack() as held:
+        # One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for
+        # each other.
+        with _acquired(_Lock(folder, "queue"), "a place in the queue", say, wait):
+            waiting = _Waiting(f"{num_gpus} GPU(s)", say, wait)
+            chosen = _gathered(num_gpus, left, lambda gpu: _Lock(folder, gpu.uuid, shared=shared), waiting, held)
+        for line in [] if shared else foreign_processes(chosen):
+            say(f"warning: another process is on the GPU leased for this launch: {line}")
+        yield tuple(sorted(chosen, key=lambda gpu: gpu.index))
 
-        Raises:
-            OSError: the file cannot be opened or locked; in one line.
-        """
-        try:
-            descriptor = open_shared(self._folder, self._name)
-        except FileNotFoundError:  # its last holder removed it just now
-            return False
-        except OSError as error:
-            raise _unusable(self.path, error) from error
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        except OSError as error:
-            os.close(descriptor)
-            raise _unusable(self.path, error) from error
-        if not is_at(descriptor, self._folder, self._name):
-            os.close(descriptor)
-            return False
-        self._descriptor = descriptor
-        return True
 
-    def release(self) -> None:
-        """Others may have it; the file goes too where nobody else can hold it, so that none is left."""
-        if not self._shared:
-            with suppress(OSError):  # of another user
-                os.unlink(self._name, dir_fd=self._folder)
-        os.close(self._descriptor)
+@contextmanager
+def lease_cpu(say: Say, *, shared: bool = False, wait: Say = _nobody) -> Iterator[None]:
+    """Hold this host's CPU: runs that would slow each other take turns; ``shared``, ``wait`` and errors as of GPUs."""
+    with _folder() as folder, _acquired(_Lock(folder, "cpu", shared=shared), "the CPU", say, wait):
+        yield
+
+
+@contextmanager
+def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Say) -> Iterator[list[str]]:
+    """Hold ``num_nodes`` of an allocation's ``nodes``, the first that are free; processes of one job share them.
+
+    Raises as ``lease_gpus``.
+    """
+    if num_nodes > len(nodes):
+        raise ValueError(f"{num_nodes} nodes asked for, {len(nodes)} left")
+    job = f"slurm-{job_id}"
+
+    def left(taken: Sequence[str]) -> list[str]:
+        return [node for node in nodes if node not in taken]
+
+    with _folder() as folder, ExitStack() as held:
+        with _acquired(_Lock(folder, f"{job}-queue"), "a place in the queue", say):
+            waiting = _Waiting(f"{num_nodes} node(s)", say)
+            chosen = _gathered(num_nodes, left, lambda node: _Lock(folder, f"{job}-{node}"), waiting, held)
+        yield sorted(chosen, key=list(nodes).index)
+
+
+def undisturbed_first(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """``gpus`` by their index, those with foreign processes last."""
+    return sorted(gpus, key=lambda gpu: (bool(foreign_processes([gpu])), gpu.index))
 
 
 @dataclass(frozen=True)
@@ -151,120 +163,66 @@ class _Folder:
     path: Path
     descriptor: int
 
-    def lock(self, name: str, *, shared: bool = False) -> _Lock:
-        return _Lock(self, f"{name}.lock", shared=shared)
 
+class _Lock:
+    """A lock of the file ``name`` in the folder of leases: held alone, or ``shared`` with others that say so too.
 
-@contextmanager
-def lease_gpus(
-    num_gpus: int,
-    gpus: Sequence[Gpu],
-    say: Callable[[str], None],
-    *,
-    shared: bool = False,
-    wait: Callable[[str], None] = lambda _: None,
-) -> Iterator[tuple[Gpu, ...]]:
-    """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased.
-
-    GPUs without foreign processes come first; one that has some is leased only when no other is left, and said so.
-    ``shared``: others that say so too may hold them at the same time. ``wait`` is called again and again while they
-    are leased, with what is waited for; what it raises ends the wait.
-
-    Raises:
-        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
-        ValueError: fewer GPUs than asked for.
+    Not a ``FileLock``, which opens for writing: Linux lets nobody do that to another user's file in a sticky folder.
     """
-    if num_gpus > len(gpus):
-        raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")
-    with _folder() as folder, ExitStack() as held:
-        # One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for
-        # each other.
-        with _acquired(folder.lock("queue"), "a place in the queue", say, wait):
-            first = os.getpid() % len(gpus)  # another in each process, so that those who share do not all share one
 
-            def left(taken: Sequence[Gpu]) -> list[Gpu]:
-                others = [gpu for gpu in (*gpus[first:], *gpus[:first]) if gpu not in taken]
-                return others if shared else undisturbed_first(others)
+    def __init__(self, folder: _Folder, name: str, *, shared: bool = False) -> None:
+        self._name, self._folder, self._shared = f"{name}.lock", folder.descriptor, shared
+        self.path = folder.path / self._name
+        self._descriptor = -1
 
-            waiting = _Waiting(f"{num_gpus} GPU(s)", say, wait)
-            chosen = _gathered(num_gpus, left, lambda gpu: folder.lock(gpu.uuid, shared=shared), waiting, held)
-        for line in [] if shared else foreign_processes(chosen):
-            say(f"warning: another process is on the GPU leased for this launch: {line}")
-        yield tuple(sorted(chosen, key=lambda gpu: gpu.index))
+    def is_acquired(self) -> bool:
+        """Whether it is ours now; OSError, in one line, where the file cannot be opened or locked."""
+        descriptor = -1
+        try:
+            descriptor = open_shared(self._folder, self._name)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            if is_at(descriptor, self._folder, self._name):
+                self._descriptor, descriptor = descriptor, -1
+                return True
+        except (FileNotFoundError, BlockingIOError):  # its last holder removed it just now, or somebody holds it
+            pass
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return False
 
-
-@contextmanager
-def lease_cpu(
-    say: Callable[[str], None], *, shared: bool = False, wait: Callable[[str], None] = lambda _: None
-) -> Iterator[None]:
-    """Hold this host's CPU: runs that would slow each other take turns; ``shared``: those that say so too need not.
-
-    ``wait``: as for GPUs.
-
-    Raises:
-        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
-    """
-    with _folder() as folder, _acquired(folder.lock("cpu", shared=shared), "the CPU", say, wait):
-        yield
-
-
-@contextmanager
-def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Callable[[str], None]) -> Iterator[list[str]]:
-    """Hold ``num_nodes`` of an allocation's ``nodes``, the first that are free; processes of one job share them.
-
-    Raises:
-        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
-        ValueError: fewer nodes than asked for.
-    """
-    if num_nodes > len(nodes):
-        raise ValueError(f"{num_nodes} nodes asked for, {len(nodes)} left")
-    job = f"slurm-{job_id}"
-    with _folder() as folder, ExitStack() as held:
-        with _acquired(folder.lock(f"{job}-queue"), "a place in the queue", say):
-            chosen = _gathered(
-                num_nodes,
-                lambda taken: [node for node in nodes if node not in taken],
-                lambda node: folder.lock(f"{job}-{node}"),
-                _Waiting(f"{num_nodes} node(s)", say),
-                held,
-            )
-        yield sorted(chosen, key=list(nodes).index)
-
-
-def undisturbed_first(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """``gpus`` by their index, those with foreign processes last."""
-    return sorted(gpus, key=lambda gpu: (bool(foreign_processes([gpu])), gpu.index))
-
-
-_Held = TypeVar("_Held", Gpu, str)
+    def release(self) -> None:
+        """Others may have it; the file goes too where nobody else can hold it, so that none is left."""
+        if not self._shared:
+            with suppress(OSError):  # of another user
+                os.unlink(self._name, dir_fd=self._folder)
+        os.close(self._descriptor)
 
 
 def _gathered(
     number: int,
-    left: Callable[[Sequence[_Held]], list[_Held]],
-    lock_of: Callable[[_Held], _Lock],
+    left: Callable[[Sequence[T]], list[T]],
+    lock_of: Callable[[T], _Lock],
     waiting: _Waiting,
     held: ExitStack,
-) -> list[_Held]:
+) -> list[T]:
     """So many of what is ``left`` beside those that are taken, each locked until ``held`` is left."""
-    chosen: list[_Held] = []
-    while True:
-        for one in left(chosen) if len(chosen) < number else ():
+    chosen: list[T] = []
+    while len(chosen) < number:
+        for one in left(chosen):
             lock = lock_of(one)
-            if lock.is_acquired():
+            if len(chosen) < number and lock.is_acquired():
                 held.callback(lock.release)
                 chosen.append(one)
-            if len(chosen) == number:
-                break
-        if len(chosen) == number:
-            return chosen
-        waiting.tick(lock_of(one).path for one in left(chosen))
+        if len(chosen) < number:
+            waiting.tick(lock_of(one).path for one in left(chosen))
+    return chosen
 
 
 @contextmanager
-def _acquired(
-    lock: _Lock, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None
-) -> Iterator[None]:
+def _acquired(lock: _Lock, what: str, say: Say, wait: Say = _nobody) -> Iterator[None]:
     waiting = _Waiting(what, say, wait)
     while not lock.is_acquired():
         waiting.tick([lock.path])
@@ -277,7 +235,7 @@ def _acquired(
 class _Waiting:
     """Says that one waits, and for whom: at once, and again each minute."""
 
-    def __init__(self, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, what: str, say: Say, wait: Say = _nobody) -> None:
         self._what, self._say, self._wait = what, say, wait
         self._start, self._said = time.monotonic(), -_REMIND_SECONDS
 

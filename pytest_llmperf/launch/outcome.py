@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pytest_llmperf.launch import last_words
 from pytest_llmperf.launch.last_words import ANSI, remarks_in, want_of_memory
@@ -26,48 +28,94 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets
 
+T = TypeVar("T")
+
+#: The end of a timeout's message.
+LONGER = "; a longer limit is --perf-timeout"
+
+#: A micro-batch size, and its peak allocated bytes where it trained.
+Tried = tuple[int, int | None]
+
+_SIZES_FILE = "sizes.json"
 _TAIL_LINES = 12
 _TAIL_WIDTH = 160
+# torchrun's own report of a rank that ended: its rank and exit code.
+_RANK_REPORT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (-?\d+)")
+# What is wrong with a file that a rank wrote.
+_UNUSABLE = (OSError, ValueError, TypeError, KeyError)
 
 
 def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Launch | Failure:
     """The launch in ``folder``, or why there is none."""
-    found = _read(folder, spec, ended, progress)
+    # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
+    for left in folder.glob("*/checkpoint-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    found = _from_file(folder, RECORD_FILE, lambda told: codec.read(Launch, told), ended, progress)
     if isinstance(found, Failure):
-        try:
-            told = json.loads((folder / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
-            return replace(found, environment=codec.read(Environment, told))
-        except (OSError, ValueError):
-            return found
+        found = _measured(folder, spec, found)
+    elif found.digest != spec.digest:
+        message = f"launch.json is of digest {found.digest}, expected {spec.digest}"
+        found = _failure(folder, "error", message, None)
+    if isinstance(found, Failure):
+        with suppress(OSError, ValueError):
+            environment = codec.read(Environment, _json(folder / ENVIRONMENT_FILE))
+            found = replace(found, environment=environment)
+        return found
     lines = (line for log in sorted(folder.glob("logs/**/stderr.log")) for line in lines_of(log))
     remarks = tuple(dict.fromkeys((*found.evidence.get("remarks", ()), *remarks_in(lines))))
     return replace(found, evidence={**found.evidence, "remarks": list(remarks)}) if remarks else found
 
 
-def _read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Launch | Failure:
-    # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
-    for left in folder.glob("*/checkpoint-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    if ended.returncode == 0 and not ended.timed_out:
-        try:
-            launch = _record(folder / RECORD_FILE)
-        except (OSError, ValueError) as error:
-            message = f"the ranks ended well and left no usable {RECORD_FILE} ({error})"
-            return _measured(folder, spec, _failure(folder, "error", message, None))
-        if launch.digest != spec.digest:
-            return _failure(folder, "error", f"launch.json is of digest {launch.digest}, expected {spec.digest}", None)
-        return launch
-    return _measured(folder, spec, _why(folder, ended, progress))
+def read_sizes(folder: Path, ended: Ended, progress: Progress) -> list[Tried] | Failure:
+    """The sizes that were tried in ``folder``, in order, or why nothing of it is known."""
+    return _from_file(folder, _SIZES_FILE, _tried, ended, progress)
 
 
-def _record(path: Path) -> Launch:
-    return codec.read(Launch, json.loads(path.read_text(encoding="utf-8")))
+def sizes_so_far(folder: Path) -> list[Tried]:
+    """The sizes that were tried in ``folder`` until now, in order; none where nothing is known."""
+    try:
+        return _tried(_json(folder / _SIZES_FILE))
+    except _UNUSABLE:
+        return []
+
+
+def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> list[TrainingErrors] | Failure:
+    """What the small trainings in ``folder`` did, or why nothing is known of them."""
+
+    def errors(told: Any) -> list[TrainingErrors]:
+        return [codec.read(TrainingErrors, one) for one in told]
+
+    return _from_file(folder, ERRORS_FILE, errors, ended, progress)
+
+
+def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
+    """The failure of a launch that somebody else's clock ended, in the words of ours."""
+    return _failure(folder, "timeout", f"{why}, {_where(progress)}", 0)
+
+
+def _from_file(folder: Path, name: str, record: Callable[[Any], T], ended: Ended, progress: Progress) -> T | Failure:
+    """The ``record`` in the file ``name``, or why there is none."""
+    if ended.returncode != 0 or ended.timed_out:
+        return _why(folder, ended, progress)
+    try:
+        return record(_json(folder / name))
+    except _UNUSABLE as error:
+        who = "the rank" if name == _SIZES_FILE else "the ranks"
+        return _failure(folder, "error", f"{who} ended well and left no usable {name} ({error})", None)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _tried(told: Any) -> list[Tried]:
+    return [(int(size), None if peak is None else int(peak)) for size, peak in told]
 
 
 def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failure:
     """What was measured before a later step failed, or hung, on any rank: that costs what such steps show alone."""
     try:
-        launch = _record(folder / MEASURED_FILE)
+        launch = codec.read(Launch, _json(folder / MEASURED_FILE))
     except (OSError, ValueError):
         return failure
     if launch.digest != spec.digest:
@@ -76,92 +124,40 @@ def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failu
     return replace(launch, trace=Trace(none=why), learning=Learning(none=why))
 
 
-#: The end of a timeout's message.
-LONGER = "; a longer limit is --perf-timeout"
-
-#: A micro-batch size, and its peak allocated bytes where it trained.
-Tried = tuple[int, int | None]
-
-
-def read_sizes(folder: Path, ended: Ended, progress: Progress) -> list[Tried] | Failure:
-    """The sizes that were tried in ``folder``, in order, or why nothing of it is known."""
-    if ended.returncode != 0 or ended.timed_out:
-        return _why(folder, ended, progress)
-    try:
-        return _tried(folder)
-    except (OSError, ValueError, TypeError) as error:
-        return _failure(folder, "error", f"the rank ended well and left no usable sizes.json ({error})", None)
-
-
-def sizes_so_far(folder: Path) -> list[Tried]:
-    """The sizes that were tried in ``folder`` until now, in order; none where nothing is known."""
-    try:
-        return _tried(folder)
-    except (OSError, ValueError, TypeError):
-        return []
-
-
-def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> list[TrainingErrors] | Failure:
-    """What the small trainings in ``folder`` did, or why nothing is known of them."""
-    if ended.returncode != 0 or ended.timed_out:
-        return _why(folder, ended, progress)
-    try:
-        told = json.loads((folder / ERRORS_FILE).read_text(encoding="utf-8"))
-        return [codec.read(TrainingErrors, one) for one in told]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return _failure(folder, "error", f"the ranks ended well and left no usable {ERRORS_FILE} ({error})", None)
-
-
-def _tried(folder: Path) -> list[Tried]:
-    tried = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
-    return [(int(size), None if peak is None else int(peak)) for size, peak in tried]
-
-
-@dataclass(frozen=True)
-class _Reason:
-    rank: int
-    kind: str
-    message: str
-    tail: tuple[str, ...]
-    time: float
-
-
 def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
     failure = _told(folder, ended, progress)
     full = unwritable(folder) if failure.kind not in {"oom", "timeout"} else ""
-    if full:
-        return replace(failure, kind="unwritable", message=f"{full}; {failure.message}")
-    return failure
+    return replace(failure, kind="unwritable", message=f"{full}; {failure.message}") if full else failure
 
 
 def _told(folder: Path, ended: Ended, progress: Progress) -> Failure:
-    reasons = sorted(_reasons(folder), key=lambda reason: (reason.kind != "oom", reason.time))
+    """Why, as the ranks, torchrun or the kernel tell it."""
     where = _where(progress)
     if ended.timed_out:
         return _timed_out(folder, f"no end after {ended.seconds:.0f} s, {where}")
-    told = {reason.rank for reason in reasons}
-    if not any(reason.kind == "oom" for reason in reasons):
-        for dead in (dead for dead in _dead(folder) if dead.rank not in told):
-            lack = want_of_memory(folder, dead.rank, dead.signal, _last_lines(folder, dead.rank), ended.oom_kills)
-            if lack is not None:
-                return _failure(folder, "oom", f"{dead}, {where}, for want of memory: {lack}", dead.rank)
-    victim = next((dead.rank for dead in _dead(folder) if dead.signal), None)
-    if victim is not None and not any(reason.kind == "oom" or reason.rank == victim for reason in reasons):
-        # A killed rank leaves no reason, and its peers leave one: that their connection to it broke.
-        return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", victim)
-    if reasons:
-        # The earliest is the cause: the peers of a rank that failed only saw it go. Out of memory wins, since it may
-        # surface in one rank while another already waits for it.
-        first = reasons[0]
+    # Out of memory comes first, since it may surface in one rank while another already waits for it.
+    reasons = sorted(_reasons(folder), key=lambda reason: (reason.kind != "oom", reason.time))
+    is_oom, known = any(reason.kind == "oom" for reason in reasons), {reason.rank for reason in reasons}
+    ended_ranks = _dead(folder)
+    for dead in (dead for dead in ended_ranks if not is_oom and dead.rank not in known):
+        lack = want_of_memory(folder, dead.rank, dead.signal, _last_lines(folder, dead.rank), ended.oom_kills)
+        if lack is not None:
+            return _failure(folder, "oom", f"{dead}, {where}, for want of memory: {lack}", dead.rank)
+    victim = next((dead for dead in ended_ranks if dead.signal), None)
+    # A killed rank leaves no reason, and its peers leave one: that their connection to it broke.
+    is_cause = victim is not None and not is_oom and victim.rank not in known
+    if reasons and not is_cause:
+        first = reasons[0]  # the earliest is the cause: the peers of a rank that failed only saw it go
         return Failure(kind=first.kind, message=first.message, tail=first.tail, folder=str(folder), rank=first.rank)
-    if not (folder / "rank-0.pid").exists():
+    if not reasons and victim is None and not (folder / "rank-0.pid").exists():
         return _failure(folder, "never-started", f"torchrun ended with {ended.returncode} before a rank began", None)
-    return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", victim)
-
-
-def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
-    """Of a launch that somebody else's clock ended, in the words of ours."""
-    return _failure(folder, "timeout", f"{why}, {_where(progress)}", 0)
+    if victim is not None:
+        how = f"{victim}{'; the host may have run out of memory' if victim.signal == 'SIGKILL' else ''}"
+    elif name := signal_name(ended.returncode):
+        how = f"torchrun{ended.where} was ended by {name}"
+    else:
+        how = f"torchrun ended with {ended.returncode}, no rank told why"
+    return _failure(folder, "killed", f"{how}, {where}", victim.rank if victim else None)
 
 
 def _where(progress: Progress) -> str:
@@ -172,25 +168,8 @@ def _timed_out(folder: Path, message: str) -> Failure:
     hang = last_words.read(folder)
     if hang is None:
         return _failure(folder, "timeout", f"{message}{LONGER}", 0)
-    return Failure(
-        kind="timeout",
-        message=f"{message}: {hang.message}{LONGER}",
-        tail=tidy(hang.stack[:_TAIL_LINES]) or _failure(folder, "timeout", message, hang.rank).tail,
-        folder=str(folder),
-        rank=hang.rank,
-    )
-
-
-# torchrun's own report of a rank that ended: its rank and exit code.
-_RANK_REPORT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (-?\d+)")
-
-
-def _killed(folder: Path, ended: Ended) -> str:
-    for dead in (dead for dead in _dead(folder) if dead.signal):
-        return f"{dead}{'; the host may have run out of memory' if dead.signal == 'SIGKILL' else ''}"
-    if signal_name(ended.returncode):
-        return f"torchrun{ended.where} was ended by {signal_name(ended.returncode)}"
-    return f"torchrun ended with {ended.returncode}, no rank told why"
+    failure = _failure(folder, "timeout", f"{message}: {hang.message}{LONGER}", hang.rank)
+    return replace(failure, tail=tidy(hang.stack[:_TAIL_LINES]) or failure.tail)
 
 
 @dataclass(frozen=True)
@@ -226,16 +205,24 @@ def _dead(folder: Path) -> list[_Dead]:
     return found
 
 
+@dataclass(frozen=True)
+class _Reason:
+    """What a rank left that ended by an error."""
+
+    rank: int
+    kind: str
+    message: str
+    tail: tuple[str, ...]
+    time: float
+
+
 def _reasons(folder: Path) -> list[_Reason]:
     found = []
     for path in folder.glob("failure-*.json"):
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            rank = int(path.stem.partition("-")[2])
+        with suppress(*_UNUSABLE):
+            values, rank = _json(path), int(path.stem.partition("-")[2])
             tail = tidy(str(line) for line in values["tail"])
             found.append(_Reason(rank, str(values["kind"]), str(values["message"]), tail, float(values["time"])))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
     return found
 
 
@@ -250,7 +237,7 @@ def _last_lines(folder: Path, rank: int) -> Sequence[str]:
 
 
 def lines_of(path: Path) -> Sequence[str]:
-    """Of a log; none where there is none."""
+    """The lines of a log; none where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -119,10 +119,6 @@ def _sweep(home: Path, inductor: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)  # of a link it removes nothing
 
 
-if __name__ == "__main__":
-    remove_of_job()
-
-
 # Each is written under its last name, and taken for whole once it is there. What Triton makes gets its name when it is.
 _SUFFIXES = (".so", ".o", ".gch", ".pch")
 _TRITONS = "triton"
@@ -150,10 +146,9 @@ def _compiled(cache: Path) -> Iterator[Path]:
 
 
 def _changed(path: Path) -> float:
-    try:
+    with suppress(OSError):  # another launch removed it just now
         return path.lstat().st_mtime
-    except OSError:  # another launch removed it just now
-        return 0.0
+    return 0.0
 
 
 def _is_half(path: Path) -> bool:
@@ -171,20 +166,15 @@ def _is_half(path: Path) -> bool:
 
 
 def _drop(paths: list[Path]) -> None:
-    open_elsewhere = _open_files() if paths else set()
+    """Remove those of ``paths`` that no process of ours has open: a compiler at work has its result."""
+    open_elsewhere = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*") if paths else ():
+        with suppress(OSError):
+            open_elsewhere.add(str(link.readlink()))
     for path in paths:
         with suppress(OSError):
             if os.path.realpath(path) not in open_elsewhere:
                 path.unlink()
-
-
-def _open_files() -> set[str]:
-    """Those that processes of ours have open: a compiler at work has its result."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            found.add(str(link.readlink()))
-    return found
 
 
 # Records and logs of a launch need more than this: with less left, it is what broke it.
@@ -212,3 +202,7 @@ def unwritable(folder: Path) -> str:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
     return ""
+
+
+if __name__ == "__main__":
+    remove_of_job()

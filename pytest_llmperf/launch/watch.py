@@ -63,7 +63,7 @@ _READ_SECONDS = 0.25
 
 
 class ProgressReader:
-    """Tells ``watch`` of every change, at most four times a second."""
+    """Reads how far a launch has come, and tells ``watch``, at most four times a second."""
 
     def __init__(self, path: Path, watch: Callable[[Progress], None]) -> None:
         self.last = Progress(phase="starting")
@@ -80,7 +80,7 @@ class ProgressReader:
 
     def read(self) -> Progress:
         """Look now, and tell nobody."""
-        try:
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             beat = json.loads(self._path.read_text(encoding="utf-8"))
             reached = {str(phase): _finite(at) for phase, at in beat["reached"].items()}
             self.last = Progress(
@@ -93,8 +93,6 @@ class ProgressReader:
                 phase_seconds=max(0.0, float(beat["time"]) - reached.get(str(beat["phase"]), math.inf)),
                 compiles=bool(beat["compiles"]),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
         return self.last
 
     def _rate(self, now: float, step: int, tokens_per_step: int) -> float:
@@ -158,17 +156,17 @@ class HealthWatch:
 
     def health(self) -> Health:
         """What was seen while the ranks trained; of several GPUs the worst."""
-        everyone = [[one for one in seen if one.time <= self._trained_until] for seen in self._seen.values()]
-        clocks = [_told(one.clock_mhz for one in seen) for seen in everyone]
-        temperatures = [_told(one.temperature for one in seen) for seen in everyone]
+        seen = [[one for one in every if one.time <= self._trained_until] for every in self._seen.values()]
+        clocks = [_known(one.clock_mhz for one in gpu) for gpu in seen]
+        temperatures = [_known(one.temperature for one in gpu) for gpu in seen]
         now = [sensors.memory_errors() for sensors in self._sensors]
         return Health(
             foreign_processes=tuple(self._foreign),
-            clock_reasons=_shares([_told(one.reasons for one in seen) for seen in everyone]),
-            sm_clock_mhz=min((median(told) for told in clocks if told), default=0.0),
-            temperature_celsius=max((max(told) for told in temperatures if told), default=0.0),
-            power_watts=sum_of_known([_power(seen) for seen in everyone]),
-            power_limit_watts=min(_told(sensors.power_limit_watts() for sensors in self._sensors), default=0.0),
+            clock_reasons=_shares([_known(one.reasons for one in gpu) for gpu in seen]),
+            sm_clock_mhz=min((median(known) for known in clocks if known), default=0.0),
+            temperature_celsius=max((max(known) for known in temperatures if known), default=0.0),
+            power_watts=sum_of_known([_power(gpu) for gpu in seen]),
+            power_limit_watts=min(_known(sensors.power_limit_watts() for sensors in self._sensors), default=0.0),
             memory_errors=sum(map(_new, self._errors, now)),
         )
 
@@ -179,12 +177,12 @@ def _new(before: Sequence[int | None], after: Sequence[int | None]) -> int:
     return sum(max(0, int(late) - int(early)) for early, late in pairs if early is not None and late is not None)
 
 
-def _told(values: Iterable[_Number | None]) -> list[_Number]:
+def _known(values: Iterable[_Number | None]) -> list[_Number]:
     return [value for value in values if value is not None]
 
 
 def _shares(samples: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Of the samples, by reason; of several GPUs the largest."""
+    """In what part of the samples each reason was seen; of several GPUs the largest."""
     found: dict[str, float] = {}
     for bit, name in CLOCK_REASONS.items():
         share = max((fmean(bool(bits & bit) for bits in gpu) for gpu in samples if gpu), default=0.0)
@@ -200,10 +198,10 @@ def sum_of_known(watts: Sequence[float]) -> float:
 
 def _power(seen: Sequence[device.Sample]) -> float:
     told = [(one.time, one.joules) for one in seen if one.joules is not None]
-    if len(told) < 2:  # noqa: PLR2004 - two ends of a span
+    if not told or told[-1][0] <= told[0][0]:
         return 0.0
     (start, first), (end, last) = told[0], told[-1]
-    return (last - first) / (end - start) if end > start else 0.0
+    return (last - first) / (end - start)
 
 
 def with_phases(launch: Launch, lap: Lap, progress: Progress) -> Launch:
