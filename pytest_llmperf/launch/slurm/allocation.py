@@ -9,10 +9,11 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from pytest_llmperf.launch.site import SiteError
 
-_RANGES = re.compile(r"([^\[\],]*)\[([^\]]*)\]")
+_SPAN, _COUNT = re.compile(r"(\d+)(?:-(\d+))?"), re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 class AllocationError(SiteError):
@@ -84,8 +85,11 @@ def job_key(variables: Mapping[str, str]) -> str:
 
 def expand_nodes(text: str) -> tuple[str, ...]:
     """``n[1-2,05],m`` as its four names; AllocationError where it is no node list."""
-    parts = filter(None, re.split(r",(?![^\[]*\])", text))  # at the commas that are outside brackets
-    names = [name for part in parts for name in _expand(part)]
+    names: list[str] = []
+    for part in filter(None, re.split(r",(?![^\[]*\])", text)):  # at the commas that are outside brackets
+        pieces = re.split(r"\[([^\]]*)\]", part)  # each second one was inside
+        choices = [_numbers(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        names += map("".join, product(*choices)) if all(choices) else [""]
     if not names or not all(names) or any(set(name) & set("[]") for name in names):
         raise AllocationError(f"SLURM_JOB_NODELIST={text}: not a list of nodes, expected e.g. n[1-2,05]")
     return tuple(names)
@@ -93,32 +97,15 @@ def expand_nodes(text: str) -> tuple[str, ...]:
 
 def expand_counts(text: str) -> tuple[int, ...]:
     """``2(x3),4`` as (2, 2, 2, 4); what is no such list is empty."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
-            return ()
-        found += [int(match[1])] * int(match[2] or 1)
-    return tuple(found)
-
-
-def _expand(part: str) -> list[str]:
-    match = _RANGES.match(part)
-    if match is None:
-        return [part]
-    rest = _expand(part[match.end() :]) if part[match.end() :] else [""]
-    return [f"{match[1]}{number}{end}" if number else "" for number in _numbers(match[2]) for end in rest]
+    found = [_COUNT.fullmatch(part) for part in filter(None, text.split(","))]
+    return tuple(int(match[1]) for match in found if match for _ in range(int(match[2] or 1))) if all(found) else ()
 
 
 def _numbers(text: str) -> list[str]:
-    found = []
-    for span in text.split(","):
-        first, dash, last = span.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            return [""]
-        # Leading zeros belong to the name.
-        found += [f"{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)]
-    return found
+    """``1-2,05`` as three numbers, of whose name leading zeros are a part; what are none are empty."""
+    found = [_SPAN.fullmatch(span) for span in text.split(",")]
+    spans = [(match[1], int(match[1]), int(match[2] or match[1])) for match in found if match]
+    return [f"{n:0{len(name)}d}" for name, first, last in spans for n in range(first, last + 1)] if all(found) else []
 
 
 # The step of `salloc`'s shell, from which further steps may start, unlike from any other.

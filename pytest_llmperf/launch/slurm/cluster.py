@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pytest_llmperf.launch import device
 from pytest_llmperf.launch.device import RECORD, RECORDING, VISIBLE, Gpu
@@ -30,6 +29,7 @@ from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, NoNodeAnswersError
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.step_outcome import word
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import is_secret
 from pytest_llmperf.support.units import GIB
 
@@ -61,10 +61,6 @@ class NodeFacts:
         names = sorted({f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in self.gpus})
         return f"{len(self.gpus)} × {' and '.join(names)}"
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> NodeFacts:
-        return cls(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
-
 
 def node_name() -> str:
     """SLURM's name of this node."""
@@ -78,8 +74,7 @@ def switch() -> str:
 
 def find_facts() -> NodeFacts:
     """Ask this node; raises as ``find_machine``."""
-    machine = find_machine()
-    granted = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    machine, granted = find_machine(), os.environ.get("SLURM_GPUS_ON_NODE", "")
     return NodeFacts(
         node=node_name(),
         host=platform.node(),
@@ -94,7 +89,7 @@ def find_facts() -> NodeFacts:
 def parse(output: str) -> list[NodeFacts]:
     """The nodes that answered, whatever else was printed, also on their lines; ValueError where one is cut off."""
     decoder = json.JSONDecoder()
-    return [NodeFacts.from_dict(decoder.raw_decode(answer)[0]) for answer in output.split(MARK)[1:]]
+    return [codec.read(NodeFacts, decoder.raw_decode(answer)[0]) for answer in output.split(MARK)[1:]]
 
 
 _PROBE_SECONDS = 180.0
@@ -278,7 +273,7 @@ def endpoint(first: NodeFacts, folder: Path) -> str:
     """Where the nodes meet: on the first one, at a port of this launch's own, seen free if that node is this one."""
     start = zlib.crc32(str(folder).encode()) % len(_PORTS)
     candidates = [_PORTS[(start + step) % len(_PORTS)] for step in range(50)]
-    is_here = first.host == socket.gethostname() or first.host.split(".")[0] == socket.gethostname().split(".")[0]
+    is_here = first.host.split(".")[0] == socket.gethostname().split(".")[0]
     port = next((port for port in candidates if not is_here or _is_free(port)), candidates[0])
     return f"{controller.address(first.node)}:{port}"
 

@@ -140,16 +140,12 @@ class _Step:
         environment |= python_path(package_path(), environment)
         if srun.on_cpu:
             environment |= NO_GPU
+        server = [srun.python(), "-m", "pytest_llmperf.launch.slurm.node_server"]
+        server += [self.name, str(folder), "cpu" if srun.on_cpu else "gpu", srun.python()]
         command = [
             # Each lasts for itself: neither a node nor a server that fails ends the others.
             *srun.words(nodes, "--wait=0", "--no-kill", name=self.name, gpus_per_node=srun.cluster.gpus_per_node),
-            *srun.options.wrapped(
-                [
-                    *(srun.python(), "-m", "pytest_llmperf.launch.slurm.node_server"),
-                    *(self.name, str(folder), "cpu" if srun.on_cpu else "gpu", srun.python()),
-                ],
-                srun.variables(environment),
-            ),
+            *srun.options.wrapped(server, srun.variables(environment)),
         ]
         environment = srun.environment(environment)
         self._process = process.start(command, environment=environment, log=self._log, stdin=subprocess.PIPE)
