@@ -52,8 +52,6 @@ def listed(names: Sequence[str]) -> str:
 class Wanted:
     """What a run asks of its site."""
 
-    launcher: str
-    """``auto``, ``local`` or ``slurm``."""
     gpus: int | None
     """At most; 0 is the CPU, ``None``: all that there are."""
     start: str

@@ -294,7 +294,6 @@ class Run:
 
         settings = self.settings
         wanted = Wanted(
-            launcher=settings.launcher,
             gpus=settings.gpus,
             start=settings.start,
             slurm=settings.slurm,

@@ -219,7 +219,6 @@ class TestRunner:
                 return launch(request)
 
         wanted = Wanted(
-            launcher="local",
             gpus=0,
             start="cold",
             slurm=SlurmOptions(),
