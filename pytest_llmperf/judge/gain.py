@@ -14,7 +14,7 @@ from pytest_llmperf.judge.noise import Noise, log_of, within_sessions
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Decision, Difference, Outlook, Rule, decide
 from pytest_llmperf.judge.verdict import Decided, Judgement
-from pytest_llmperf.records.launch import Launch, RankRecord
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, pooled_step_seconds
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
@@ -53,6 +53,16 @@ class Bounds:
 
     def _both(self) -> tuple[tuple[str, Any], ...]:
         return ("at_least", self.at_least), ("at_most", self.at_most)
+
+    def check(self, metric: str, ratio: float, verdict: Verdict | None, detail: str) -> Check:
+        """The check of ``metric``, whose ``ratio`` they bound."""
+        told = " and ".join(f"{name.replace('_', ' ')} {bound:g}x" for name, bound in self)
+        return METRICS[metric].check(
+            ratio,
+            limit=next((bound for _, bound in self), None),
+            verdict=verdict if told else None,
+            detail=f"{detail}, to be {told}" if told else detail,
+        )
 
 
 def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds], policy: Policy) -> Judgement:
@@ -103,47 +113,28 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: 
     log = math.log(tokens) - difference.log
     wide = stats.quantile(_INTERVAL, difference.df) * error
     ratio, low, high = (math.exp(value) for value in (log, log - wide, log + wide))
-    detail = f"throughput {ratio:.3g}x ({low:.3g} to {high:.3g})"
-    verdicts, told = [], []
     logs = [math.log(tokens) - each for each in difference.each]
+    verdicts = []
     for name, bound in bounds:
         sign = 1 if name == "at_least" else -1
         beyond = [sign * (each - math.log(bound)) for each in (log, *logs)]
         verdicts.append(keeps(beyond[0], beyond[1:], difference, policy.rule))
-        told.append(f"{name.replace('_', ' ')} {bound:g}x")
-    check = METRICS["throughput_ratio"].check(
-        ratio,
-        limit=next((bound for _, bound in bounds), None),
-        verdict=worst_of(verdict or "inconclusive" for verdict in verdicts) if verdicts else None,
-        detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
-    )
-    return check, None in verdicts
+    verdict = worst_of(verdict or "inconclusive" for verdict in verdicts)
+    detail = f"throughput {ratio:.3g}x ({low:.3g} to {high:.3g})"
+    return bounds.check("throughput_ratio", ratio, verdict, detail), None in verdicts
 
 
 def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) -> Check:
-    before, after = (min(launch.peak_reserved_bytes for launch in side) for side in zip(*pairs, strict=True))
-    ratio = _over(after, before)
-    each = [_over(b.peak_reserved_bytes, a.peak_reserved_bytes) for a, b in pairs]
-    broken_by = [
-        sum(_breaks(one, name, bound) for one in each) for name, bound in bounds if _breaks(ratio, name, bound)
-    ]
-    is_confirmed = max(broken_by, default=0) >= min(_CONFIRMED, rule.budget)
-    told = [f"{name.replace('_', ' ')} {bound:g}x" for name, bound in bounds]
-    detail = f"memory {ratio:.3g}x"
-    return METRICS["memory_ratio"].check(
-        ratio,
-        limit=next((bound for _, bound in bounds), None),
-        verdict=None if not told else "pass" if not broken_by else "regressed" if is_confirmed else "inconclusive",
-        detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
-    )
-
-
-def _over(after: float, before: float) -> float:
-    return after / before if before else math.inf
-
-
-def _breaks(ratio: float, name: str, bound: float) -> bool:
-    return ratio < bound if name == "at_least" else ratio > bound
+    leanest = tuple(min(launch.peak_reserved_bytes for launch in side) for side in zip(*pairs, strict=True))
+    sides = [leanest, *((a.peak_reserved_bytes, b.peak_reserved_bytes) for a, b in pairs)]
+    ratio, *each = (after / before if before else math.inf for before, after in sides)
+    verdict: Verdict = "pass"
+    for name, bound in bounds:
+        broken = [one < bound if name == "at_least" else one > bound for one in (ratio, *each)]
+        if broken[0]:
+            is_confirmed = sum(broken[1:]) >= min(_CONFIRMED, rule.budget)
+            verdict = worst_of([verdict, "regressed" if is_confirmed else "inconclusive"])
+    return bounds.check("memory_ratio", ratio, verdict, f"memory {ratio:.3g}x")
 
 
 def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterator[Check]:
@@ -154,7 +145,9 @@ def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterat
     if bound is None:
         return
     apart = max(abs(a - b) for before, after in pairs for a, b in zip(before.losses, after.losses, strict=False))
-    moved = min(_learnt(before.losses) for before, _ in pairs)
+    # How far training moved the loss: the first steps' mean over the last ones', nats.
+    few = [(before.losses, max(1, len(before.losses) // 4)) for before, _ in pairs]
+    moved = min(abs(fmean(losses[:num]) - fmean(losses[-num:])) for losses, num in few)
     detail = f"losses of one step {apart:.2g} apart at most, to be within {bound:g}"
     verdict: Verdict = "regressed" if apart > bound else "pass"
     if verdict == "pass" and bound > moved / 2:
@@ -163,14 +156,7 @@ def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterat
     yield METRICS["loss_difference"].check(apart, limit=bound, verdict=verdict, detail=detail)
 
 
-def _learnt(losses: Sequence[float]) -> float:
-    """How far training moved the loss: the first steps' mean over the last ones', nats."""
-    few = max(1, len(losses) // 4)
-    return abs(fmean(losses[:few]) - fmean(losses[-few:]))
-
-
-# Scaling efficiency: a GPU's rate in a wide case over its rate at a narrow width, and the verdict on it. Pure.
-
+# Scaling efficiency: a GPU's rate in a wide case over its rate at a narrow width, and the verdict on it.
 
 METRIC = "scaling_efficiency"
 
@@ -255,7 +241,7 @@ def _beside_baselines(
         limit=check.value / ratio * math.exp(-of_ratio.alarm_log),
         detectable=of_ratio.detectable / (1 + of_ratio.detectable),
         verdict=verdict,
-        detail=check.detail + _cause((of_ratio, of_own), math.exp(-other.log) - 1),
+        detail=check.detail + _cause(of_ratio, of_own, math.exp(-other.log) - 1),
     )
     return Decided(check, undecided=verdict == "inconclusive" and None in (of_ratio.verdict, of_own.verdict))
 
@@ -285,37 +271,24 @@ def milder(ratio: Verdict, own: Verdict) -> Verdict:
     return max(plain, key=VERDICTS.index)
 
 
-def _cause(decisions: tuple[Decision, Decision], narrow_change: float) -> str:
+def _cause(of_ratio: Decision, of_own: Decision, narrow_change: float) -> str:
     """What moved, where one of the two did and the other did not."""
-    of_ratio, of_own = decisions
-    change = percent(narrow_change)
-    if of_ratio.verdict == "regressed" and of_own.verdict != "regressed":
-        return f"; that width's own rate changed by {change}, this case's is not shown to be slower"
-    if of_own.verdict == "regressed" and of_ratio.verdict != "regressed":
-        lost = ": it is not scaling that was lost" if of_ratio.verdict == "pass" else ""
-        return f"; that width's own rate changed by {change}{lost}"
-    return ""
+    lost = [decision.verdict == "regressed" for decision in (of_ratio, of_own)]
+    if all(lost) or not any(lost):
+        return ""
+    told = f"; that width's own rate changed by {percent(narrow_change)}"
+    if lost[0]:
+        return f"{told}, this case's is not shown to be slower"
+    return told + (": it is not scaling that was lost" if of_ratio.verdict == "pass" else "")
 
 
 def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, policy: Policy) -> Verdict | None:
     """Whether the efficiency on this host is ``at_least`` so much, as ``keeps`` says it."""
     difference = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
     # Step times compare work of one size; widths that share a global batch differ in it.
-    tokens = _tokens_per_rank(launches) / _tokens_per_rank(narrow.launches)
-    shift = math.log(tokens) - math.log(at_least)
+    wide, one = (side[0].tokens_per_step / len(side[0].ranks) for side in (launches, narrow.launches))
+    shift = math.log(wide / one) - math.log(at_least)
     return keeps(shift - difference.log, [shift - each for each in difference.each], difference, policy.rule)
-
-
-def _tokens_per_rank(launches: Sequence[Launch]) -> float:
-    return launches[0].tokens_per_step / len(launches[0].ranks)
-
-
-def _host(rank: RankRecord) -> tuple[str, ...]:
-    return rank.host, rank.boot
-
-
-def _gpu(rank: RankRecord) -> tuple[str, ...]:
-    return (*_host(rank), rank.device)
 
 
 def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, here: bool) -> Difference:
@@ -329,12 +302,13 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     # A day may move one width and not the other: a floor is no word about tonight alone. And two widths of one run need
     # not have had the same GPUs, nor the same host.
     ranks = [[rank for launch in group for rank in launch.ranks] for group in (wide, narrow)]
-    gpus, hosts = ([{of(rank) for rank in each} for each in ranks] for of in (_gpu, _host))
-    levels = [
-        noise.session,
-        *([] if gpus[0] & gpus[1] else [noise.site]),
-        *([] if hosts[0] & hosts[1] else [noise.host]),
-    ]
+    gpus, hosts = (
+        [{tuple(getattr(rank, name) for name in names) for rank in each} for each in ranks]
+        for names in (("host", "boot", "device"), ("host", "boot"))
+    )
+    levels = [noise.session]
+    levels += [] if gpus[0] & gpus[1] else [noise.site]
+    levels += [] if hosts[0] & hosts[1] else [noise.host]
     of_places = [(2 * level.sd**2, level.df) for level in levels]
     variance = of_launches + math.fsum(value for value, _ in of_places)
     expected = math.log(pooled_step_seconds(narrow))

@@ -7,8 +7,10 @@ the middle that it is shown to be, with a given probability of error over all lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Literal
 
 from pytest_llmperf.judge.exact import changes, count_of
@@ -18,8 +20,7 @@ from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, counts
 
-# Lineage: which candidates may still be the first bad one, and which of them tells most of the others. Pure.
-
+# Lineage: which candidates may still be the first bad one, and which of them tells most of the others.
 
 #: What is known of a candidate: like the good end, like the bad one, or that nothing can be.
 Side = Literal["good", "bad", "skipped"]
@@ -33,12 +34,11 @@ class Lineage:
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = tuple(candidates)
-        number = {one.name: index for index, one in enumerate(self.candidates)}
-        self._number = number
+        self._number = {one.name: index for index, one in enumerate(self.candidates)}
         self._until: list[int] = []
         for index, one in enumerate(self.candidates):
-            known = (number[name] for name in one.parents if name in number)
-            self._until.append(_union(self._until[parent] for parent in known) | 1 << index)
+            known = (self._until[self._number[name]] for name in one.parents if name in self._number)
+            self._until.append(reduce(or_, known, 1 << index))
 
     @property
     def bad(self) -> Candidate:
@@ -53,12 +53,10 @@ class Lineage:
         """The suspect that divides them best; ``None`` where no other launch can tell more."""
         suspected = self._suspected(sides)
         total = suspected.bit_count()
-        open_ones = [
-            index
-            for index in _indices(suspected)
-            if index != self._newest_bad(sides) and self._name(index) not in sides
-        ]
-        halves = {index: self._suspected_until(index, suspected) for index in open_ones}
+        bad = [self._number[name] for name, side in sides.items() if side == "bad" and name in self._number]
+        newest = min(bad, key=lambda index: self._until[index].bit_count(), default=len(self.candidates) - 1)
+        open_ones = [i for i in _indices(suspected) if i != newest and self.candidates[i].name not in sides]
+        halves = {index: (self._until[index] & suspected).bit_count() for index in open_ones}
         best = max(open_ones, key=lambda index: min(halves[index], total - halves[index]), default=None)
         return None if best is None else self.candidates[best]
 
@@ -83,27 +81,10 @@ class Lineage:
                 found &= until if side == "bad" else ~until
         return found
 
-    def _newest_bad(self, sides: Mapping[str, Side]) -> int:
-        bad = [self._number[name] for name, side in sides.items() if side == "bad" and name in self._number]
-        return min(bad, key=lambda index: self._until[index].bit_count(), default=len(self.candidates) - 1)
-
-    def _suspected_until(self, index: int, suspected: int) -> int:
-        return (self._until[index] & suspected).bit_count()
-
-    def _name(self, index: int) -> str:
-        return self.candidates[index].name
-
 
 def most_steps(num_suspects: int) -> int:
     """Comparisons that a line of so many suspects needs: half of them remain after each."""
     return max(0, num_suspects - 1).bit_length()
-
-
-def _union(sets: Iterable[int]) -> int:
-    found = 0
-    for one in sets:
-        found |= one
-    return found
 
 
 def _indices(members: int) -> list[int]:
@@ -165,7 +146,9 @@ def compared_ends(pairs: Pairs, policy: Policy, order: Sequence[By], *, alpha: f
             # A user who asks for speed has looked at it; else a CPU's clock tells what is far beyond its noise.
             least = 0.0 if len(order) == 1 or order == CRITERIA else math.log1p(policy.in_pairs().tolerances[RATE])
             if is_shown(difference.log, difference, alpha / 2, budget) and abs(difference.log) > least:
-                if _is_confirmed(difference, budget):
+                # Each beyond half of it by itself: one may have met a neighbour.
+                half, sign = abs(difference.log) / 2, math.copysign(1.0, difference.log)
+                if sum(sign * each > half for each in difference.each) >= min(_CONFIRMED, budget):
                     return Look(False, yardstick=Yardstick("speed", difference.log, difference.error))
                 if len(pairs) < budget:
                     return Look(True)
@@ -178,13 +161,20 @@ def compared_ends(pairs: Pairs, policy: Policy, order: Sequence[By], *, alpha: f
 
 def side_of(pairs: Pairs, yardstick: Yardstick, policy: Policy, *, alpha: float, budget: int) -> Look:
     """On which side of the middle the second of ``pairs`` is; the first is the good end."""
-    if yardstick.by != "speed":
-        position = _position(pairs, yardstick)
-        if position is None:
-            return Look(False, "skipped", f"its launches do not tell of {yardstick.metric or yardstick.by}")
-        return Look(False, "bad" if position > _MIDDLE else "good")
-    difference = paired_difference(pairs, policy.noise)
-    return side_of_difference(difference, yardstick, alpha=alpha, budget=budget)
+    before, after = pairs[-1]
+    # 0: as the good end, 1: as the bad one.
+    if yardstick.by == "memory":
+        position = _memory_log(pairs) / yardstick.size
+    elif yardstick.by == "counts":
+        count, (good, bad) = count_of(after, yardstick.metric), yardstick.ends
+        if count is None:
+            return Look(False, "skipped", f"its launches do not tell of {yardstick.metric}")
+        position = (count - good) / (bad - good)
+    elif yardstick.by == "evidence":
+        position = len(yardstick.lines & {*changes((after,), (before,))}) / len(yardstick.lines)
+    else:
+        return side_of_difference(paired_difference(pairs, policy.noise), yardstick, alpha=alpha, budget=budget)
+    return Look(False, "bad" if position > _MIDDLE else "good")
 
 
 def side_of_difference(difference: Difference, yardstick: Yardstick, *, alpha: float, budget: int) -> Look:
@@ -215,13 +205,6 @@ def is_shown(beyond: float, difference: Difference, alpha: float, budget: int) -
     return abs(beyond) > quantile(1 - alpha / budget, difference.df) * difference.error
 
 
-def _is_confirmed(difference: Difference, budget: int) -> bool:
-    """Whether two pairs are each beyond half of it by themselves: one may have met a neighbour."""
-    half = abs(difference.log) / 2
-    sign = math.copysign(1.0, difference.log)
-    return sum(sign * each > half for each in difference.each) >= min(_CONFIRMED, budget)
-
-
 def _may_show(difference: Difference, least: float, alpha: float, budget: int) -> bool:
     ahead = Outlook.of(difference, Rule(alpha=alpha, budget=budget))
     reach = quantile(1 - alpha / budget, difference.df) * ahead.error
@@ -242,18 +225,6 @@ def _exact(by: By, pairs: Pairs, policy: Policy) -> Yardstick | None:
         if then is not None and now is not None and then != now:
             return Yardstick(by, metric=metric, ends=(then, now))
     return None
-
-
-def _position(pairs: Pairs, yardstick: Yardstick) -> float | None:
-    """0: as the good end, 1: as the bad one."""
-    before, after = pairs[-1]
-    if yardstick.by == "memory":
-        return _memory_log(pairs) / yardstick.size
-    if yardstick.by == "counts":
-        count, (good, bad) = count_of(after, yardstick.metric), yardstick.ends
-        return None if count is None else (count - good) / (bad - good)
-    found = yardstick.lines & frozenset(changes((after,), (before,)))
-    return len(found) / len(yardstick.lines)
 
 
 def _memory_log(pairs: Pairs) -> float:
