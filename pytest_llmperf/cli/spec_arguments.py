@@ -11,7 +11,7 @@ from typing import Any
 from pytest_llmperf.cli.answer import CaseError, NotStoredError
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.step_store import StepStore
+from pytest_llmperf.judge.static_steps import StepStore
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.suggestions import hint
 

@@ -1,4 +1,4 @@
-"""Baseline: the accepted launches of one spec on one machine kind, their history, and their JSON. Pure."""
+"""Baseline: the accepted launches, trace and static figures of one spec on one machine kind, and their history."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from pytest_llmperf.judge.baseline_file import Accepted, shared, side_by_side
+from pytest_llmperf.judge.baseline_file import Accepted, Document, shared, side_by_side
 from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
-from pytest_llmperf.judge.stored_step import StoredStep
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, counts
 from pytest_llmperf.records.phases import HELD
+from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import in_sentence
-
-# StoredTrace: the trace that a baseline keeps, of the versions with which it is exact, and its JSON. Pure.
-
 
 # Those of Python and numpy choose no kernel.
 _IRRELEVANT = frozenset({"python", "numpy"})
@@ -83,21 +80,61 @@ def _sum(stored: StoredTrace) -> str:
     return hashlib.sha256(json.dumps([counts, others, sorted(stored.versions.items())]).encode()).hexdigest()[:16]
 
 
+# A step without a launch: its static figures, and who accepted them when.
+
+#: In place of a machine kind, of the figures of a case that has no baseline of any.
+ANY_MACHINE: Literal["static"] = "static"
+
+
+@codec.sparse()
+@dataclass(frozen=True, kw_only=True)
+class StoredStep:
+    """A step that was accepted."""
+
+    step: StaticStep
+    recorded_at: str
+    """UTC, ISO 8601."""
+    reason: str = ""
+    revision: str = ""
+    """Commit of the tree that it was told of; empty where there is none."""
+
+    def to_plain(self) -> dict[str, Any]:
+        values = codec.plain_fields(self)
+        return {**values.pop("step"), **values}
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> StoredStep:
+        accepted = ("recorded_at", "reason", "revision")
+        own = {name: value for name, value in values.items() if name in accepted}
+        step = {name: value for name, value in values.items() if name not in accepted}
+        return codec.read_fields(cls, {"recorded_at": "", **own, "step": codec.read(StaticStep, step)})
+
+
+@codec.sparse("machine")
+@dataclass(frozen=True, kw_only=True)
+class StepBaseline(Document):
+    """Static figures of a case that has no baseline of any machine kind."""
+
+    static: StoredStep
+    machine: Literal["static"] = ANY_MACHINE
+    on_cpu: bool = False
+    """Whether a run of the cases for the CPU recorded it: one of those for GPUs asks for others."""
+
+    noun: ClassVar[str] = "static figures"
+
+    def check(self) -> None:
+        same_settings(self.spec, self.digest)
+
+
 #: Sessions from which on a baseline says how sessions differ.
 CALIBRATED_SESSIONS = 3
 
 
 @codec.sparse()
 @dataclass(frozen=True, kw_only=True)
-class Baseline:
+class Baseline(Document):
     """What a case is held against."""
 
-    id: str
-    digest: str
-    machine: str
-    spec: Mapping[str, Any]
-    recorded_by: str
-    """The test that recorded it; for people and for finding unused files, never an identity."""
     launches: tuple[Launch, ...]
     anchor: Accepted
     """The first accepted figures."""

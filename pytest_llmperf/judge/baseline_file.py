@@ -1,4 +1,4 @@
-"""Document: what every file of figures has in common: who accepted what, and JSON that shows in a diff. Pure."""
+"""Document: what every file of figures has in common: who accepted what, and JSON that shows in a diff."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pytest_llmperf.support import codec
 
@@ -17,29 +17,22 @@ SCHEMA = 1
 T = TypeVar("T", bound="Document")
 
 
-class Document(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Document:
     """What a file holds beside its schema."""
+
+    id: str
+    digest: str
+    machine: str
+    spec: Mapping[str, Any]
+    recorded_by: str
+    """The test that recorded it; for people and for finding unused files, never an identity."""
 
     noun: ClassVar[str]
     """For errors."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def machine(self) -> str: ...
-    @property
-    def recorded_by(self) -> str: ...
-    @property
-    def spec(self) -> Mapping[str, Any]: ...
-
     def check(self) -> None:
-        """That its parts, which somebody may have edited, belong together.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """That its parts, which somebody may have edited, belong together; ValueError: they do not."""
 
 
 class BaselineError(Exception):
@@ -115,11 +108,11 @@ def _finite(digits: str) -> float:
     return value if math.isfinite(value) else _refuse(digits)  # 1e999 is infinity too
 
 
-def parsed(text: str, source: str) -> dict[str, Any]:
-    """What is in the ``text`` of a file of any kind, without its schema; ``source`` names it in errors.
+def read(kind: type[T], text: str, source: str) -> T:
+    """The document of this ``kind`` in ``text``; ``source`` names it in errors.
 
     Raises:
-        BaselineError: empty, truncated, of another schema, or no file of ours.
+        BaselineError: empty, truncated, of a newer schema, or of something else.
     """
     if not text.strip():
         raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
@@ -131,24 +124,13 @@ def parsed(text: str, source: str) -> dict[str, Any]:
         raise BaselineError(f"{source}: not JSON, perhaps truncated ({error}); {WHAT_TO_DO}") from error
     if not isinstance(document, dict) or "schema" not in document:
         raise BaselineError(f'{source}: not a baseline, it has no "schema"; {WHAT_TO_DO}')
-    schema = document["schema"]
+    schema = document.pop("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise BaselineError(
             f"{source}: schema {schema} is newer than this version understands ({SCHEMA}); upgrade pytest-llmperf"
         )
     if schema != SCHEMA:
         raise BaselineError(f"{source}: unknown schema {schema!r}, expected {SCHEMA}; {WHAT_TO_DO}")
-    del document["schema"]
-    return document
-
-
-def read(kind: type[T], text: str, source: str) -> T:
-    """The document of this ``kind`` in ``text``; ``source`` names it in errors.
-
-    Raises:
-        BaselineError: empty, truncated, of a newer schema, or of something else.
-    """
-    document = parsed(text, source)
     try:
         found = codec.read(kind, document, "it")
         found.check()
@@ -183,7 +165,8 @@ def dump(values: Mapping[str, Any]) -> str:
     Raises:
         ValueError: a figure that is not finite.
     """
-    return _compact(json.dumps(_rounded(values), indent=1, sort_keys=True, allow_nan=False)) + "\n"
+    text = json.dumps(_rounded(values), indent=1, sort_keys=True, allow_nan=False)
+    return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", "", match[1]).replace(",", ", ") + "]", text) + "\n"
 
 
 # A tenth of what a step's clock resolves, and half the bytes in version control. Of losses, which are exact, as many as
@@ -203,7 +186,3 @@ def _rounded(value: Any, digits: int = _DIGITS) -> Any:
 
 # The line break after the bracket keeps strings as they are: "test[1,2]" is a node id, and no JSON string holds one.
 _NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
-
-
-def _compact(text: str) -> str:
-    return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", "", match[1]).replace(",", ", ") + "]", text)

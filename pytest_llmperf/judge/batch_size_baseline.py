@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pytest_llmperf.judge.baseline_file import Accepted, BaselineError, side_by_side
+from pytest_llmperf.judge.baseline_file import Accepted, BaselineError, Document, side_by_side
 from pytest_llmperf.judge.integrity import same_anchor
+from pytest_llmperf.records.metrics import MEMORY, METRICS
 from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.support.formats import in_sentence
 
 METRIC = "max_micro_batch_size"
-_MEMORY = "peak_reserved_bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapacityBaseline:
+class CapacityBaseline(Document):
     """What the largest micro-batch of a spec is held against."""
 
-    id: str
-    digest: str
-    machine: str
-    spec: Mapping[str, Any]
-    recorded_by: str
     anchor: Accepted
     history: tuple[Accepted, ...]
     """Every acceptance, newest last; the anchor is the first."""
@@ -47,7 +41,7 @@ def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> li
     """Old, new and anchor side by side, for people."""
 
     def figures(entry: Accepted) -> str:
-        memory = in_sentence(entry.metrics[_MEMORY], "bytes") if _MEMORY in entry.metrics else "-"
+        memory = in_sentence(entry.metrics[MEMORY], "bytes") if MEMORY in entry.metrics else "-"
         return f"{entry.metrics[METRIC]:>13.0f} sequences  {memory:>10}"
 
     before = old.history[-1] if old else None
@@ -56,7 +50,7 @@ def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> li
 
 def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
     """The check of the largest micro-batch: memory is nearly exact, so one that is gone is a loss."""
-    check = Check(metric=METRIC, value=size, unit="1", higher_is_better=True, tolerance=0.0, verdict="new")
+    check = METRICS[METRIC].check(size, tolerance=0.0, verdict="new")
     if baseline is None:
         return check
     stored = baseline.size

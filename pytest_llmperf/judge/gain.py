@@ -54,10 +54,11 @@ class Bounds:
     def _both(self) -> tuple[tuple[str, Any], ...]:
         return ("at_least", self.at_least), ("at_most", self.at_most)
 
-    def check(self, metric: str, ratio: float, verdict: Verdict | None, detail: str) -> Check:
-        """The check of ``metric``, whose ``ratio`` they bound."""
+    def check(self, what: str, ratio: float, verdict: Verdict | None, interval: str = "") -> Check:
+        """The check of the ``ratio`` of throughputs, or memories, that they bound."""
         told = " and ".join(f"{name.replace('_', ' ')} {bound:g}x" for name, bound in self)
-        return METRICS[metric].check(
+        detail = f"{what} {ratio:.3g}x{interval}"
+        return METRICS[f"{what}_ratio"].check(
             ratio,
             limit=next((bound for _, bound in self), None),
             verdict=verdict if told else None,
@@ -120,8 +121,7 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: 
         beyond = [sign * (each - math.log(bound)) for each in (log, *logs)]
         verdicts.append(keeps(beyond[0], beyond[1:], difference, policy.rule))
     verdict = worst_of(verdict or "inconclusive" for verdict in verdicts)
-    detail = f"throughput {ratio:.3g}x ({low:.3g} to {high:.3g})"
-    return bounds.check("throughput_ratio", ratio, verdict, detail), None in verdicts
+    return bounds.check("throughput", ratio, verdict, f" ({low:.3g} to {high:.3g})"), None in verdicts
 
 
 def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) -> Check:
@@ -134,7 +134,7 @@ def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) 
         if broken[0]:
             is_confirmed = sum(broken[1:]) >= min(_CONFIRMED, rule.budget)
             verdict = worst_of([verdict, "regressed" if is_confirmed else "inconclusive"])
-    return bounds.check("memory_ratio", ratio, verdict, f"memory {ratio:.3g}x")
+    return bounds.check("memory", ratio, verdict)
 
 
 def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterator[Check]:

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, stdev, variance
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from pytest_llmperf.judge.baseline_file import Document
 from pytest_llmperf.judge.integrity import same_settings
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.loss_curve import CurveWord, JudgedCurve, JudgedPart
@@ -225,13 +226,9 @@ class SeedCurve:
 
 @codec.sparse("machine", "versions")
 @dataclass(frozen=True, kw_only=True)
-class CurveBaseline:
+class CurveBaseline(Document):
     """What the loss curve of a spec is held against."""
 
-    id: str
-    digest: str
-    spec: Mapping[str, Any]
-    recorded_by: str
     recorded_at: str
     """UTC, ISO 8601."""
     curves: tuple[SeedCurve, ...]

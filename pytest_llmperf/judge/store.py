@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,10 @@ from typing import Generic, TypeVar
 from filelock import FileLock
 
 from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import Baseline, StepBaseline
 from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError, Document
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.loss_curves import CurveBaseline
-from pytest_llmperf.judge.stored_step import StepBaseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
@@ -194,17 +193,16 @@ class BaselineStore(Store[Baseline]):
         cases: dict[tuple[str, str], list[Path]] = {}
         for path, baseline in found.items():
             cases.setdefault((baseline.machine, baseline.digest), []).append(path)
-        counts = {path: self._that_counts(paths, found[path]) for paths in cases.values() for path in paths}
-        return {path: right for path, right in counts.items() if path != right}
-
-    def _that_counts(self, paths: Sequence[Path], baseline: Baseline | CapacityBaseline) -> Path:
-        if len(paths) == 1:
-            return paths[0]
-        named = [path for path in paths if path.stem == file_name(baseline.id)]
-        with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
-            find = self.capacities.path if isinstance(baseline, CapacityBaseline) else self.path
-            named.insert(0, find(baseline.machine, TrainSpec.from_dict(baseline.spec)))
-        return next((path for path in named if path in paths), paths[0])
+        copies: dict[Path, Path] = {}
+        for paths in (paths for paths in cases.values() if len(paths) > 1):
+            for path in paths:
+                baseline, right = found[path], [each for each in paths if each.stem == file_name(found[path].id)]
+                with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
+                    store = self.capacities if isinstance(baseline, CapacityBaseline) else self
+                    right.insert(0, store.path(baseline.machine, TrainSpec.from_dict(baseline.spec)))
+                counts = next((each for each in right if each in paths), paths[0])
+                copies |= {} if counts == path else {path: counts}
+        return copies
 
 
 def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[Entry]:

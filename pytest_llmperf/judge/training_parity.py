@@ -278,11 +278,9 @@ def _more(count: int, of: int, what: str) -> str:
 
 
 def _checks(best: _Best) -> Iterator[Check]:
-    precision, named = best.first.precision, {"gradient_error": GRADIENT, "update_error": UPDATE}
-    for metric, figures in {
-        "loss_error": best.losses,
-        **{name: best.tensors[kind] for name, kind in named.items()},
-    }.items():
+    precision = best.first.precision
+    named = {f"{kind}_error": figures for kind, figures in best.tensors.items()}
+    for metric, figures in {"loss_error": best.losses, **named}.items():
         if figures:
             worst = max(figures, key=lambda one: one.times)
             what = f"{worst.tensor.tensor}, " if worst.tensor else ""

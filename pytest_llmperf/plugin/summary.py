@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from pytest_llmperf.judge.run_effects import host_shift
-from pytest_llmperf.judge.static_step_checks import upgrade_lines
+from pytest_llmperf.judge.static_steps import upgrade_lines
 from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.report.summary_table import summary_lines, wide_gates
 from pytest_llmperf.report.text import fold, leaving

@@ -6,12 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StoredStep
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.static_step_checks import come_and_gone, judge_step, refusal
-from pytest_llmperf.judge.step_store import Place, StepStore
+from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refusal
 from pytest_llmperf.judge.store import BaselineStore, read
-from pytest_llmperf.judge.stored_step import ANY_MACHINE, StoredStep
 from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.records.result import VERDICTS, CaseResult
 from pytest_llmperf.records.static_step import StaticStep
@@ -96,7 +94,7 @@ class StaticCheck:
         if not wanted:
             return result, ""
         revision = self._run.revision
-        refused = refusal(spec.id, result, wanted, revision, settings.reason)
+        refused = refusal(spec.id, result, wanted, revision.changed, settings.reason)
         if refused:
             return result, f"not recorded: {refused}"
         new = StoredStep(

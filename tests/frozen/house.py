@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli import main
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StepBaseline
 from pytest_llmperf.judge.baseline_file import read, text_of
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.exact import changes, count_checks
@@ -18,7 +18,6 @@ from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.phase_checks import growth_checks
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import CAPACITY, BaselineStore, Store
-from pytest_llmperf.judge.stored_step import ANY_MACHINE, StepBaseline
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.judge.verdict import Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.static_step_checks import come_and_gone, judge_step
+from pytest_llmperf.judge.static_steps import come_and_gone, judge_step
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError, StaticSteps
 from pytest_llmperf.records.static_step import StaticStep

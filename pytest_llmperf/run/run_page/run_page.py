@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from pytest_llmperf.judge.baseline import ANY_MACHINE
 from pytest_llmperf.judge.case_histories import CaseHistory
-from pytest_llmperf.judge.stored_step import ANY_MACHINE
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.report.page.page_model import Page, Section
 from pytest_llmperf.report.run_document import Result, RunDocument

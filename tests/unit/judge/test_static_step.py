@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import Baseline, StepBaseline, StoredStep
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.static_step_checks import PEAK, judge_step, news, upgrade_lines
-from pytest_llmperf.judge.stored_step import StepBaseline, StoredStep
+from pytest_llmperf.judge.static_steps import PEAK, judge_step, news, upgrade_lines
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec

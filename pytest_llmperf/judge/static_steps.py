@@ -1,4 +1,4 @@
-"""Checks of a static step against a stored one: exact with the same versions, news with others. Pure.
+"""Static steps: where they are stored, and each held against its stored one: exact with the same versions.
 
 Decision 30 says what follows from a figure that moved.
 """
@@ -6,15 +6,83 @@ Decision 30 says what follows from a figure that moved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from pytest_llmperf.judge.step_store import Place
+from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StepBaseline, StoredStep
+from pytest_llmperf.judge.baseline_file import BaselineChangedError, BaselineError
+from pytest_llmperf.judge.store import BaselineStore, Store, file_name, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import change_of
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file that keeps static figures of a case, or may."""
+
+    machine: str
+    """Its machine kind, or ``ANY_MACHINE``."""
+    stored: StoredStep | None
+    baseline: Baseline | None = None
+    """Of the launches that are stored there too."""
+
+
+class StepStore:
+    """Where static figures are: in the baselines of each machine kind, or in ``<root>/static/<spec id>.json``."""
+
+    def __init__(self, root: Path, machine: str = "") -> None:
+        """``machine`` is the only kind that is looked at, where it is named."""
+        self._machine, self._baselines, self._alone = machine, BaselineStore(root), Store(root, StepBaseline)
+
+    def places(self, spec: TrainSpec) -> list[Place]:
+        """Those that are there, the machine kinds' first.
+
+        Raises:
+            BaselineError: one of them cannot serve.
+        """
+        kinds = [self._machine] if self._machine else self._baselines.machines()
+        found = ((kind, self._baselines.load(kind, spec)) for kind in kinds)
+        places = [Place(kind, baseline.static, baseline) for kind, baseline in found if baseline is not None]
+        alone = self._alone.load(ANY_MACHINE, spec)
+        return [*places, *([Place(ANY_MACHINE, alone.static)] if alone else [])]
+
+    def settings(self, case: str) -> Mapping[str, Any] | None:
+        """Of the spec with this id, where it has a file of its own.
+
+        Raises:
+            BaselineError: a file that cannot be read.
+        """
+        alone = read(self._alone.root / ANY_MACHINE / f"{file_name(case)}.json", StepBaseline)
+        return alone.spec if alone else None
+
+    def record(self, place: Place, spec: TrainSpec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
+        """Keep ``new`` at ``place``, as it was judged there; the file.
+
+        Raises:
+            BaselineError: another run changed what is there, or it cannot be written.
+        """
+
+        def change(old: Baseline | None) -> Baseline:
+            if old is None or old.static != place.stored:
+                raise BaselineChangedError(place.baseline.id if place.baseline else "", old)
+            return replace(old, static=new)
+
+        if place.machine != ANY_MACHINE:
+            self._baselines.update(place.machine, spec, change)
+            return self._baselines.path(place.machine, spec)
+        judged = self._alone.load(ANY_MACHINE, spec)
+        if (judged.static if judged else None) != place.stored:
+            path = self._alone.path(ANY_MACHINE, spec)
+            raise BaselineError(f"{spec.id}: another run changed {path} meanwhile; run again to be held against it")
+        case: dict[str, Any] = {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict()}
+        alone = StepBaseline(**case, recorded_by=recorded_by, static=new, on_cpu=on_cpu)
+        return self._alone.replace(spec, judged, alone)
+
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone", "aten::_foreach_copy_"})
 _WAITS = frozenset({"aten::item", "aten::is_nonzero", "aten::nonzero"})
@@ -33,43 +101,33 @@ PEAK = "predicted_peak_bytes"
 _MOST_NAMES = 4
 
 
-@dataclass(frozen=True)
-class _Figure:
-    """One metric of a step."""
-
-    of: Callable[[StaticStep], Mapping[str, int]]
-    more: Verdict
-    fewer: Verdict
-
-
 def _among(names: frozenset[str]) -> Callable[[StaticStep], Mapping[str, int]]:
     return lambda step: {name: count for name, count in step.operators.items() if name in names}
 
 
-def _others(step: StaticStep) -> Mapping[str, int]:
-    return {name: count for name, count in step.operators.items() if name not in _COPIES | _WAITS}
-
-
-# In the order in which they are told. Less arithmetic may be a layer that is lost: nobody calls it a gain unseen.
-_FIGURES: Mapping[str, _Figure] = {
-    "synchronisations_per_step": _Figure(_among(_WAITS), "regressed", "changed"),
-    "copies_per_step": _Figure(_among(_COPIES), "regressed", "changed"),
-    "flops_per_step": _Figure(lambda step: step.flops, "regressed", "changed"),
-    PEAK: _Figure(lambda step: step.memory, "regressed", "improved"),
-    "operators_per_step": _Figure(_others, "changed", "changed"),
+# In the order in which they are told: how each is counted, and the verdicts on more and on fewer. Less arithmetic may
+# be a layer that is lost: nobody calls it a gain unseen.
+_FIGURES: Mapping[str, tuple[Callable[[StaticStep], Mapping[str, int]], Verdict, Verdict]] = {
+    "synchronisations_per_step": (_among(_WAITS), "regressed", "changed"),
+    "copies_per_step": (_among(_COPIES), "regressed", "changed"),
+    "flops_per_step": (lambda step: step.flops, "regressed", "changed"),
+    PEAK: (lambda step: step.memory, "regressed", "improved"),
+    "operators_per_step": (
+        lambda step: {name: count for name, count in step.operators.items() if name not in _COPIES | _WAITS},
+        "changed",
+        "changed",
+    ),
 }
 
 
 def judge_step(now: StaticStep, stored: StaticStep | None) -> Judgement:
     """The verdict on ``now``, held against ``stored``."""
     if stored is None:
-        checks = tuple(
-            METRICS[name].check(sum(figure.of(now).values()), tolerance=0.0, verdict="new")
-            for name, figure in _FIGURES.items()
-        )
+        figures = ((METRICS[name], sum(count(now).values())) for name, (count, *_) in _FIGURES.items())
+        checks = tuple(metric.check(value, tolerance=0.0, verdict="new") for metric, value in figures)
         return Judgement("new", "no static figures yet", checks)
     others = stored.other_versions(now)
-    checks = tuple(_check(name, figure, now, stored, gates=not others) for name, figure in _FIGURES.items())
+    checks = tuple(_check(name, now, stored, gates=not others) for name in _FIGURES)
     if others:
         moved = news(now, stored)
         versions = f"other versions ({', '.join(others)})"
@@ -89,8 +147,7 @@ def news(now: StaticStep, stored: StaticStep) -> str:
     lines = _moved(now.operators, stored.operators, "")
     words = [f"{_some(lines)} a step"] if lines else []
     for name in ("flops_per_step", PEAK):
-        figure = _FIGURES[name]
-        then, there = (sum(figure.of(step).values()) for step in (stored, now))
+        then, there = (sum(_FIGURES[name][0](step).values()) for step in (stored, now))
         if then != there:
             words.append(f"{label(name)} {change_of(there - then, METRICS[name].unit)}")
     return ", ".join(words)
@@ -99,23 +156,22 @@ def news(now: StaticStep, stored: StaticStep) -> str:
 def come_and_gone(now: StaticStep, stored: StaticStep) -> str:
     """Operators that the step did not call before, and that it calls no more: what points to the cause."""
     mine, theirs = now.operators, stored.operators
-    come = _some([f"{name} ({mine[name]} a step)" for name in _most({*mine} - {*theirs}, mine)])
-    gone = _some([f"{name} ({theirs[name]} a step)" for name in _most({*theirs} - {*mine}, theirs)])
-    return "; ".join(f"{word} {names}" for word, names in (("gone:", gone), ("new:", come)) if names)
+    lines = []
+    for word, there, other in (("gone:", theirs, mine), ("new:", mine, theirs)):
+        names = sorted({*there} - {*other}, key=lambda name: (name in _WORKLESS, -there[name], name))
+        lines += [f"{word} {_some([f'{name} ({there[name]} a step)' for name in names])}"] if names else []
+    return "; ".join(lines)
 
 
-def _most(names: Iterable[str], counts: Mapping[str, int]) -> list[str]:
-    return sorted(names, key=lambda name: (name in _WORKLESS, -counts[name], name))
-
-
-def _check(name: str, figure: _Figure, now: StaticStep, stored: StaticStep, *, gates: bool) -> Check:
-    mine, theirs, unit = figure.of(now), figure.of(stored), METRICS[name].unit
+def _check(name: str, now: StaticStep, stored: StaticStep, *, gates: bool) -> Check:
+    count, more, fewer = _FIGURES[name]
+    mine, theirs, unit = count(now), count(stored), METRICS[name].unit
     value, baseline = sum(mine.values()), sum(theirs.values())
     # Of memory the peak decides: its parts take turns in being there.
     is_same = value == baseline if unit == "bytes" else mine == theirs
     verdict: Verdict = "pass" if is_same else "changed"
     if value != baseline:
-        verdict = figure.more if value > baseline else figure.fewer
+        verdict = more if value > baseline else fewer
     return METRICS[name].check(
         value,
         baseline=baseline,
@@ -148,36 +204,31 @@ def _sentence(check: Check) -> str:
     return f"{label(check.metric)}{by} ({check.detail})" if check.detail else f"{label(check.metric)}{by}"
 
 
-# Acceptance of static figures: by the rules of other figures, only a reason replaces what moved. Pure.
-
+# Acceptance of static figures: by the rules of other figures, only a reason replaces what moved.
 
 _MOST_FILES = 3
 
 
-class _Tree(Protocol):
-    """The tree that a run is of."""
+def refusal(case: str, result: CaseResult, wanted: Sequence[Place], changed: Sequence[str], reason: str) -> str:
+    """Why the step of ``result`` is not recorded at the ``wanted`` places; empty where it may be.
 
-    @property
-    def changed(self) -> Sequence[str]: ...
-
-
-def refusal(case: str, result: CaseResult, wanted: Sequence[Place], tree: _Tree, reason: str) -> str:
-    """Why the step of ``result`` is not recorded at the ``wanted`` places; empty where it may be."""
+    ``changed`` are the files of its tree that are in no commit.
+    """
     if reason or not any(place.stored for place in wanted):
         return ""
     if result.verdict in ("regressed", "changed"):
         word = "worse" if result.verdict == "regressed" else "another step"
         return f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"'
-    if tree.changed:
-        more = f" and {len(tree.changed) - _MOST_FILES} more" if len(tree.changed) > _MOST_FILES else ""
+    if changed:
+        more = f" and {len(changed) - _MOST_FILES} more" if len(changed) > _MOST_FILES else ""
         return (
-            f"{case}: the working tree has uncommitted changes ({', '.join(tree.changed[:_MOST_FILES])}{more}); "
+            f"{case}: the working tree has uncommitted changes ({', '.join(changed[:_MOST_FILES])}{more}); "
             "commit them, or say why with --perf-reason"
         )
     return ""
 
 
-# What other versions do to the steps of a run, in a line for each set of them: news before a GPU is paid for. Pure.
+# What other versions do to the steps of a run, in a line for each set of them: news before a GPU is paid for.
 
 
 def upgrade_lines(results: Sequence[CaseResult]) -> list[str]:
