@@ -21,8 +21,7 @@ from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, RankRecord
-from pytest_llmperf.records.static_step import StaticStep
-from pytest_llmperf.records.trace import WORK, Trace, TraceRow
+from pytest_llmperf.records.trace import WORK, StaticStep, Trace, TraceRow
 from pytest_llmperf.run import launch_retry
 from pytest_llmperf.settings.train_spec import TrainSpec
 

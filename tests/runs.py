@@ -15,7 +15,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Spent
-from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.report.results_json import document
 from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.run.history.history_store import HistoryStore

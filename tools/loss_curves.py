@@ -30,7 +30,7 @@ from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.failure import Failure
-from pytest_llmperf.records.loss_curve import JudgedCurve
+from pytest_llmperf.records.result import JudgedCurve
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.worker.import_patch import after_import
 

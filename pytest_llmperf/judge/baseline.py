@@ -12,12 +12,11 @@ from pytest_llmperf.judge.baseline_file import Accepted, Document, shared, side_
 from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.validity import unusable
-from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, counts
 from pytest_llmperf.records.phases import HELD
-from pytest_llmperf.records.static_step import StaticStep
-from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.records.steady_state import MOST_GROWTH
+from pytest_llmperf.records.trace import StaticStep, Trace
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import in_sentence
 

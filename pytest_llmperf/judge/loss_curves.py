@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from pytest_llmperf.judge.baseline_file import Document
 from pytest_llmperf.judge.integrity import same_settings
 from pytest_llmperf.judge.stats import quantile
-from pytest_llmperf.records.loss_curve import CurveWord, JudgedCurve, JudgedPart
+from pytest_llmperf.records.result import CurveWord, JudgedCurve, JudgedPart
 from pytest_llmperf.support import codec
 
 # Parts: the losses of a training as a few means, each over as many steps as all before it.

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import CONFIRMED_BY, OF_ONE_LAUNCH, Judgement, Reference, horizon, lasting, limit
-from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, phases
 from pytest_llmperf.records.phases import CHECKPOINT
 from pytest_llmperf.records.result import Check, Verdict
+from pytest_llmperf.records.steady_state import MOST_GROWTH
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pytest_llmperf.judge.store import BaselineStore, Store, file_name, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
-from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import change_of
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from pytest_llmperf.judge.learning_checks import unlearnt
 from pytest_llmperf.judge.noise import Experience
-from pytest_llmperf.records.clock_reasons import THROTTLES
-from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.launch import THROTTLES, Health, Launch
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.settings.evidence import LEARNING, Evidence, contradictions, undeclarable
 from pytest_llmperf.settings.train_spec import TrainSpec

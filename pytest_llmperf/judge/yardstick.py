@@ -16,9 +16,9 @@ from typing import Literal
 from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference, Outlook, Rule, paired_difference, quantile
-from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, counts
+from pytest_llmperf.records.past_result import Candidate
 
 # Lineage: which candidates may still be the first bad one, and which of them tells most of the others.
 

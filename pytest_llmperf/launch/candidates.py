@@ -21,7 +21,7 @@ from typing import Protocol
 from filelock import FileLock
 
 from pytest_llmperf.launch.scratch import means_no_room
-from pytest_llmperf.records.candidate import Candidate
+from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.support.guarded_paths import refuse_others_folder

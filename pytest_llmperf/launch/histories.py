@@ -27,7 +27,7 @@ from pytest_llmperf.launch.candidates import (
     run,
     script,
 )
-from pytest_llmperf.records.candidate import Candidate
+from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.support.suggestions import hint
 
 _SECONDS = 120.0

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.process import package_path, python_path
-from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.models import Model
 from pytest_llmperf.settings.train_spec import TrainSpec
 

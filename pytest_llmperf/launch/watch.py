@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from pytest_llmperf.launch import device
 from pytest_llmperf.launch.device import Gpu
-from pytest_llmperf.records.clock_reasons import CLOCK_REASONS
 from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.launch import CLOCK_REASONS, Health, Launch
 from pytest_llmperf.records.phases import phases_of
 
 

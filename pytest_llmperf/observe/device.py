@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from pytest_llmperf.observe.instruments import Clock, HostClock, HostMemory, Memory
-from pytest_llmperf.records.clock_reasons import CLOCK_REASONS, THROTTLES
+from pytest_llmperf.records.launch import CLOCK_REASONS, THROTTLES
 from pytest_llmperf.records.trace import Kind
 
 # How Kineto and CUPTI word what the profiler saw: the device's work that is no kernel, the calls of the host.

@@ -13,11 +13,10 @@ from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
-from pytest_llmperf.records.allocated_growth import growth
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.learning import OLDER as UNINSPECTED
 from pytest_llmperf.records.learning import Learning
-from pytest_llmperf.records.steady_state import Steady, find_steady
+from pytest_llmperf.records.steady_state import Steady, find_steady, growth
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.evidence import Evidence
 from pytest_llmperf.support.codec import Number, sparse
@@ -157,6 +156,26 @@ def _found(evidence: Mapping[str, Any]) -> dict[str, str]:
 
 #: Evidence of where a scheduler put the ranks.
 PLACEMENT = ("slurm_nodes", "slurm_switches")
+
+
+#: Why a GPU's clocks are lower than they could be, by NVML's bits; also by design: idle, its power limit.
+CLOCK_REASONS = {
+    0x01: "idle",
+    0x02: "application clocks",
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
+
+#: Clocks lowered for one of these reasons say something of the room or the board, nothing of the software. The power
+#: limit is not among them: a chip that works at full speed lives there.
+THROTTLES = frozenset(
+    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
+)
 
 
 @sparse("foreign_processes")

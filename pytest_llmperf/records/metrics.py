@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -132,58 +133,39 @@ def _worst_rank(launches: Sequence[Launch]) -> str:
     return f"worst on rank {worst.rank} of {len(told.ranks)} ({worst.host}, {worst.device})"
 
 
+_speed = partial(Metric, rule="speed", early_stop="median", splits=True)
+_count = partial(Metric, rule="count")
+_share = partial(Metric, is_share=True)
+
+
 def _phase(name: str, label: str, phase: str, slack: float, *, only_cold: bool = False) -> Metric:
     """Of a launch that told how long it was in each of its phases.
 
     The best launch says what the code takes: file systems are cold, hosts busy, and a second launch finds files where
-    the first had to fetch them. What is less than the slack is the machine's
-    (docs/explanation/noise.md).
+    the first had to fetch them. What is less than the slack is the machine's (docs/explanation/noise.md).
     """
-    return Metric(
-        name,
-        label,
-        unit="s",
-        of=lambda runs: min(launch.phases[phase] for launch in runs),
-        rule="phase",
-        gpu=1.0,
-        cpu=3.0,
-        slack=slack,
-        early_stop="settled",
-        phase=phase,
-        only_cold=only_cold,
-    )
+    timed = partial(Metric, unit="s", rule="phase", gpu=1.0, cpu=3.0, early_stop="settled", phase=phase)
+    return timed(name, label, of=lambda ran: min(one.phases[phase] for one in ran), slack=slack, only_cold=only_cold)
 
 
 # In the order in which they are shown. Tolerances of GPUs: eight of one host differ by 0.6 % (sd), hosts by 2 %. Of
 # CPUs: identical runs spread 20 % and more, twice that beside a busy neighbour, and the resident memory of a small
 # process is mostly libraries and allocator: a tight gate would cry wolf every day.
 _ROWS = (
-    Metric(
+    _speed(
         RATE,
         "tokens/s/GPU",
         unit="tokens/s",
         higher_is_better=True,
         of=lambda runs: pooled_tokens_per_second(runs) / len(runs[0].ranks),
-        rule="speed",
         gpu=0.02,
         gpu_elsewhere=0.05,
         gpu_paired=0.01,
         cpu=3.0,
-        early_stop="median",
-        splits=True,
         column=Column("tokens/s/GPU"),
     ),
-    Metric(
-        "tokens_per_second",
-        "tokens/s",
-        unit="tokens/s",
-        higher_is_better=True,
-        of=pooled_tokens_per_second,
-        rule="speed",
-        early_stop="median",
-        splits=True,
-    ),
-    Metric("step_seconds", "step", unit="s", of=pooled_step_seconds, rule="speed", early_stop="median", splits=True),
+    _speed("tokens_per_second", "tokens/s", unit="tokens/s", higher_is_better=True, of=pooled_tokens_per_second),
+    _speed("step_seconds", "step", unit="s", of=pooled_step_seconds),
     # Kernels compile, caches fill, autotuners try: the best launch says what the code takes.
     Metric(
         "first_step_seconds",
@@ -199,10 +181,9 @@ _ROWS = (
     ),
     # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
     # steadiest H200 launch lost nothing, the least steady of 231 six tenths of this.
-    Metric(
+    _share(
         "stall_share",
         "stalls",
-        is_share=True,
         of=lambda runs: min(launch.steady.stalls for launch in runs),
         rule="confirmed",
         gpu=0.02,
@@ -241,12 +222,11 @@ _ROWS = (
     _phase("checkpoint_seconds", "checkpoint", CHECKPOINT, slack=5.0),
     Metric("allocated_growth_bytes", "memory growth a step", unit="bytes", whole=True),
     Metric("first_loss", "first loss"),
-    Metric("mfu", "MFU", is_share=True, of_the_chip=True, column=Column("MFU")),
-    Metric("least_memory_traffic", is_share=True, of_the_chip=True),
-    Metric(
+    _share("mfu", "MFU", of_the_chip=True, column=Column("MFU")),
+    _share("least_memory_traffic", of_the_chip=True),
+    _share(
         "scaling_efficiency",
         "scaling efficiency",
-        is_share=True,
         higher_is_better=True,
         rule="scaling",
         column=Column("efficiency", places="summary page"),
@@ -260,31 +240,25 @@ _ROWS = (
         higher_is_better=True,
         column=Column("real tokens", places="summary"),
     ),
-    Metric("real_token_share", "no padding", is_share=True),
-    Metric("communication_share", "communication", is_share=True, column=Column("communication", places="summary")),
+    _share("real_token_share", "no padding"),
+    _share("communication_share", "communication", column=Column("communication", places="summary")),
     Metric("data_wait_seconds", "waits for data", unit="s"),
-    Metric(
-        # Less than that is how long any loader takes.
-        "data_wait_share",
-        "of a step",
-        is_share=True,
-        column=Column("waits for data", places="summary", least=0.05),
-    ),
+    # Less than that is how long any loader takes.
+    _share("data_wait_share", "of a step", column=Column("waits for data", places="summary", least=0.05)),
     Metric("micro_batch_seconds", unit="s"),
     # How many of each kind a traced step has (``records/trace.py`` says which these are).
-    Metric("kernels_per_step", "kernels a step", rule="count"),
-    Metric(
+    _count("kernels_per_step", "kernels a step"),
+    # Of a step that was traced its kernels are shown where they moved.
+    _count(
         "operators_per_step",
         "operators a step",
-        rule="count",
-        # Of one that was traced its kernels are shown where they moved.
         column=Column("operators", places="summary page", beside="predicted_peak_bytes"),
     ),
-    Metric("copies_per_step", "copies a step", rule="count", costly=True),
-    Metric("synchronisations_per_step", "synchronisations a step", rule="count", costly=True),
-    Metric("graph_breaks", "graph breaks", rule="count", evidence="graph_breaks", costly=True, note="broke the graph"),
-    Metric("recompilations", rule="count", evidence="recompilations", costly=True, note="compiled anew"),
-    Metric("allocator_retries", "allocator's retries", rule="count", evidence="allocator_retries", costly=True),
+    _count("copies_per_step", "copies a step", costly=True),
+    _count("synchronisations_per_step", "synchronisations a step", costly=True),
+    _count("graph_breaks", "graph breaks", evidence="graph_breaks", costly=True, note="broke the graph"),
+    _count("recompilations", evidence="recompilations", costly=True, note="compiled anew"),
+    _count("allocator_retries", "allocator's retries", evidence="allocator_retries", costly=True),
     Metric("flops_per_step", "arithmetic", unit="FLOP", column=Column("arithmetic")),
     Metric(
         "predicted_peak_bytes",
@@ -294,17 +268,13 @@ _ROWS = (
     ),
     Metric("joules_per_token", "energy", unit="J/token", column=Column("energy", places="summary")),
     # Its unit is the currency.
-    Metric(
-        "price_per_million_tokens", "a million tokens", unit="", column=Column("a million tokens", places="summary")
-    ),
+    Metric("price_per_million_tokens", "a million tokens", unit="", column=Column("a million tokens", "", "summary")),
     Metric("checkpoint_bytes", "checkpoint's size", unit="bytes"),
     Metric("max_micro_batch_size", "max micro batch", higher_is_better=True),
     Metric("throughput_ratio", "throughput ratio"),
     Metric("memory_ratio", "memory ratio"),
     Metric("loss_difference", "loss difference", unit="nat"),
-    Metric("loss_error"),
-    Metric("gradient_error"),
-    Metric("update_error"),
+    *map(Metric, ("loss_error", "gradient_error", "update_error")),
 )
 
 #: By name.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.loss_curve import JudgedCurve
 from pytest_llmperf.records.phases import summed, total
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
@@ -94,6 +93,47 @@ class Reference:
     tokens_per_second_per_gpu: Number | None
     """``None`` where the publication says out of memory."""
     peak_reserved_bytes: Number | None = None
+
+
+CurveWord = Literal["worse", "faster", "undecided", "same", "recorded"]
+
+#: Those of a training that does not learn what it did: to lose less than one may is as wrong as to lose more.
+OTHER_LEARNING: frozenset[str] = frozenset[CurveWord]({"worse", "faster"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedPart:
+    """The mean loss of some steps, over the seeds that were trained."""
+
+    first: int
+    """Its first step, counted from 1."""
+    last: int
+    loss: float
+    """Nats a token, as printed."""
+    stored: float
+    """The same of the stored trainings that it was held against."""
+    nothing: float
+    """Up to here a difference is none, in nats."""
+    seen: float | None = None
+    """The least difference that these trainings could have told from nothing; of one alone nobody knows."""
+
+    @property
+    def difference(self) -> float:
+        """In nats; below 0 it learns faster."""
+        return self.loss - self.stored
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedCurve:
+    """What was found of a training's losses beside those of the same seeds before."""
+
+    verdict: CurveWord
+    reason: str
+    """One line."""
+    seeds: tuple[int, ...]
+    """That were trained."""
+    stored_seeds: int
+    parts: tuple[JudgedPart, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.loss_curve import JudgedCurve
-from pytest_llmperf.records.result import VERDICTS, Reference
-from pytest_llmperf.records.trace import TraceForm
+from pytest_llmperf.records.result import VERDICTS, JudgedCurve, Reference
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
@@ -319,14 +316,10 @@ def read_values(path: Path, *, exact: bool = False) -> dict[str, Any]:
         NoResultsError: it is something else than a results document.
         ResultsError: it cannot be read, or a newer version wrote it.
     """
-    numbers = _refused if exact else _absent
+    real, whole = partial(_number, float, exact=exact), partial(_number, int, exact=exact)
     try:
-        values = json.loads(
-            path.read_text(encoding="utf-8"),
-            parse_float=lambda text: float(text) if math.isfinite(float(text)) else numbers(text),
-            parse_int=lambda text: int(text) if math.isfinite(float(text)) else numbers(text),
-            parse_constant=numbers,
-        )
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text, parse_float=real, parse_int=whole, parse_constant=real)
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read ({error.strerror or error}); {_EXPECTED}") from error
     except UnicodeDecodeError:
@@ -403,12 +396,12 @@ def _numbers(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def _absent(_: str) -> None:
+def _number(kind: Callable[[str], float], text: str, *, exact: bool) -> float | None:
+    if math.isfinite(float(text)):
+        return kind(text)
+    if exact:
+        raise ValueError(f"{text[:20]} is no finite number")
     return None
-
-
-def _refused(text: str) -> NoReturn:
-    raise ValueError(f"{text[:20]} is no finite number")
 
 
 def _is_deep(value: object) -> bool:
@@ -422,23 +415,3 @@ def _is_deep(value: object) -> bool:
         if not level:
             return False
     return True
-
-
-def json_schema() -> dict[str, Any]:
-    """Of a document, with the types that it is made of."""
-    kinds = [ResultsDocument, Launch, CommonChange, TraceForm]
-    (document, *_), types = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
-    del types["TraceRow"]
-    none = {"type": "object", "properties": {"none": {"type": "string"}}, "required": ["none"]}
-    types["Trace"] = {"title": "Trace", "anyOf": [{"$ref": "#/$defs/TraceForm"}, none]}
-    for name in ("Launch", "Learning", "ReplayedUpdate"):
-        types[name] = _with_nulls(types[name])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document, "$defs": types}
-
-
-def _with_nulls(values: Any) -> Any:
-    """A schema in which a number may be null, as one is that strict JSON has no word for."""
-    if isinstance(values, Mapping):
-        found = {name: _with_nulls(value) for name, value in values.items()}
-        return {**found, "type": ["number", "null"]} if values.get("type") == "number" else found
-    return list(map(_with_nulls, values)) if isinstance(values, list) else values

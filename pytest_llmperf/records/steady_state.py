@@ -1,4 +1,4 @@
-"""Steady: which steps of a launch count, and how well their median is known. Pure; the worker stops by it too."""
+"""Which steps of a launch count, how well their median is known, and what they leave behind in memory. Pure."""
 
 from __future__ import annotations
 
@@ -199,3 +199,31 @@ def _is_bimodal(logs: Sequence[float]) -> bool:
     apart = fmean(high) - fmean(low)
     within = _squared_error(low) * len(low) + _squared_error(high) * len(high)
     return apart > _APART and apart * apart * 2 > _ASHMAN**2 * within
+
+
+#: Bytes a step that are no leak: what a trainer notes of a step takes a tenth (docs/explanation/noise.md).
+MOST_GROWTH = 64 * 1024
+
+# Standard deviations of the rank statistic: what only varies from step to step shows no growth.
+_CERTAIN = 3.0
+
+# Thirds of fewer steps are single values.
+_LEAST_GROWN = 9
+
+
+def growth(held: Sequence[int]) -> float | None:
+    """By how many bytes ``held``, as each step ended, grows a step at least; never below 0, ``None`` of too few steps.
+
+    The slope is Theil and Sen's, at the lower end of its interval (Sen 1968): one jump, and what comes and goes, is no
+    growth. Nor is what ends: each third has to be above the one before by as much.
+    """
+    number = len(held)
+    if number < _LEAST_GROWN:
+        return None
+    slopes = sorted((b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(held), 2))
+    spread = _CERTAIN * math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
+    lowest = slopes[max(0, int((len(slopes) - spread) / 2))]
+    size = number // 3
+    means = [sum(held[start : start + size]) / size for start in (0, (number - size) // 2, number - size)]
+    late = (means[2] - means[1]) / (number - size - (number - size) // 2)
+    return max(0.0, min(lowest, late))

@@ -6,19 +6,18 @@ Counts have no noise, times have some. A trace that could not prove itself compl
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import fmean, median_low
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from pytest_llmperf.support.codec import Amount, plain_fields, read, sparse
-
-Kind = Literal["kernel", "collective", "copy", "fill", "operator", "wait", "allocation"]
+from pytest_llmperf.support.codec import Amount, Count, plain_fields, read, read_fields, sparse
 
 #: Work of a device; on the CPU operators stand for it. Then what the host does that it need not do in each step.
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal["kernel", "collective", "copy", "fill", "operator", "wait", "allocation"]
 
 #: Kinds that keep the device busy.
 WORK: frozenset[str] = frozenset({"kernel", "collective", "copy", "fill", "operator"})
@@ -213,3 +212,44 @@ def merged(traces: Sequence[Trace]) -> Trace:
         data_seconds=fmean(trace.data_seconds for trace in traces),
         by_rank=rank_work([trace.counts for trace in traces], exchanges) if ranks > 1 else (),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticStep:
+    """What fake tensors tell of one rank's step before anything is launched, without noise."""
+
+    operators: Mapping[str, Count]
+    """How often each is called, without the names of overloads; kernels of Liger's as ``liger::…``."""
+    flops: Mapping[str, Count]
+    """By operator."""
+    memory: Mapping[str, Count]
+    """Bytes at the predicted peak, by part."""
+    versions: Mapping[str, str]
+    """With which it is exact."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted, of one rank."""
+        return sum(self.memory.values())
+
+    def other_versions(self, now: StaticStep) -> tuple[str, ...]:
+        """What differs in the versions of ``now``, ``name: then -> now``."""
+        names = sorted({*self.versions, *now.versions})
+        both = ((name, self.versions.get(name, "none"), now.versions.get(name, "none")) for name in names)
+        return tuple(f"{name}: {then} -> {there}" for name, then, there in both if then != there)
+
+    def to_plain(self) -> dict[str, Any]:
+        """With a sum: nobody edits a count by hand unseen."""
+        return {**plain_fields(self), "sum": _sum(self)}
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> StaticStep:
+        step = read_fields(cls, {name: value for name, value in values.items() if name != "sum"})
+        if values.get("sum") != _sum(step):
+            raise ValueError("its static figures were edited: they do not have the sum that was written with them")
+        return step
+
+
+def _sum(step: StaticStep) -> str:
+    exact = [sorted(getattr(step, each.name).items()) for each in fields(step)]
+    return hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]

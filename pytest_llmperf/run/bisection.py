@@ -25,10 +25,10 @@ from pytest_llmperf.judge.yardstick import (
     side_of,
 )
 from pytest_llmperf.launch.candidates import History, NoRoomError, NotMadeError, Span
-from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, counts
+from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.pair_store import PairStore

@@ -14,9 +14,8 @@ from pytest_llmperf.judge.store import Store
 from pytest_llmperf.judge.training_parity import Parity, judge_parity
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.loss_curve import OTHER_LEARNING, JudgedCurve
 from pytest_llmperf.records.parity import ParityOrder
-from pytest_llmperf.records.result import FAILING, CaseResult, joined_reasons, worst_of
+from pytest_llmperf.records.result import FAILING, OTHER_LEARNING, CaseResult, JudgedCurve, joined_reasons, worst_of
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Concluded

@@ -12,7 +12,7 @@ from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, j
 from pytest_llmperf.judge.store import BaselineStore, read
 from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.records.result import VERDICTS, CaseResult
-from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.run import plan
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import conclude, failures

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from pytest_llmperf.launch.candidates import NoRoomError, NotMadeError, Span
-from pytest_llmperf.records.candidate import Candidate
+from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector
 from pytest_llmperf.run.errors import CaseFailedError
 from tests.engine.conftest import SPEC, Engine

@@ -17,7 +17,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.static_steps import come_and_gone, judge_step
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError, StaticSteps
-from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.records.trace import StaticStep
 from tests.worker.import_patch import after_import
 from tests.worker.user import REPOSITORY
 

@@ -24,8 +24,8 @@ from pytest_llmperf.judge.yardstick import (
     side_of,
     side_of_difference,
 )
-from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.examples import examples
 from tests.fakes import Fake, launch_of

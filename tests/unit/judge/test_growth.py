@@ -16,9 +16,9 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.phase_checks import GROWTH, growth_checks
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import joined, judge
-from pytest_llmperf.records.allocated_growth import MOST_GROWTH, growth
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import takes_all_steps
+from pytest_llmperf.records.steady_state import MOST_GROWTH, growth
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ from pytest_llmperf.judge.loss_curves import (
     spreads,
 )
 from pytest_llmperf.judge.store import BaselineStore, Store, entries_of_run
-from pytest_llmperf.records.loss_curve import CURVE_WORDS, OTHER_LEARNING, JudgedCurve
+from pytest_llmperf.records.result import OTHER_LEARNING, CurveWord, JudgedCurve
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 
@@ -145,7 +146,7 @@ def test_seeds_that_share_nothing_raise_hardly_an_alarm() -> None:
 def test_verdicts_are_the_same_in_any_unit(curves: list[list[float]], unit: float) -> None:
     stored, now = dict(enumerate(curves[:3])), dict(enumerate(curves[3:]))
     told = judge_curve(now, stored)
-    assert told.verdict in CURVE_WORDS
+    assert told.verdict in get_args(CurveWord)
     assert all(math.isfinite(part.loss) and part.nothing > 0 for part in told.parts)
     assert [part.loss for part in told.parts] == pytest.approx(
         [fmean(part) for part in zip(*map(parts_of, now.values()), strict=True)]

@@ -16,7 +16,7 @@ from pytest_llmperf.judge.baseline import Baseline, StepBaseline, StoredStep
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.static_steps import PEAK, judge_step, news, upgrade_lines
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import STEP

@@ -14,7 +14,7 @@ import pytest
 from pytest_llmperf.launch import candidates, histories
 from pytest_llmperf.launch.candidates import HistoryError, NoRoomError, NotMadeError
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
-from pytest_llmperf.records.candidate import Candidate
+from pytest_llmperf.records.past_result import Candidate
 from tests.waiting import until
 
 # Each asks git, pip or an interpreter.

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.records.loss_curve import JudgedCurve, JudgedPart
-from pytest_llmperf.records.result import Reference
+from pytest_llmperf.records.result import JudgedCurve, JudgedPart, Reference
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile, document_of, read_values
 from pytest_llmperf.report.results_json import document, write_json
 from tests.runs import LADDER, ladder_run, result_of, written
