@@ -125,7 +125,7 @@ class JudgedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedCurve:
-    """What was found of a training's losses beside those of the same seeds before."""
+    """The verdict and its figures."""
 
     verdict: CurveWord
     reason: str
