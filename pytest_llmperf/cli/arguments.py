@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_llmperf.report.table import FORMATS
 from pytest_llmperf.run.options import BISECT, STORED, TUNE, Option, add_to_command, only, table
@@ -12,34 +12,21 @@ from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.version import MADE_BY
 
-
-class _Command(NamedTuple):
-    """Its module in ``commands`` has its name."""
-
-    help: str
-    description: bool = True
-
-
+#: Each is answered by its module in ``commands``.
 _COMMANDS = {
-    "baselines": _Command("stored figures: list, show, history, diff", description=False),
-    "explain": _Command("of what a traced step consists, and of what the difference between two does"),
-    "history": _Command("what a case took, run by run, and where that changed; without one all, worst first"),
-    "plan": _Command("the memory that specs will need, predicted without a GPU"),
-    "report": _Command(
-        "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung; "
-        "and runs, as a page"
-    ),
-    "check": _Command("launch specs until they are decided against their baselines, as pytest does, without pytest"),
-    "tune": _Command(
-        "the fastest configuration of a model that fits here: searched, compared in turns, shown to be sound"
-    ),
-    "bisect": _Command(
-        "the revision, or the version of a package, with which a training became slower, larger or another"
-    ),
-    "submit": _Command("the nightly job of a cluster file: its cost, then sbatch"),
-    "merge": _Command("the --perf-json files of one night as one, and a summary; exit code 1 unless all is green"),
-    "nights": _Command("the nights of a folder and where each stands; exit code 1 where a new one is missing"),
-    "export": _Command("--perf-json files as one text for another tool: Markdown, GitLab, Prometheus, JUnit"),
+    "baselines": "stored figures: list, show, history, diff",
+    "explain": "of what a traced step consists, and of what the difference between two does",
+    "history": "what a case took, run by run, and where that changed; without one all, worst first",
+    "plan": "the memory that specs will need, predicted without a GPU",
+    "report": "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung; "
+    "and runs, as a page",
+    "check": "launch specs until they are decided against their baselines, as pytest does, without pytest",
+    "tune": "the fastest configuration of a model that fits here: searched, compared in turns, shown to be sound",
+    "bisect": "the revision, or the version of a package, with which a training became slower, larger or another",
+    "submit": "the nightly job of a cluster file: its cost, then sbatch",
+    "merge": "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green",
+    "nights": "the nights of a folder and where each stands; exit code 1 where a new one is missing",
+    "export": "--perf-json files as one text for another tool: Markdown, GitLab, Prometheus, JUnit",
 }
 
 
@@ -104,11 +91,9 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="llmperf", description="Look into what pytest-llmperf keeps.")
     parser.add_argument("--version", action="version", version=MADE_BY)
     rooms = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command in _COMMANDS.items():
-        module = f"pytest_llmperf.cli.commands.{name}"
-        rooms.add_parser(
-            name, help=command.help, description=command.help if command.description else None, module=module
-        )
+    for name, what in _COMMANDS.items():
+        description = what if name != "baselines" else None  # its own commands have one each
+        rooms.add_parser(name, help=what, description=description, module=f"pytest_llmperf.cli.commands.{name}")
     return parser
 
 

@@ -47,11 +47,7 @@ class TestFile:
 
     @classmethod
     def at(cls, path: Path) -> TestFile:
-        """What ``path`` holds, if it is there.
-
-        Raises:
-            CaseError: it cannot be written, or is somebody's own; one line.
-        """
+        """What ``path`` holds, if it is there; CaseError: it cannot be written, or is somebody's own."""
         if path.suffix != ".py" or not path.name.startswith("test_"):
             raise CaseError(f"--write {path}: pytest collects files named test_*.py, e.g. perf_tests/test_tuned.py")
         if not path.exists():
@@ -77,11 +73,8 @@ class TestFile:
     def write(self, winner: TrainSpec) -> list[TrainSpec]:
         """With ``winner`` in the place of what it beats, which it returns: the case of its model, length and GPUs.
 
-        What another search has added since is kept.
-
-        Raises:
-            CaseError: it was edited since, or what it holds in the winner's place is no case of this version's.
-            OSError: it cannot be written.
+        What another search has added since is kept. CaseError: it was edited since, or what it holds in the winner's
+        place is no case of this version's; OSError: it cannot be written.
         """
         usual = {one.name: one.default for one in fields(TrainSpec)}
         case = {name: value for name, value in winner.to_dict().items() if name == "model" or value != usual[name]}
@@ -107,11 +100,7 @@ def _refuse_unwritable(path: Path) -> None:
 
 
 def _cases(text: str) -> tuple[Mapping[str, Any], ...]:
-    """As ``_text`` wrote them.
-
-    Raises:
-        SyntaxError, ValueError: it did not.
-    """
+    """As ``_text`` wrote them; SyntaxError, ValueError: it did not."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and [getattr(one, "id", "") for one in node.targets] == [_NAME]:
             found = ast.literal_eval(node.value)
@@ -130,7 +119,7 @@ def _text(cases: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _quoted(value: object) -> str:
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)
+    if not isinstance(value, str):
+        return repr(value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

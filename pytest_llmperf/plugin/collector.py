@@ -7,55 +7,51 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, header, is_case, reports
+from pytest_llmperf.plugin import benchmark, is_case, reports
 from pytest_llmperf.plugin.items import expect_no_failed_launch, select, specs_of
-from pytest_llmperf.plugin.run_progress import RunProgress
+from pytest_llmperf.plugin.run_progress import RunProgress, header
 from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.run import UNFINISHED
 from pytest_llmperf.support import signals
+
+# Under which a worker of xdist leaves its controller the line of a usage error.
+_REFUSED = "llmperf_refused"
 
 
 class Collector:
     """Of one session."""
 
-    def __init__(self, session: PerfSession) -> None:
-        self.session = session
-        self._seen: set[str] = set()
-        self._attempts = reports.Attempts()
-        self._minds: tuple[signals.Signals, ...] = ()
-        self._failed_with = 0
+    def __init__(self, config: pytest.Config) -> None:
+        """Begin the run that ``config`` was asked for.
 
-    @classmethod
-    def begun(cls, config: pytest.Config) -> Collector:
-        """With a run of what ``config`` was asked for.
-
-        Raises:
-            pytest.UsageError: an option that cannot be used, or hardware that is not there.
+        pytest.UsageError: an option that cannot be used, or hardware that is not there.
         """
-        session = PerfSession.of(config)
-        settings = session.settings
+        self.session = session = PerfSession(config)
+        self._seen: set[str] = set()
+        self._attempts: dict[str, list[str]] = {}
+        self._minds_signals = False
+        self._failed_with = 0
         config.add_cleanup(session.close)
-        collector = cls(session)
-        config.pluginmanager.register(collector, "llmperf-collector")
+        config.pluginmanager.register(self, "llmperf-collector")
         with session.outcomes():
             if session.in_job:
-                collector.mind(signals.OF_A_JOB)
-            if settings.gpus or settings.launcher == "slurm":
+                self.mind(signals.OF_A_JOB)
+            if session.settings.gpus or session.settings.launcher == "slurm":
                 _ = session.machine  # fewer GPUs than asked for ends the run here, before anything is collected
-        return collector
 
     def mind(self, wanted: tuple[signals.Signals, ...]) -> None:
         """Let these signals end the run as Ctrl-C does, unless others do already."""
-        if not self._minds:
-            self._minds = wanted
-            self.session.config.add_cleanup(signals.end_on(wanted, self._ended_by))
+        run = self.session
 
-    def _ended_by(self, name: str) -> None:
-        self.session.unfinished = name
-        if self.session.in_job:
-            self.session.ends_with = UNFINISHED
-        self.session.notes.append(f"ended by {name}: what was not told until then was not judged")
+        def ended_by(name: str) -> None:
+            run.unfinished, run.ends_with = name, UNFINISHED if run.in_job else run.ends_with
+            run.notes.append(f"ended by {name}: what was not told until then was not judged")
+
+        if not self._minds_signals:
+            self._minds_signals = True
+            run.config.add_cleanup(signals.end_on(wanted, ended_by))
 
     def saw(self, made: Iterable[Any]) -> None:
         """Of a test that is chosen by its parameters the others are made too, and nothing shows them later."""
@@ -87,10 +83,18 @@ class Collector:
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_collection_finish")
     def pytest_refuse_from_worker(self, session: pytest.Session) -> None:
-        """Before the worker's own terminal, whose header nobody sees, asks for the hardware too."""
+        """Ask for the hardware, as the header does without xdist: a usage error that only tests met would be a crash.
+
+        Before the worker's own terminal, whose header nobody sees, asks for it too.
+        """
         if hasattr(session.config, "workeroutput") and any(map(is_case, session.items)):
             with self.session.outcomes():
-                header.refuse_from_worker(self.session)
+                try:
+                    _ = self.session.machine_kind
+                    self.session.check_interpreter()
+                except UsageError as error:
+                    session.config.workeroutput[_REFUSED] = str(error)
+                    raise
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -117,7 +121,7 @@ class Collector:
             # Here, since the header says how long it takes: pytest asks for it before collection is over for us.
             if not (self.session.is_worker or self.session.config.option.collectonly) and any(map(is_case, items)):
                 self.session.progress = RunProgress.of(self.session, items)
-            return header.header(self.session, items)
+            return header(self.session, items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -171,7 +175,7 @@ class Collector:
             self.mind(signals.OF_A_HOST)  # the controller of a parallel run collects nothing itself
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
-            values = self._attempts.last_of(report, values)
+            values = reports.last_attempt(self._attempts, report, values)
             run.findings.add(values)
             if values["said"]:
                 run.coverage.note(report.nodeid, values["said"])
@@ -187,8 +191,8 @@ class Collector:
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker of xdist ended: it collected, and the controller did not."""
         output = getattr(node, "workeroutput", {})
-        if header.REFUSED in output:
-            raise pytest.UsageError(output[header.REFUSED])
+        if _REFUSED in output:
+            raise pytest.UsageError(output[_REFUSED])
         if "llmperf" not in output:
             self.session.coverage.parts.add("a worker of pytest-xdist crashed")  # what it knew is lost
         elif output["llmperf"] is not None:
@@ -203,17 +207,6 @@ class Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        with self.session.outcomes():
-            self._finish(session)
-
-    @pytest.hookimpl(wrapper=True, specname="pytest_sessionfinish")
-    def pytest_keep_exit_code(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Others (syrupy) add bits of the code of before to ours, which makes another code of it."""
-        yield
-        if self._failed_with:
-            session.exitstatus = self._failed_with
-
-    def _finish(self, session: pytest.Session) -> None:
         run, config = self.session, session.config
         if hasattr(config, "workeroutput"):
             config.workeroutput["llmperf"] = run.coverage.to_dict()
@@ -227,11 +220,19 @@ class Collector:
         from pytest_llmperf.plugin.console import Console
 
         stopped = bool(session.shouldstop or session.shouldfail)
-        finished = run.finish(int(session.exitstatus), Console(config), stopped=stopped)
+        with run.outcomes():
+            finished = run.finish(int(session.exitstatus), Console(config), stopped=stopped)
         session.exitstatus = finished.exit_code if finished else run.ends_with or session.exitstatus
         self._failed_with = 0 if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED else int(session.exitstatus)
         for trouble in finished.troubles if finished else ():
             reports.tell(config, trouble)
+
+    @pytest.hookimpl(wrapper=True, specname="pytest_sessionfinish")
+    def pytest_keep_exit_code(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Others (syrupy) add bits of the code of before to ours, which makes another code of it."""
+        yield
+        if self._failed_with:
+            session.exitstatus = self._failed_with
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -26,10 +26,7 @@ def guarding(parser: pytest.Parser, config: pytest.Config | None) -> Iterator[No
     """Add options inside: refused where pytest took the value of one of them for a test's path, and moved.
 
     It takes whatever follows an option that it does not know for a test, and looks from there for its configuration:
-    another project's settings, baselines and ``.llmperf/`` would be this run's.
-
-    Raises:
-        pytest.UsageError: rootdir or the configuration are not those that the run has without the value.
+    another project's settings, baselines and ``.llmperf/`` would be this run's. That is a pytest.UsageError.
     """
     # A plugin that pytest.main() is given comes before rootdir, with its options.
     if config is None or getattr(config, "rootpath", None) is None:
@@ -86,11 +83,7 @@ def _shown(project: _Project) -> str:
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """What this session was asked for.
-
-    Raises:
-        pytest.UsageError: an option that cannot be used, in one line.
-    """
+    """What this session was asked for; pytest.UsageError: an option that cannot be used."""
     from pytest_llmperf.run.errors import UsageError
     from pytest_llmperf.run.options import PYTEST
     from pytest_llmperf.run.reading import read_settings
@@ -105,8 +98,7 @@ def settings_of(config: pytest.Config) -> Settings:
 def refuse_second_baselines(config: pytest.Config) -> None:
     """Before a run records: without an ini file, pytest takes a sub-folder for its rootdir.
 
-    Raises:
-        pytest.UsageError: what it records would be held against nothing of what is there.
+    pytest.UsageError: what it records would be held against nothing of what is there.
     """
     found = baselines_further_up(config)
     if found is not None:

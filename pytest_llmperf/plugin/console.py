@@ -48,7 +48,10 @@ class Console:
         """One line of its own; also under ``-q``, since it tells why nothing seems to happen."""
         with self._uncaptured():
             if self._worker:
-                _to_stderr(f"llmperf [{self._worker}]: {leaving(line)}\n")
+                if sys.__stderr__ is not None:
+                    # In one piece: other workers write there too.
+                    sys.__stderr__.write(f"llmperf [{self._worker}]: {leaving(line)}\n")
+                    sys.__stderr__.flush()
             elif self._reporter is not None:
                 self._return()
                 self._reporter.ensure_newline()
@@ -59,13 +62,9 @@ class Console:
     @contextmanager
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
         """Show one launch from its start to its end, however it ends."""
-        say = _nothing if self._quiet else self.say
-        lines = LaunchLines(
-            Numbered(spec_id, number, launches),
-            say=say,
-            write=self.write if self.is_live else None,
-            run=self._run,
-        )
+        say = (lambda _line: None) if self._quiet else self.say
+        write = self.write if self.is_live else None
+        lines = LaunchLines(Numbered(spec_id, number, launches), say=say, write=write, run=self._run)
         try:
             yield lines
         finally:
@@ -111,13 +110,3 @@ class Console:
             return nullcontext()
         context: AbstractContextManager[None] = self._capture.global_and_fixture_disabled()
         return context
-
-
-def _nothing(_line: str) -> None:
-    """For ``-q``."""
-
-
-def _to_stderr(text: str) -> None:
-    if sys.__stderr__ is not None:
-        sys.__stderr__.write(text)  # in one piece: other workers write there too
-        sys.__stderr__.flush()

@@ -35,11 +35,8 @@ def expect_no_failed_launch(items: Iterable[pytest.Item]) -> None:
     """Where nothing is launched no launch fails: who expects that of a case would call its pass a surprise."""
     for item in items:
         for node in item.listchain():
-            node.own_markers[:] = [mark for mark in node.own_markers if not _is_of_a_launch(mark)]
-
-
-def _is_of_a_launch(mark: pytest.Mark) -> bool:
-    return mark.name == "xfail" and mark.kwargs.get("raises") is DidNotTrain
+            marks = node.own_markers
+            marks[:] = [each for each in marks if each.name != "xfail" or each.kwargs.get("raises") is not DidNotTrain]
 
 
 def select(width: Width | None, config: pytest.Config, items: list[pytest.Item]) -> set[str]:

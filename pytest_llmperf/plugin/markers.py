@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -18,68 +19,96 @@ from pytest_llmperf.support.quantities import A_TOLERANCE, is_positive, is_toler
 from pytest_llmperf.support.suggestions import hint
 from pytest_llmperf.support.units import GIB
 
+# More seeds would be a night of its own; more efficient is a slip of units: 85 for 85 %.
+_MOST_SEEDS, _MOST_EFFICIENT = 64, 2
 
-def terms_of(item: pytest.Item) -> CaseTerms:
-    """Read them; one that is misused ends the test with one line."""
-    try:
-        return CaseTerms(
-            rung=str(_keyword(item, "rung", "number", "")),
-            reference=_reference(item),
-            tolerances=_tolerances(item),
-            oom_below_gib=_oom_below_gib(item),
-            inactive=_inactive(item),
-            efficiency=_efficiency(item),
-            parity=_parity(item),
-            loss_curve=_loss_curve(item),
-        )
-    except _MisuseError as misuse:
-        raise failed(f"{item.nodeid}: marker {misuse}") from None
+
+def _is_published(value: Any) -> bool:
+    return value is None or is_positive(value)
+
+
+def _is_efficiency(value: Any) -> bool:
+    return is_positive(value) and value <= _MOST_EFFICIENT
+
+
+def _is_number_of_seeds(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and FEWEST_SEEDS <= value <= _MOST_SEEDS
+
+
+_Keyword = tuple[Callable[[Any], bool], str]
+_ANYTHING: _Keyword = (lambda _: True, "")
+_TOLERANCE: _Keyword = (is_tolerance, A_TOLERANCE)
+_PUBLISHED: _Keyword = (_is_published, "a positive number, or None where none was published")
+# The keywords of each marker, with what each takes, and that in words.
+_KEYWORDS: Mapping[str, Mapping[str, _Keyword]] = {
+    "rung": {"number": _ANYTHING},
+    "reference": {"source": _ANYTHING, "tokens_per_second_per_gpu": _PUBLISHED, "peak_reserved_gib": _PUBLISHED},
+    "perf_tolerance": dict.fromkeys(TOLERANCES, _TOLERANCE),
+    "perf_scaling": {
+        "efficiency_at_least": (_is_efficiency, "a positive fraction of at most 2, e.g. 0.85"),
+        "tolerance": _TOLERANCE,
+    },
+    "expects_oom": {"below_gib": (is_positive, "a positive number of GiB")},
+    "perf_loss_curve": {"seeds": (_is_number_of_seeds, f"a number of seeds, {FEWEST_SEEDS} to {_MOST_SEEDS}")},
+}
 
 
 class _MisuseError(Exception):
     """Marker, value and what was expected."""
 
 
-def _keyword(item: pytest.Item, marker: str, name: str, default: Any) -> Any:
-    mark = item.get_closest_marker(marker)
-    if mark is None:
-        return default
-    _keywords_only(mark, (name,))  # as all markers are read, and as -m 'rung(number="15.9")' finds them
-    if name not in mark.kwargs:
-        raise _MisuseError(f"{marker} needs {name}=…")
-    return mark.kwargs[name]
+def terms_of(item: pytest.Item) -> CaseTerms:
+    """Read them; one that is misused ends the test with one line."""
+    try:
+        rung = _said(item, "rung", needs="number") or {}
+        tolerances = _said(item, "perf_tolerance", every=True) or {}
+        oom = _said(item, "expects_oom", needs="below_gib") or {}
+        scaling = _said(item, "perf_scaling", every=True) or {}
+        curve = _said(item, "perf_loss_curve")
+        return CaseTerms(
+            rung=str(rung.get("number", "")),
+            reference=_reference(item),
+            tolerances={TOLERANCES[word]: value for word, value in tolerances.items()},
+            oom_below_gib=oom.get("below_gib"),
+            inactive=_inactive(item),
+            efficiency=Terms(at_least=scaling.get("efficiency_at_least"), tolerance=scaling.get("tolerance")),
+            parity=_parity(item),
+            loss_curve=0 if curve is None else curve.get("seeds", SEEDS),
+        )
+    except _MisuseError as misuse:
+        raise failed(f"{item.nodeid}: marker {misuse}") from None
 
 
-def _tolerances(item: pytest.Item) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for mark in reversed(list(item.iter_markers("perf_tolerance"))):  # the closest one wins
-        _keywords_only(mark, tuple(TOLERANCES))
-        for word, value in mark.kwargs.items():
-            found[TOLERANCES[word]] = _tolerance(mark.name, word, value)
-    return found
+def _said(item: pytest.Item, marker: str, *, every: bool = False, needs: str = "") -> dict[str, Any] | None:
+    """The keywords of the closest mark, or of ``every``, of which the closest wins; ``None`` where there is none."""
+    known, found = _KEYWORDS[marker], dict[str, Any]()
+    expected = ", ".join(f"{name}=…" for name in known)
+    marks = [*item.iter_markers(marker)][: None if every else 1]
+    for mark in reversed(marks):
+        for value in mark.args:  # by name, as -m 'rung(number="15.9")' finds them
+            raise _MisuseError(f"{marker}({value!r}): must be given by name: {expected}")
+        for name, value in mark.kwargs.items():
+            if name not in known:
+                raise _MisuseError(f"{marker}({name}={value!r}): unknown{hint(name, known)}; known: {expected}")
+            is_right, what = known[name]
+            if not is_right(value):
+                raise _MisuseError(f"{marker}({name}={value!r}): must be {what}")
+        if needs and needs not in mark.kwargs:
+            raise _MisuseError(f"{marker} needs {needs}=…")
+        found |= mark.kwargs
+    return found if marks else None
 
 
 def _reference(item: pytest.Item) -> Reference | None:
-    mark = item.get_closest_marker("reference")
-    if mark is None:
+    said = _said(item, "reference")
+    if said is None:
         return None
-    _keywords_only(mark, ("source", "tokens_per_second_per_gpu", "peak_reserved_gib"))
-    figures = {
-        name: _positive(mark.name, name, value, "a positive number, or None where none was published")
-        for name, value in mark.kwargs.items()
-        if name != "source" and value is not None
-    }
-    gib = figures.get("peak_reserved_gib")
+    gib = said.get("peak_reserved_gib")
     return Reference(
-        source=str(mark.kwargs.get("source", "")),
-        tokens_per_second_per_gpu=figures.get("tokens_per_second_per_gpu"),
+        source=str(said.get("source", "")),
+        tokens_per_second_per_gpu=said.get("tokens_per_second_per_gpu"),
         peak_reserved_bytes=None if gib is None else gib * GIB,
     )
-
-
-def _oom_below_gib(item: pytest.Item) -> float | None:
-    value = _keyword(item, "expects_oom", "below_gib", None)
-    return None if value is None else _positive("expects_oom", "below_gib", value, "a positive number of GiB")
 
 
 def _inactive(item: pytest.Item) -> frozenset[str]:
@@ -94,63 +123,6 @@ def _inactive(item: pytest.Item) -> frozenset[str]:
 
 def _parity(item: pytest.Item) -> bool:
     mark = item.get_closest_marker("perf_parity")
-    if mark is None:
-        return False
-    for value in (*mark.args, *mark.kwargs):
+    for value in (*mark.args, *mark.kwargs) if mark else ():
         raise _MisuseError(f"perf_parity({value!r}): takes nothing")
-    return True
-
-
-# More would be a night of its own.
-_MOST_SEEDS = 64
-
-
-def _loss_curve(item: pytest.Item) -> int:
-    mark = item.get_closest_marker("perf_loss_curve")
-    if mark is None:
-        return 0
-    _keywords_only(mark, ("seeds",))
-    seeds = mark.kwargs.get("seeds", SEEDS)
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or not FEWEST_SEEDS <= seeds <= _MOST_SEEDS:
-        raise _MisuseError(f"{mark.name}(seeds={seeds!r}): must be a number of seeds, {FEWEST_SEEDS} to {_MOST_SEEDS}")
-    return seeds
-
-
-# More than this is a slip of units: 85 for 85 %.
-_MOST_EFFICIENT = 2
-
-
-def _efficiency(item: pytest.Item) -> Terms:
-    found: dict[str, float] = {}
-    for mark in reversed(list(item.iter_markers("perf_scaling"))):  # the closest one wins
-        _keywords_only(mark, ("efficiency_at_least", "tolerance"))
-        for word, value in mark.kwargs.items():
-            if word == "tolerance":
-                found[word] = _tolerance(mark.name, word, value)
-                continue
-            expected = "a positive fraction of at most 2, e.g. 0.85"
-            if _positive(mark.name, word, value, expected) > _MOST_EFFICIENT:
-                raise _MisuseError(f"{mark.name}({word}={value!r}): must be {expected}")
-            found[word] = value
-    return Terms(at_least=found.get("efficiency_at_least"), tolerance=found.get("tolerance"))
-
-
-def _keywords_only(mark: pytest.Mark, known: tuple[str, ...]) -> None:
-    expected = ", ".join(f"{name}=…" for name in known)
-    for value in mark.args:
-        raise _MisuseError(f"{mark.name}({value!r}): must be given by name: {expected}")
-    for name, value in mark.kwargs.items():
-        if name not in known:
-            raise _MisuseError(f"{mark.name}({name}={value!r}): unknown{hint(name, known)}; known: {expected}")
-
-
-def _tolerance(marker: str, name: str, value: Any) -> float:
-    if not is_tolerance(value):
-        raise _MisuseError(f"{marker}({name}={value!r}): must be {A_TOLERANCE}")
-    return value
-
-
-def _positive(marker: str, name: str, value: Any, expected: str) -> float:
-    if not is_positive(value):
-        raise _MisuseError(f"{marker}({name}={value!r}): must be {expected}")
-    return value
+    return mark is not None

@@ -177,21 +177,18 @@ class Perf:
             except DidNotTrainError as error:
                 if not error.may_train_again:
                     raise
-                from pytest_llmperf.plugin import commands
-
-                again = f"run it again: {commands.rerun(self._item, self._session)}"
-                raise DidNotTrainError(f"{error}\n{again}") from None
+                raise DidNotTrainError(f"{error}\nrun it again: {self._session.rerun(self._item)}") from None
 
     def _told(self, conclusion: Concluded) -> CaseResult:
         """The result of a case that holds; what does not fails the test."""
         result = conclusion.result
         if result.verdict == PLANNED:
             return result
-        from pytest_llmperf.plugin import benchmark, commands
+        from pytest_llmperf.plugin import benchmark
 
         benchmark.record(self._request, result)
         if conclusion.fails:
-            raise failed(commands.failure(self._item, self._session, conclusion))
+            raise failed(self._session.failure(self._item, conclusion))
         if conclusion.refused:
             raise failed(f"{result.id}: {conclusion.refused}")
         return result

@@ -113,31 +113,22 @@ def _unjudged(run: Run, nodeid: str, message: str) -> CaseResult:
     )
 
 
-# What such a plugin makes of the outcome of an attempt that another one follows.
-_RERUN = "rerun"
-_TOLD = ("results", "planned", "skipped")
+def last_attempt(
+    before: dict[str, list[str]], report: pytest.TestReport, values: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """What counts of what a report brought: a test that another plugin runs again counts once, as it ended last.
 
-
-class Attempts:
-    """Those before the last of tests that another plugin runs again: each counts once, as its last attempt ended."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, list[str]] = {}
-
-    def last_of(self, report: pytest.TestReport, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What counts of what a report brought: of an attempt before the last, what it cost.
-
-        The last one's results say what came before: whatever it found, it is not all that was found.
-        """
-        if report.outcome == _RERUN:
-            verdicts = [f"{result['id']} was {result['verdict']}" for result in values["results"]]
-            self._before.setdefault(report.nodeid, []).extend(verdicts)
-            return {**values, **dict.fromkeys(_TOLD, ()), "said": ""}
-        before = self._before.get(report.nodeid)
-        if not before:
-            return values
-        note = f"the test was run again: {', '.join(before)} before"
-        return {**values, "results": [{**result, "notes": (*result["notes"], note)} for result in values["results"]]}
+    Of an attempt ``before`` that only what it cost. The last one's results say what came before: whatever it found, it
+    is not all that was found.
+    """
+    if str(report.outcome) == "rerun":
+        verdicts = [f"{result['id']} was {result['verdict']}" for result in values["results"]]
+        before.setdefault(report.nodeid, []).extend(verdicts)
+        return {**values, "results": (), "planned": (), "skipped": (), "said": ""}
+    if not before.get(report.nodeid):
+        return values
+    note = f"the test was run again: {', '.join(before[report.nodeid])} before"
+    return {**values, "results": [{**result, "notes": (*result["notes"], note)} for result in values["results"]]}
 
 
 def tell(config: pytest.Config, trouble: Trouble) -> None:

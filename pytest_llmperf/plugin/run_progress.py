@@ -1,17 +1,23 @@
-"""RunProgress: how far a run is: which case of how many, and the time that the rest takes, by their baselines."""
+"""How far a run is: which case of how many, and the time that the rest takes, by their baselines; and its header."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin import is_case
+from pytest_llmperf.plugin import command_line, is_case
 from pytest_llmperf.plugin.items import specs_of
+from pytest_llmperf.run.reading import without_effect
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.support import formats
+
+if TYPE_CHECKING:
+    from pytest_llmperf.plugin.session import PerfSession
 
 # A file for each case: of more of them somebody would wait for a guess.
 _MOST = 500
@@ -116,3 +122,30 @@ def _expected(run: Run, item: pytest.Item) -> float | None:
             return None
         seconds.append(fmean(launch.wall_seconds for launch in baseline.launches))
     return sum(seconds) if seconds else None
+
+
+_FIRST = "no baseline yet: a case without one fails as new, with its figures; --update-baselines=new records them"
+
+
+def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
+    """About where the cases run, and what they do not see; nothing where no perf test was collected."""
+    cases = sum(map(is_case, items))
+    if not cases or session.config.get_verbosity() < 0:
+        return []
+    where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
+    if session.settings.static:
+        where = "nothing is launched"
+    baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
+    found = None if session.settings.against else command_line.baselines_further_up(session.config)
+    ignored = without_effect(session.config.option) if session.settings.static else ""
+    progress = session.progress
+    takes = progress.whole if progress is not None else ""
+    # Who has just begun would take a screen of failures for a fault.
+    is_first = progress is not None and progress.is_first and not (session.settings.update or session.settings.against)
+    parts = [f"llmperf: {cases} case(s) on {session.machine_kind}", where, f"baselines {baselines}", takes]
+    return [
+        ", ".join(filter(None, parts)),
+        *([f"llmperf: {_FIRST}"] if is_first else []),
+        *([f"llmperf: {ignored}"] if ignored else []),
+        *([f"llmperf: {command_line.further_up_line(session.config, found)}"] if found else []),
+    ]

@@ -5,6 +5,7 @@ Under pytest-xdist every worker has one, and what they found reaches the control
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +15,27 @@ import pytest
 
 from pytest_llmperf.plugin import command_line, items
 from pytest_llmperf.plugin.outcomes import did_not_train, failed
+from pytest_llmperf.records.results_document import TEST
+from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.text import leaving
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
+from pytest_llmperf.run.options import table
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.run_progress import RunProgress
+    from pytest_llmperf.run.findings import Concluded
 
 
 class PerfSession(Run):
     """The run of one pytest process."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+    def __init__(self, config: pytest.Config) -> None:
+        """What ``config`` was asked for; pytest.UsageError: an option that cannot be used."""
+        settings = command_line.settings_of(config)
+        if settings.update in {"new", "all"}:
+            command_line.refuse_second_baselines(config)
         worker: dict[str, list[str]] | None = getattr(config, "workerinput", None)
         words = [str(word) for word in config.invocation_params.args]
         super().__init__(
@@ -43,26 +52,44 @@ class PerfSession(Run):
         """How far it is; ``None``: it has no cases, or is a worker of others."""
         self.could_not_collect = False
 
-    @classmethod
-    def of(cls, config: pytest.Config) -> PerfSession:
-        """What ``config`` was asked for.
+    # The exact commands a message offers: run this case again, record it, accept it.
 
-        Raises:
-            pytest.UsageError: an option that cannot be used.
-        """
-        settings = command_line.settings_of(config)
-        if settings.update in {"new", "all"}:
-            command_line.refuse_second_baselines(config)
-        return cls(config, settings)
+    def rerun(self, item: pytest.Item) -> str:
+        """The command that runs this test alone, from where pytest was started; of a SLURM job, in one like it."""
+        path, separator, name = item.nodeid.partition("::")
+        node = os.path.relpath(self.config.rootpath / path, self.config.invocation_params.dir) + separator + name
+        return shlex.join(self._words(node))
+
+    def failure(self, item: pytest.Item, conclusion: Concluded) -> str:
+        """Why the test fails, with the commands that run it again and accept it; a loss needs a reason."""
+        again, result, accept = self.rerun(item), conclusion.result, ""
+        if conclusion.is_acceptable:
+            needs_reason = result.verdict in ("regressed", "changed") or result.changed
+            accept = f"{again} --update-baselines" + ("=new" if result.verdict == "new" else "")
+            accept += ' --perf-reason "why"' if needs_reason else ""
+        message = failure_message(result, rerun=again, accept=accept, baseline=conclusion.held_against)
+        return "\n".join(filter(None, [message, conclusion.refused]))
 
     def rerun_words(self) -> list[str]:
-        from pytest_llmperf.plugin.commands import rerun_words
+        """The same of any test, with ``TEST`` where its node id belongs, and in it the way to rootdir."""
+        way = os.path.relpath(self.config.rootpath, self.config.invocation_params.dir)
+        return self._words(TEST if way == os.curdir else os.path.join(way, TEST))  # noqa: PTH118 - as a person types it
 
-        return rerun_words(self, self.config)
+    def _words(self, node: str) -> list[str]:
+        where = ["--gpus", str(self.num_gpus)]
+        if self.settings.static:
+            where = ["--perf-static", *(where if self.settings.gpus is not None else [])]
+        parts = [*self.words_for_as_much(), "pytest", node, *where]
+        for _, option in table(Settings):
+            value = getattr(self.config.option, option.dest, None)
+            if option.repeated and value is not None:
+                parts.append(option.flag if option.is_switch else f"{option.flag}={value}")
+        for setting in self.config.getoption("override_ini", default=None) or ():
+            # pytest also keeps --strict-config and the like here, which are in the ini file anyway and decide nothing.
+            parts += [] if setting.startswith("strict") else ["-o", setting]
+        return parts
 
     def rerun_of(self, nodes: Sequence[str]) -> str:
-        from pytest_llmperf.records.results_document import TEST
-
         words = self.rerun_words()
         at = next(place for place, word in enumerate(words) if TEST in word)
         named = [words[at].replace(TEST, node) for node in nodes]

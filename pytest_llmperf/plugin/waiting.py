@@ -32,16 +32,12 @@ class Waiting:
         return self._collector is None
 
     def begin(self) -> Collector:
-        """The run's own hooks; pytest calls them from here on.
-
-        Raises:
-            pytest.UsageError: an option that cannot be used, or hardware that is not there.
-        """
+        """The run's own hooks; pytest calls them from here on. pytest.UsageError: as of ``Collector``."""
         if self._collector is None:
             from pytest_llmperf.plugin.collector import Collector
 
             self._config.pluginmanager.unregister(self)
-            self._collector = Collector.begun(self._config)
+            self._collector = Collector(self._config)
             for report in self.uncollected:
                 self._collector.pytest_collectreport(report)
         return self._collector

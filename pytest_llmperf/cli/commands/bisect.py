@@ -31,8 +31,6 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats, quantities
 from pytest_llmperf.support.quantities import argument
 
-# What a bisection found, as lines for people and as a document for programs.
-
 # Exact changes that a page shows; the document has all.
 _MOST_EXACT = 8
 
@@ -170,11 +168,7 @@ class Bisect:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Bisect:
-        """What was asked for; what cannot be had is refused before anything is launched.
-
-        Raises:
-            CaseError: no such case, or no such history.
-        """
+        """What was asked for; what cannot be had is refused, mostly by a CaseError, before anything is launched."""
         specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
         if len(specs) != 1:
             raise CaseError(f"{len(specs)} cases are named, expected one: {', '.join(spec.id for spec in specs)}")
@@ -250,11 +244,7 @@ def _versions(text: str) -> list[str]:
 
 
 def _history(arguments: argparse.Namespace) -> History:
-    """What the candidates are.
-
-    Raises:
-        CaseError: options of two kinds, or no such history.
-    """
+    """What the candidates are; CaseError: options of two kinds, or no such history."""
     others = [f"--{name}" for name in ("package", "python") if getattr(arguments, name) is not None]
     git = [f"--{name.replace('_', '-')}" for name in _OF_GIT if getattr(arguments, name)]
     if len(others) > 1 or (others and git):

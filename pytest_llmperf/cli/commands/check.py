@@ -45,11 +45,7 @@ class Check:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Check:
-        """The run that was asked for; what cannot be had is refused before anything is launched.
-
-        Raises:
-            CaseError: no such spec.
-        """
+        """The run that was asked for; what cannot be had is refused before anything is launched."""
         specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
         run = asked_run(arguments, CHECK)
         with usage_errors(arguments):

@@ -70,7 +70,8 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     known = scattering(machines, arguments.perf_baselines)
     several = histories(beside, known, asked)
     if arguments.json:
-        lines = json.dumps(history_document(several), indent=1, allow_nan=False).splitlines()
+        document = {"schema": 1, "cases": [_document(one) for one in several]}
+        lines = json.dumps(document, indent=1, allow_nan=False).splitlines()
         return Answer(lines, found.troubles, for_programs=True)
     if arguments.case and len({one.id for one in several}) == 1:
         pages = [case_page(one, screen) for one in several]
@@ -90,11 +91,7 @@ def _of_one_project(results: Sequence[PastResult], *, named: bool) -> Sequence[P
 def _chosen(
     results: Sequence[PastResult], arguments: argparse.Namespace, sources: Sequence[Path]
 ) -> Sequence[PastResult]:
-    """Those of the machine kind and the time that were asked for.
-
-    Raises:
-        CaseError: there are none.
-    """
+    """Those of the machine kind and the time that were asked for; CaseError: there are none."""
     where = ", ".join(map(str, sources))
     if not results:
         raise CaseError(
@@ -113,11 +110,7 @@ def _chosen(
 
 
 def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
-    """Those that ``case`` names: the very id, else a digest, a pattern, a part of ids.
-
-    Raises:
-        CaseError: none.
-    """
+    """Those that ``case`` names: the very id, else a digest, a pattern, a part of ids; CaseError: none."""
     ids = {result.id for result in results}
     if case in ids:
         return [result for result in results if result.id == case]
@@ -310,47 +303,41 @@ def _latest(one: CaseHistory) -> tuple[str, str, str]:
 # The same for programs.
 
 
-def history_document(histories: Sequence[CaseHistory]) -> dict[str, Any]:
+def _document(history: CaseHistory) -> dict[str, Any]:
     """Plain data; ``rate`` is tokens/s per GPU, and null where tokens were not told."""
-    return {"schema": 1, "cases": [_case(one) for one in histories]}
-
-
-def _case(history: CaseHistory) -> dict[str, Any]:
     return {
         "id": history.id,
         "digest": history.digest,
         "machine": history.machine,
-        "runs": [_run(result) for result in history.results],
-        "segments": [_segment(segment) for segment in history.segments],
+        "runs": [
+            {
+                "began": result.began,
+                "verdict": result.verdict,
+                "step_seconds": result.step_seconds,
+                "rate": result.tokens_per_second_per_gpu,
+                "peak_reserved_bytes": result.peak_reserved_bytes,
+                "hosts": sorted({launch.host for launch in result.launches}),
+                "revision": result.revision,
+                "versions": dict(result.versions),
+                "counts": dict(result.counts),
+                "calibrations": {device: dict(made) for device, made in result.calibrations.items()},
+            }
+            for result in history.results
+        ],
+        "segments": [
+            {
+                "from": segment.results[0].began,
+                "to": segment.results[-1].began,
+                "runs": len(segment.results),
+                "step_seconds": segment.step_seconds,
+                "step_seconds_interval": [segment.low, segment.high],
+                "rate": segment.rate(segment.step_seconds),
+                "change": asdict(segment.change) if segment.change else None,
+                "different": list(segment.different),
+            }
+            for segment in history.segments
+        ],
         "with_another_host": [
             {"at": one.began, "rate": one.rate, "different": list(one.different)} for one in history.steps
         ],
-    }
-
-
-def _run(result: PastResult) -> dict[str, Any]:
-    return {
-        "began": result.began,
-        "verdict": result.verdict,
-        "step_seconds": result.step_seconds,
-        "rate": result.tokens_per_second_per_gpu,
-        "peak_reserved_bytes": result.peak_reserved_bytes,
-        "hosts": sorted({launch.host for launch in result.launches}),
-        "revision": result.revision,
-        "versions": dict(result.versions),
-        "counts": dict(result.counts),
-        "calibrations": {device: dict(made) for device, made in result.calibrations.items()},
-    }
-
-
-def _segment(segment: Segment) -> dict[str, Any]:
-    return {
-        "from": segment.results[0].began,
-        "to": segment.results[-1].began,
-        "runs": len(segment.results),
-        "step_seconds": segment.step_seconds,
-        "step_seconds_interval": [segment.low, segment.high],
-        "rate": segment.rate(segment.step_seconds),
-        "change": asdict(segment.change) if segment.change else None,
-        "different": list(segment.different),
     }

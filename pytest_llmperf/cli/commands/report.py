@@ -127,11 +127,7 @@ class Scaling:
 
 
 def ladders(shelf: Shelf) -> tuple[str, list[Ladder]]:
-    """The one machine kind of ``shelf``, and the chapter's ladders that it has a rung of.
-
-    Raises:
-        CaseError: several machine kinds, or no baseline of a rung; one line.
-    """
+    """The one machine kind of ``shelf``, and the chapter's ladders that it has a rung of; CaseError: it has neither."""
     machines = sorted({one.baseline.machine for one in shelf.stored})
     if len(machines) > 1:
         raise CaseError(

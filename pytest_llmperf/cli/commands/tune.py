@@ -63,11 +63,7 @@ class Tune:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Tune:
-        """What was asked for; what cannot be had is refused before anything is launched.
-
-        Raises:
-            CaseError: no such model, setting or space, or a file that is not ours to write.
-        """
+        """What was asked for; what cannot be had is refused, mostly by a CaseError, before anything is launched."""
         run = asked_run(arguments, TUNE, update="new" if arguments.write else None)
         try:
             _refuse_unmeasured(arguments, run)
@@ -193,11 +189,6 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
 
 
 def _refuse_unmeasured(arguments: argparse.Namespace, run: Run) -> None:
-    """Before minutes are spent on what is not measured here.
-
-    Raises:
-        CaseError: it is what the best is to have least of.
-    """
     if arguments.objective == "energy" and run.on_cpu:
         raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
 

@@ -202,11 +202,8 @@ def _of_whole_runs(parts: Sequence[ResultsFile]) -> tuple[list[str], list[str]]:
     return failing, notes
 
 
-# Baselines that no test of a whole night asks for: each width alone saw only its own tests.
-
-
 def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
-    """A line for each, by all the files of one night together; and why some may not be known.
+    """A line for each baseline that no test of a whole night asks for; and why some may not be known.
 
     Nothing is known where a file of an older version lacks its suite, or where no plan asked every test: a width alone
     has seen its own.
@@ -246,11 +243,8 @@ def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
     return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
 
 
-# What a night judged, and where: the revision, the jobs, their starts and the nodes that failed meanwhile.
-
-
 def _judged(parts: Sequence[ResultsFile], folders: Sequence[Path]) -> str:
-    """One line; empty where no file says."""
+    """The revision, the jobs, their starts and the nodes that failed meanwhile; empty where no file says."""
     jobs = [part.document.slurm for part in parts if part.document.slurm]
     names, starts = sorted({job.job for job in jobs}), max((job.starts for job in jobs), default=1)
     failed: set[str] = set()

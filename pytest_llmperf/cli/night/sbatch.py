@@ -86,8 +86,6 @@ def shares(cluster: ClusterFile, planned: Sequence[Job]) -> list[float | None]:
     return [budget * job.gpu_hours / total / (len(job.widths) if job.is_array else 1) for job in planned]
 
 
-# What sbatch, or bash, is given and answers.
-
 # The controller may have taken a job and not come to say so.
 _UNSURE = re.compile(r"timed out|Unable to contact|Zero Bytes", re.IGNORECASE)
 # And the cluster's name, where there are several; a site's own words may stand before it.
@@ -209,8 +207,6 @@ def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job])
         *([f"--mail={address}"] if address else []),
     ]
 
-
-# The scripts, filled from a cluster file.
 
 _PLACEHOLDER = re.compile(r"@([a-z_]+)@")
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
