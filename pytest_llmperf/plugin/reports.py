@@ -43,10 +43,11 @@ def attach(
     if findings.results:
         from pytest_llmperf.report.consumers.documents import properties
         from pytest_llmperf.report.consumers.exported_run import ExportedCase
+        from pytest_llmperf.report.results_json import result_of
 
         # Of this report and those that follow JUnit's reporter takes the last one's.
         for result in findings.results:
-            item.user_properties += properties(ExportedCase.of(result))
+            item.user_properties += properties(ExportedCase.read(result_of(result), result.machine))
         report.user_properties = list(item.user_properties)
     # What ended the run says it of no test. A fixture may judge too.
     report.llmperf = findings.take("" if run.unfinished else _said(findings, report))  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ Its own words are ASCII: pytest shows a failure on whatever terminal or log ther
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import formatted, label
@@ -29,11 +29,12 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
     ``rerun`` and ``accept`` are commands, ``baseline`` says how much it was held against. An invalid case is offered
     no ``accept``: its launches are never stored.
     """
+    between = "between the environments" if result.launches_before else "from the baseline's environment"
     context = [
         one_line(f"measured: {_measured(result.launches)}; baseline: {baseline}"),
-        *_changed(result),
-        *_notes(result),
-        *_differences(result),
+        *([f"{changed_title(result)}:", *_some(result.changed, _MOST_CHANGES)] if result.changed else []),
+        *(one_line(f"note: {note}") for note in result.notes[:_MOST_NOTES]),
+        *different(result.differences, f"different {between}"),
     ]
     again, record = _command("run it again", rerun), _command("accept it", accept)
     if result.verdict == "new":
@@ -42,7 +43,9 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
         step = [one_line(f"a step beside the baseline's: {result.diagnosis}")] if result.diagnosis else []
         lines = [*_reasons(result), *step, *context, *again]
     else:
-        lines = [_header(result, result.reason), *_table(result), *_details(result), *context, *again, *record]
+        details = [f"{label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
+        shown = [*_table(result), *_some(details, _MOST_DETAILS)]
+        lines = [_header(result, result.reason), *shown, *context, *again, *record]
     return "\n".join(lines)
 
 
@@ -100,21 +103,16 @@ def _table(result: CaseResult) -> list[str]:
     ]
     widths = [max(len(cell) for cell in column) for column in used]
     lines = []
-    for cells in zip(*used, strict=True):
-        aligned = [
-            cells[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)),
-        ]
-        lines.append((_INDENT + _INDENT.join(aligned)).rstrip())
+    for name, *cells in zip(*used, strict=True):
+        aligned = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append((_INDENT + _INDENT.join([name.ljust(widths[0]), *aligned])).rstrip())
     return lines + _some([f"metric {check.metric}" for check in checks], _MOST_METRICS)[_MOST_METRICS:]
 
 
 def _row(check: Check) -> tuple[str, ...]:
     return (
         one_line(label(check.metric)),
-        formatted(check.metric, check.value, check.unit),
-        formatted(check.metric, check.baseline, check.unit),
-        formatted(check.metric, check.limit, check.unit),
+        *(formatted(check.metric, value, check.unit) for value in (check.value, check.baseline, check.limit)),
         formats.percent(check.change),
         formats.ABSENT if check.is_wide else formats.share(check.detectable),
         one_line(check.verdict or ""),
@@ -130,45 +128,25 @@ def _figures(result: CaseResult) -> list[str]:
     return [_INDENT + one_line(", ".join(figures[:_MOST_METRICS]) + f" ({measured})")]
 
 
-def _details(result: CaseResult) -> list[str]:
-    lines = [f"{label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
-    return _some(lines, _MOST_DETAILS)
-
-
-def _notes(result: CaseResult) -> list[str]:
-    return [one_line(f"note: {note}") for note in result.notes[:_MOST_NOTES]]
-
-
 def _measured(launches: Sequence[Launch]) -> str:
     if not launches:
         return "no launch"
-    steps = sorted({len(launch.step_seconds) for launch in launches})
-    warmups = sorted({launch.steady.start for launch in launches})
-    warmup = f"{warmups[0]}" if len(warmups) == 1 else f"{warmups[0]} to {warmups[-1]}"
-    span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    steps = _range(len(launch.step_seconds) for launch in launches)
+    warmup = _range(launch.steady.start for launch in launches)
     nodes = sorted({launch.seen.run.slurm_nodes or "" for launch in launches} - {""})
     where = f" on {', '.join(nodes)}" if nodes else ""
-    return f"{_count(len(launches), 'launch', 'launches')} of {span} steps ({warmup} of them warm-up){where}"
+    number = "1 launch" if len(launches) == 1 else f"{len(launches)} launches"
+    return f"{number} of {steps} steps ({warmup} of them warm-up){where}"
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _range(numbers: Iterable[int]) -> str:
+    low, *others = sorted({*numbers})
+    return f"{low} to {others[-1]}" if others else f"{low}"
 
 
 def changed_title(result: CaseResult) -> str:
     """What the lines are about; where two sides took turns there is no baseline."""
     return "not the same on both sides" if result.launches_before else "changed since the baseline"
-
-
-def _changed(result: CaseResult) -> list[str]:
-    return [f"{changed_title(result)}:", *_some(result.changed, _MOST_CHANGES)] if result.changed else []
-
-
-def _differences(result: CaseResult) -> list[str]:
-    return different(
-        result.differences,
-        "different between the environments" if result.launches_before else "different from the baseline's environment",
-    )
 
 
 def different(lines: Sequence[str], title: str = "different from the baseline's environment") -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pytest_llmperf.records.failure import Progress
@@ -43,29 +43,24 @@ def live_line(  # noqa: PLR0913 - what it shows, and where
     ``run``: how far the run is, the least of them.
     """
     room = max(width - 1, 0)
-    name, tail = one_line(launch.spec_id, encoding), ""
-    for parts in _by_importance(launch, progress, seconds, run):
+    name, tail, phase = one_line(launch.spec_id, encoding), "", _phase(progress)
+    rate = f"{formats.compact(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second > 0 else ""
+    memory = formats.memory(progress.reserved_bytes) if progress.reserved_bytes > 0 else ""
+    elapsed, number = formats.elapsed(seconds), str(launch)
+    for parts in (  # all figures, then fewer and fewer
+        (number, phase, rate, memory, elapsed, run),
+        (phase, rate, memory, elapsed, run),
+        (number, phase, rate, memory, elapsed),
+        (phase, rate, memory, elapsed),
+        (phase, rate, elapsed),
+        (phase, elapsed),
+        (phase,),
+    ):
         tail = _GAP.join(part for part in parts if part)
         if min(len(name), _SHORTEST_ID) + len(_GAP) + len(tail) <= room:
             break
     name = shorten_middle(name, room - len(_GAP) - len(tail), glyphs_of(encoding).ellipsis)
     return (f"{name}{_GAP}{tail}" if name else tail)[:room].rstrip()
-
-
-def _by_importance(launch: Numbered, progress: Progress, seconds: float, run: str) -> Iterator[tuple[str, ...]]:
-    """All figures, then fewer and fewer."""
-    number = str(launch)
-    phase = _phase(progress)
-    rate = f"{formats.compact(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second > 0 else ""
-    memory = formats.memory(progress.reserved_bytes) if progress.reserved_bytes > 0 else ""
-    elapsed = formats.elapsed(seconds)
-    yield number, phase, rate, memory, elapsed, run
-    yield phase, rate, memory, elapsed, run
-    yield number, phase, rate, memory, elapsed
-    yield phase, rate, memory, elapsed
-    yield phase, rate, elapsed
-    yield phase, elapsed
-    yield (phase,)
 
 
 def _phase(progress: Progress) -> str:
@@ -75,22 +70,6 @@ def _phase(progress: Progress) -> str:
         why = ": it compiles kernels" if progress.compiles else ""
         return f"first step for {formats.elapsed(progress.phase_seconds)}{why}"
     return f"step {progress.step}/{progress.steps}"
-
-
-def started_line(launch: Numbered) -> str:
-    """For a log: a launch begins."""
-    return f"{one_line(launch.spec_id)}: {launch} started"
-
-
-def finished_line(launch: Numbered, record: Launch) -> str:
-    """For a log: a launch ended, and what it measured."""
-    figures = (
-        f"{formats.tokens_per_second(record.tokens_per_second_per_gpu)} tokens/s/GPU",
-        formats.memory(record.peak_reserved_bytes),
-        f"{len(record.step_seconds)} steps",
-        formats.seconds(record.wall_seconds),
-    )
-    return f"{one_line(launch.spec_id)}: {launch} finished: {', '.join(figures)}"
 
 
 class LaunchLines:
@@ -106,29 +85,33 @@ class LaunchLines:
     ) -> None:
         """``run`` tells how far the run is that the launch is of."""
         self._launch, self._say, self._run = launch, say, run
+        self._name = f"{one_line(launch.spec_id)}: {launch}"
         self._start = self._said_at = time.monotonic()
         self._is_told = False
-        self._line = LiveLine(write=write, width=_width) if write is not None else None
+        self._line = LiveLine(write) if write is not None else None
 
     def update(self, progress: Progress) -> None:
         """Of a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
+        now = time.monotonic()
         if self._line is not None:
-            seconds = time.monotonic() - self._start
-            self._line.update(live_line(self._launch, progress, seconds, _width(), run=self._run()))
+            self._line.update(live_line(self._launch, progress, now - self._start, _width(), run=self._run()))
         elif not self._is_told:
             self._is_told = True
-            self._say(started_line(self._launch))
-        elif time.monotonic() - self._said_at >= _STILL_SECONDS:
-            self._said_at = time.monotonic()
-            self._say(f"{started_line(self._launch).removesuffix(' started')}: {self._so_far(progress)}")
-
-    def _so_far(self, progress: Progress) -> str:
-        return f"{_phase(progress)}, {formats.elapsed(time.monotonic() - self._start)}"
+            self._say(f"{self._name} started")
+        elif now - self._said_at >= _STILL_SECONDS:
+            self._said_at = now
+            self._say(f"{self._name}: {_phase(progress)}, {formats.elapsed(now - self._start)}")
 
     def finished(self, launch: Launch) -> None:
         """It has left its record."""
+        figures = (
+            f"{formats.tokens_per_second(launch.tokens_per_second_per_gpu)} tokens/s/GPU",
+            formats.memory(launch.peak_reserved_bytes),
+            f"{len(launch.step_seconds)} steps",
+            formats.seconds(launch.wall_seconds),
+        )
         if self._line is None:
-            self._say(finished_line(self._launch, launch))
+            self._say(f"{self._name} finished: {', '.join(figures)}")
         self.clear()
 
     def clear(self) -> None:
@@ -147,7 +130,7 @@ class LiveLine:
     def __init__(
         self,
         write: Callable[[str], None],
-        width: Callable[[], int],
+        width: Callable[[], int] = _width,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._write, self._width, self._clock = write, width, clock

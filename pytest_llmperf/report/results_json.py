@@ -18,7 +18,7 @@ from pytest_llmperf.support.redaction import redacted, without_secrets
 
 def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: Spent | None = None) -> dict[str, Any]:
     """What ``--perf-json`` writes of results: plain data that strict JSON can hold; NaN and infinities are null."""
-    values = {"schema": SCHEMA, "machine": machine, "results": [codec.plain(_result(result)) for result in results]}
+    values = {"schema": SCHEMA, "machine": machine, "results": [codec.plain(result_of(result)) for result in results]}
     if spent is not None and spent.launches:
         phases = {name: round(seconds, 3) for name, seconds in spent.phases.items()}
         values["spent"] = codec.plain(
@@ -28,30 +28,23 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: S
     return plain
 
 
-def _result(result: CaseResult) -> Result:
-    own = vars(result)
-    return Result(
-        **{name: own[name] for name in own.keys() & _FIELDS},
-        metrics={check.metric: _figure(check, result.verdict) for check in result.checks},
-    )
+def result_of(result: CaseResult) -> Result:
+    """A case as a document has it."""
+    metrics = {}
+    for check in result.checks:
+        metrics[check.metric] = Figure(
+            **_shared(Figure, check),
+            interval=None if check.low is None or check.high is None else (check.low, check.high),
+            verdict=check.verdict if check.verdict and check.verdict != result.verdict else "",
+            times_slower=check.times_slower,
+        )
+    return Result(**_shared(Result, result), verdict=result.verdict, metrics=metrics)
 
 
-_FIELDS = {each.name for each in fields(Result)}
-
-
-def _figure(check: Check, verdict: str) -> Figure:
-    return Figure(
-        value=check.value,
-        unit=check.unit,
-        baseline=check.baseline,
-        limit=check.limit,
-        change=check.change,
-        detectable=check.detectable,
-        interval=None if check.low is None or check.high is None else (check.low, check.high),
-        verdict=check.verdict if check.verdict and check.verdict != verdict else "",
-        detail=check.detail,
-        times_slower=check.times_slower,
-    )
+def _shared(kind: type[Figure | Result], record: Check | CaseResult) -> dict[str, Any]:
+    """The fields of ``record`` that a ``kind`` has too; a figure's verdict is another."""
+    own = vars(record)
+    return {name: own[name] for name in (each.name for each in fields(kind)) if name in own and name != "verdict"}
 
 
 def _plain(value: Any) -> Any:

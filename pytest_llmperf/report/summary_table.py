@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns
 from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Spent
@@ -46,31 +45,9 @@ _RANGE = re.compile(r"\d(?: \S+)? to [+-]?\d")
 _MOST_NAMED = 2
 
 
-@dataclass(frozen=True)
-class _Noted:
-    """A note of one case."""
-
-    id: str
-    note: str
-
-    @property
-    def figures(self) -> list[str]:
-        return _FIGURE.findall(self.note)
-
-    @property
-    def sizes(self) -> list[float]:
-        return [abs(_number(figure)) for figure in self.figures]
-
-
-def merged_notes(notes: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """A line for each of ``notes``, which are by case; one that several cases have once, with how many these are."""
-    cases = list(notes)
-    return _merged(cases, len(cases))
-
-
 def merged_reasons(reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """The same of why each of these cases was not run: one that several share once, with some of their names."""
-    return _merged([(name, [without_name(name, why)]) for name, why in reasons], 0)
+    """Why each of these cases was not run: one that several share once, with some of their names."""
+    return merged_notes([(name, [without_name(name, why)]) for name, why in reasons], 0)
 
 
 def without_name(name: str, why: str) -> str:
@@ -78,12 +55,13 @@ def without_name(name: str, why: str) -> str:
     return why.removeprefix(f"{name}: ")
 
 
-def _merged(cases: Iterable[tuple[str, Sequence[str]]], total: int) -> list[str]:
-    alike: dict[str, list[_Noted]] = {}
+def merged_notes(cases: Iterable[tuple[str, Sequence[str]]], total: int) -> list[str]:
+    """A line for each note of ``cases``; one that several have is told once, and of how many of the ``total``."""
+    alike: dict[str, list[tuple[str, str]]] = {}
     for name, told in cases:
         for note in dict.fromkeys(told):
             words = note if _RANGE.search(note) else _FIGURE.sub("\0", note)
-            alike.setdefault(words, []).append(_Noted(name, note))
+            alike.setdefault(words, []).append((name, note))
     return [_line(group, total) for group in alike.values()]
 
 
@@ -94,21 +72,18 @@ def of_cases(ids: Sequence[str], total: int) -> str:
     return ", ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
 
 
-def _line(group: Sequence[_Noted], total: int) -> str:
-    note = _with_ranges(group)
-    if note == group[0].note:
-        ids = list(dict.fromkeys(each.id for each in group))
-        return f"{ids[0]}: {note}" if len(ids) == 1 else f"{len(ids)} cases: {note} ({of_cases(ids, total)})"
-    # Whoever looks at one of them looks at the one that has most of it.
-    ids = list(dict.fromkeys(each.id for each in sorted(group, key=lambda each: each.sizes, reverse=True)))
+def _line(group: Sequence[tuple[str, str]], total: int) -> str:
+    first = group[0][1]
+    ranges = iter([_range(figures) for figures in zip(*(_FIGURE.findall(note) for _, note in group), strict=True)])
+    note = _FIGURE.sub(lambda _: next(ranges), first)
+    if note != first:
+        # Whoever looks at one of them looks at the one that has most of it.
+        group = sorted(group, key=lambda each: [abs(_number(f)) for f in _FIGURE.findall(each[1])], reverse=True)
+    ids = list(dict.fromkeys(name for name, _ in group))
     if len(ids) == 1:
         return f"{ids[0]}: {note}"
-    return f"{len(ids)} cases: {note} (most: {', '.join(ids[:_MOST_NAMED])})"
-
-
-def _with_ranges(group: Sequence[_Noted]) -> str:
-    ranges = iter([_range(figures) for figures in zip(*(each.figures for each in group), strict=True)])
-    return _FIGURE.sub(lambda _: next(ranges), group[0].note)
+    which = of_cases(ids, total) if note == first else f"most: {', '.join(ids[:_MOST_NAMED])}"
+    return f"{len(ids)} cases: {note} ({which})"
 
 
 def _range(figures: Sequence[str]) -> str:
@@ -156,7 +131,9 @@ def summary_lines(  # noqa: PLR0913 - what is shown, and on what
         *_grouped("not the same on both sides", in_turns, lambda result: result.changed),
         *_grouped("different from the baseline's environment", stored, lambda result: result.differences),
         *_grouped("different between the two sides", in_turns, lambda result: result.differences),
-        *merged_notes((one.id, [note for note in one.notes if verbose or USUAL not in note]) for one in results),
+        *merged_notes(
+            ((one.id, [note for note in one.notes if verbose or USUAL not in note]) for one in results), len(results)
+        ),
         # Two tests of one training recorded it once.
         *(line for recorded in dict.fromkeys(map(_recorded, results)) for line in recorded),
         _totals(results, spent or Spent(), glyphs),
@@ -176,29 +153,29 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
     figures = []
     for name, column in columns("summary").items():
         checks = [result.check(name) for result in results]
-        is_told = [not column.beside or result.check(column.beside) is not None for result in results]
         shown = [
-            cell(name, check.value, check.unit) if check and told else formats.ABSENT
-            for check, told in zip(checks, is_told, strict=True)
+            cell(name, check.value, check.unit)
+            if check and (not column.beside or result.check(column.beside))
+            else formats.ABSENT
+            for check, result in zip(checks, results, strict=True)
         ]
         figures.append(Column(column.heading, shown))
         if METRICS[name].of:
             figures.append(Column("change", [formats.percent(check.change if check else None) for check in checks]))
         if name == RATE:
-            figures.append(Column("detectable", [_detectable(result) for result in results]))
+            # Not where speed is no gate, which a line below says.
+            smallest = [check.detectable if check and not check.is_wide else None for check in checks]
+            figures.append(Column("detectable", list(map(formats.share, smallest))))
+    ids = [one_line(result.id, encoding) or formats.ABSENT for result in results]
+    outcomes = [one_line(_outcome(result), encoding) or formats.ABSENT for result in results]
+    references = [one_line(_reference(result, glyphs), encoding) for result in results]
     found = [
-        Column("case", [one_line(result.id, encoding) or formats.ABSENT for result in results], right=False),
+        Column("case", ids, right=False),
         *figures,
-        Column(
-            "verdict",
-            [one_line(_outcome(result), encoding) or formats.ABSENT for result in results],
-            right=False,
-            colored=True,
-        ),
-        Column("reference", [one_line(_reference(result, glyphs), encoding) for result in results], right=False),
+        Column("verdict", outcomes, right=False, colored=True),
+        Column("reference", references, right=False),
     ]
-    kept = ("case", "verdict")
-    return [c for c in found if c.heading in kept or any(cell != formats.ABSENT for cell in c.cells)]
+    return [c for c in found if c.heading in ("case", "verdict") or {*c.cells} != {formats.ABSENT}]
 
 
 def _outcome(result: CaseResult) -> str:
@@ -209,12 +186,6 @@ def _outcome(result: CaseResult) -> str:
         "recorded" if result.updated else "",
     ]
     return ", ".join(word for word in words if word)
-
-
-def _detectable(result: CaseResult) -> str:
-    """The smallest slow-down that this case would have told; not where speed is no gate, which a line below says."""
-    check = result.check(RATE)
-    return formats.share(check.detectable) if check is not None and not check.is_wide else formats.ABSENT
 
 
 def _reference(result: CaseResult, glyphs: Glyphs) -> str:

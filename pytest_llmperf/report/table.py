@@ -51,16 +51,14 @@ def render(columns: Sequence[Column], width: int | None, color: bool, glyphs: Gl
         return _draw([replace(case, cells=folded), *figures], color)
     # A published figure may stand beside the id; what was measured stays in columns.
     aside = figures.pop() if _total(figures) + len(_INDENT) > width and not figures[-1].colored else None
-    if _total(figures) + len(_INDENT) <= width:
-        return _stacked(_titles(case, aside), _draw(figures, color), width)
-    return _running(case, columns[1:], width, color, glyphs)
-
-
-def _titles(case: Column, aside: Column | None) -> list[str]:
-    if aside is None:
-        return list(case.cells)
-    pairs = zip(case.cells, aside.cells, strict=True)
-    return [name if cell == formats.ABSENT else f"{name}  {aside.heading} {cell}" for name, cell in pairs]
+    if _total(figures) + len(_INDENT) > width:
+        return _running(case, columns[1:], width, color, glyphs)
+    headings, *rows = _draw(figures, color)
+    lines = [_INDENT + headings]
+    for name, row, published in zip(case.cells, rows, aside.cells if aside else case.cells, strict=True):
+        beside = f"  {aside.heading} {published}" if aside and published != formats.ABSENT else ""
+        lines += [*fold(name + beside, width), _INDENT + row]
+    return lines
 
 
 def _total(columns: Sequence[Column]) -> int:
@@ -97,34 +95,22 @@ def _draw(columns: Sequence[Column], color: bool) -> list[str]:
     return [_TRAILING.sub(r"\1", line) for line in buffer.getvalue().splitlines()]
 
 
-def _stacked(titles: Sequence[str], figures: Sequence[str], width: int) -> list[str]:
-    """Each title above its line of ``figures``, which begin with their headings."""
-    headings, *rows = figures
-    lines = [_INDENT + headings]
-    for title, row in zip(titles, rows, strict=True):
-        lines += [*fold(title, width), _INDENT + row]
-    return lines
-
-
 def _running(case: Column, figures: Sequence[Column], width: int, color: bool, glyphs: Glyphs) -> list[str]:
     """Each id above its figures as text, the verdict first."""
     lines = []
     for index, name in enumerate(case.cells):
         verdict = next((column.cells[index] for column in figures if column.colored), "")
-        text = _pack([verdict, *_words(figures, index)], f" {glyphs.dot} ", width)
+        # ``71,783 tokens/s/GPU``, ``change -6.2 %``
+        words = [
+            f"{c.cells[index]} {c.heading}" if c.right and c.heading != "change" else f"{c.heading} {c.cells[index]}"
+            for c in figures
+            if not c.colored and c.cells[index] != formats.ABSENT
+        ]
+        text = _pack([verdict, *words], f" {glyphs.dot} ", width)
         if color and verdict in _STYLES:
             text[0] = text[0].replace(verdict, f"\x1b[{_CODES[_STYLES[verdict]]}m{verdict}\x1b[0m", 1)
         lines += [*fold(name, width), *text]
     return lines
-
-
-def _words(figures: Sequence[Column], index: int) -> list[str]:
-    """``71,783 tokens/s/GPU``, ``change -6.2 %``, ... of one case."""
-    shown = [column for column in figures if not column.colored and column.cells[index] != formats.ABSENT]
-    return [
-        f"{c.cells[index]} {c.heading}" if c.right and c.heading != "change" else f"{c.heading} {c.cells[index]}"
-        for c in shown
-    ]
 
 
 def _pack(items: Sequence[str], separator: str, width: int) -> list[str]:

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.phases import (
-    CALIBRATION,
-    CHECKPOINT,
-    COMPARING,
-    END,
-    FAILED,
-    FIRST_STEP,
-    IMPORTS,
-    INSPECTION,
-    MODEL,
-    OTHER,
-    SEARCHING,
-    START,
-    STEPS,
-    TRACE,
-    WAITING,
-    total,
-)
+from pytest_llmperf.records import phases as names
+from pytest_llmperf.records.phases import total
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.support import formats
 
 #: What phases are called where a whole run is told of; several may be one thing to whoever waits.
 _OF_A_RUN = {
-    **dict.fromkeys((START, IMPORTS, MODEL), "start-up"),
-    CALIBRATION: "calibration",
-    FIRST_STEP: "first steps",
-    STEPS: "training",
-    CHECKPOINT: "checkpoints",
-    TRACE: "tracing",
-    INSPECTION: "inspection",
-    END: "ending",
-    WAITING: "waiting for hardware",
-    SEARCHING: "searching",
-    COMPARING: "comparing with plain forms",
-    FAILED: "failed launches",
-    OTHER: "other",
+    **dict.fromkeys((names.START, names.IMPORTS, names.MODEL), "start-up"),
+    names.CALIBRATION: "calibration",
+    names.FIRST_STEP: "first steps",
+    names.STEPS: "training",
+    names.CHECKPOINT: "checkpoints",
+    names.TRACE: "tracing",
+    names.INSPECTION: "inspection",
+    names.END: "ending",
+    names.WAITING: "waiting for hardware",
+    names.SEARCHING: "searching",
+    names.COMPARING: "comparing with plain forms",
+    names.FAILED: "failed launches",
+    names.OTHER: "other",
 }
 
 _Part = tuple[str, float]
@@ -59,7 +42,7 @@ def time_line(spent: Spent) -> str:
     parts = parts_of_a_run(spent.phases)
     line = f"{formats.seconds(spent.seconds)} in {spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
     told = _worth_telling(sorted(parts.items(), key=lambda part: -part[1]))
-    return f"{line}: {_listed(told)}" if any(name != _OF_A_RUN[OTHER] for name, _ in told) else line
+    return f"{line}: {_listed(told)}" if any(name != _OF_A_RUN[names.OTHER] for name, _ in told) else line
 
 
 def parts_of_a_run(phases: Mapping[str, float]) -> dict[str, float]:
@@ -73,23 +56,21 @@ def parts_of_a_run(phases: Mapping[str, float]) -> dict[str, float]:
 
 def longest_lines(results: Sequence[CaseResult], most: int) -> list[str]:
     """The launches that took longest, so many ``most`` (0: all), each with its phases in their order."""
-    launches = [(result.id, launch.phases) for result in results for launch in _own(result) if launch.phases]
+    launches = [
+        (result.id, launch.phases)
+        for result in results
+        # Without those that another test tells of too.
+        for launch in (*result.launches_before, *result.launches[result.shared_launches :])
+        if launch.phases
+    ]
     if not launches:
         return []
     longest = sorted(launches, key=lambda named: -total(named[1]))[: most or None]
-    return [
-        f"slowest {len(longest)} of {len(launches)} launches:",
-        *(f"  {formats.seconds(total(phases))}  {name}: {_listed(_of_a_launch(phases))}" for name, phases in longest),
-    ]
-
-
-def _own(result: CaseResult) -> Iterable[Launch]:
-    """Its launches, but for those that another test tells of too."""
-    return (*result.launches_before, *result.launches[result.shared_launches :])
-
-
-def _of_a_launch(phases: Mapping[str, float]) -> list[_Part]:
-    return _worth_telling([(name.replace("_", " "), seconds) for name, seconds in phases.items()])
+    lines = [f"slowest {len(longest)} of {len(launches)} launches:"]
+    for name, phases in longest:
+        parts = _worth_telling([(phase.replace("_", " "), seconds) for phase, seconds in phases.items()])
+        lines.append(f"  {formats.seconds(total(phases))}  {name}: {_listed(parts)}")
+    return lines
 
 
 def _worth_telling(parts: Sequence[_Part]) -> list[_Part]:

@@ -62,7 +62,9 @@ class Night:
         tests = {nodeid: test for part in self.parts for nodeid, test in tests_of(part.document).items()}
         cases = [ExportedCase.read(result, tests=tests) for result, _ in self.results]
         names = Counter(case.name for case in cases)
-        return [replace(case, name=f"{case.name} ({case.nodeid})") if names[case.name] > 1 else case for case in cases]
+        return [
+            replace(case, name=f"{case.name} ({case.told.nodeid})") if names[case.name] > 1 else case for case in cases
+        ]
 
     @property
     def headline(self) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns, formatted, label
-from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedFigure, ExportedRun, FailedTest
+from pytest_llmperf.records.results_document import Figure
+from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedRun
 from pytest_llmperf.report.summary_table import merged_reasons, no_gate_of_speed
 from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.report.text import UNICODE, one_line, shorten_list
@@ -20,8 +21,6 @@ _MOST_TROUBLES, _MOST_SKIPPED = 20, 10
 _NOTE_BYTES = 200
 _PADDING = re.compile(r" {2,}")
 
-_ALWAYS = ("case", "verdict")
-
 
 def markdown_page(run: ExportedRun) -> list[str]:
     """A heading, what fails the run and is no case's, the table, and what was skipped."""
@@ -30,8 +29,7 @@ def markdown_page(run: ExportedRun) -> list[str]:
     lines += [*troubles, ""] if troubles else []
     skipped = _some([f"skipped: {line}" for line in merged_reasons(run.skipped)], _MOST_SKIPPED)
     lines += [*skipped, ""] if skipped else []
-    rates = [case.figure(RATE) for case in run.cases]
-    gate = no_gate_of_speed(rate.times_slower for rate in rates)
+    gate = no_gate_of_speed(case.told.figure(RATE).times_slower for case in run.cases)
     lines += [f"- {escaped(gate)}", ""] if gate else []
     return lines + case_table(run.cases)
 
@@ -44,31 +42,24 @@ def _some(lines: Sequence[str], most: int) -> list[str]:
 def case_table(cases: Sequence[ExportedCase]) -> list[str]:
     """A row for each case; columns that have nothing to say are left out."""
 
-    def words(of: Callable[[ExportedCase], str]) -> list[str]:
-        return [_cut(of(case)) for case in cases]
-
     if not cases:
         return []
-    machines = {case.machine for case in cases}
     figures = []
     for name, column in columns("markdown").items():
-        told = [case.figure(name) for case in cases]
+        told = [case.told.figure(name) for case in cases]
         figures.append(Column(column.heading, [cell(name, each.value, each.unit) for each in told]))
         if METRICS[name].of:
             figures.append(Column("change", [formats.percent(each.change) for each in told]))
+    machines = [_cut(case.machine) for case in cases]
     found = [
-        Column("case", words(lambda case: case.name), right=False),
-        *([Column("machine", words(lambda case: case.machine), right=False)] if len(machines) > 1 else []),
-        Column("verdict", words(lambda case: case.outcome), right=False),
+        Column("case", [_cut(case.name) for case in cases], right=False),
+        *([Column("machine", machines, right=False)] if len({*machines}) > 1 else []),
+        Column("verdict", [_cut(case.outcome) for case in cases], right=False),
         *figures,
-        Column("why", words(lambda case: case.explanation), right=False),
+        Column("why", [_cut(case.explanation) for case in cases], right=False),
     ]
-    kept = [
-        column
-        for column in found
-        if column.heading in _ALWAYS or any(cell not in ("", formats.ABSENT) for cell in column.cells)
-    ]
-    return markdown(kept)
+    always, nothing = ("case", "verdict"), {"", formats.ABSENT}
+    return markdown([column for column in found if column.heading in always or {*column.cells} - nothing])
 
 
 def _cut(text: str) -> str:
@@ -109,43 +100,79 @@ def properties(case: ExportedCase) -> Iterator[tuple[str, str]]:
     yield f"{PREFIX}case", case.name
     yield f"{PREFIX}machine", case.machine or "unknown"
     yield f"{PREFIX}verdict", case.verdict
-    yield f"{PREFIX}reason", case.reason
-    for figure in case.figures:
+    yield f"{PREFIX}reason", case.told.reason
+    for metric, figure in case.told.metrics.items():
         if figure.value is not None:
-            yield f"{PREFIX}{figure.metric}", repr(figure.value)
+            yield f"{PREFIX}{metric}", repr(float(figure.value))
         for name in _COMPARED:
             value = getattr(figure, name)
             if value is not None:
-                yield f"{PREFIX}{figure.metric}.{name}", repr(value)
+                yield f"{PREFIX}{metric}.{name}", repr(float(value))
+
+
+# What an element of a testcase is counted as.
+_ENDS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def junit(run: ExportedRun) -> Iterator[str]:
     """The lines of an XML document: a suite for each machine, and one for what fails the run and is no case's."""
-    suites = [_suite(machine, [case for case in run.cases if case.machine == machine]) for machine in run.machines]
-    suites += [_suite_of_tests(run.failed)] if run.failed else []
-    suites += [_suite_of_others(run)] if len(run.troubles) > len(run.failed) or run.skipped else []
-    root = ET.Element("testsuites", {"name": "llmperf", **_totals(suites)})
-    root.extend(suites)
+    suites = []
+    for machine in run.machines:
+        cases = [case for case in run.cases if case.machine == machine]
+        tests = Counter(case.told.nodeid for case in cases)
+        elements = [_case(case, alone=tests[case.told.nodeid] == 1) for case in cases]
+        suites.append(_suite(f"llmperf {machine}".strip(), elements))
+    if run.failed:  # as pytest has them: what a fixture raised is an error
+        elements = []
+        for test in run.failed:
+            elements.append(_testcase(*_names(test.nodeid)))
+            kind = "error" if test.outcome == "error" else "failure"
+            ET.SubElement(elements[-1], kind, message=test.how).text = test.how
+        suites.append(_suite("llmperf, tests without a case", elements))
+    tests_told = set(map(str, run.failed))
+    others = [line for line in run.troubles if line not in tests_told]
+    if others or run.skipped:
+        elements = []
+        for number, line in enumerate(others, 1):
+            elements.append(_testcase("", f"the run: trouble {number}"))
+            ET.SubElement(elements[-1], "error", message=line).text = line
+        for name, reason in run.skipped:
+            elements.append(_testcase("", name))
+            ET.SubElement(elements[-1], "skipped", message=reason)
+        suites.append(_suite("llmperf, the run", elements))
+    counts = {key: sum(int(suite.get(key, "0")) for suite in suites) for key in ("tests", *_ENDS)}
+    root = _counted("testsuites", "llmperf", counts, suites)
     ET.indent(root, " ")
     yield '<?xml version="1.0" encoding="utf-8"?>'
     yield from ET.tostring(root, encoding="unicode").split("\n")
 
 
-def _suite(machine: str, cases: Sequence[ExportedCase]) -> ET.Element:
-    tests = Counter(case.nodeid for case in cases)
-    return _counted(f"llmperf {machine}".strip(), [_testcase(case, alone=tests[case.nodeid] == 1) for case in cases])
+def _suite(name: str, testcases: Sequence[ET.Element]) -> ET.Element:
+    ends = {key: sum(testcase.find(kind) is not None for testcase in testcases) for key, kind in _ENDS.items()}
+    return _counted("testsuite", name, {"tests": len(testcases), **ends}, testcases)
 
 
-def _testcase(case: ExportedCase, *, alone: bool) -> ET.Element:
-    classname, name = _names(case.nodeid)
-    told = name if alone and name else f"{name} ({case.name})".strip()
-    element = ET.Element("testcase", classname=classname or "llmperf", name=told, time=f"{case.seconds:.3f}")
+def _counted(tag: str, name: str, counts: Mapping[str, int], inside: Sequence[ET.Element]) -> ET.Element:
+    seconds = sum(float(each.get("time", "0")) for each in inside)
+    numbers = {key: str(number) for key, number in counts.items()}
+    element = ET.Element(tag, {"name": name, **numbers, "time": f"{seconds:.3f}"})
+    element.extend(inside)
+    return element
+
+
+def _testcase(classname: str, name: str, seconds: float = 0.0) -> ET.Element:
+    return ET.Element("testcase", classname=classname or "llmperf", name=name, time=f"{seconds:.3f}")
+
+
+def _case(case: ExportedCase, *, alone: bool) -> ET.Element:
+    classname, name = _names(case.told.nodeid)
+    element = _testcase(classname, name if alone and name else f"{name} ({case.name})".strip(), case.seconds)
     inside = ET.SubElement(element, "properties")
     for key, value in properties(case):
         ET.SubElement(inside, "property", name=one_line(key), value=one_line(value))
     if case.is_failing:
-        told = f"{case.outcome}: {case.explanation}"
-        failure = ET.SubElement(element, "failure", type=case.verdict, message=told)
+        message = f"{case.outcome}: {case.explanation}"
+        failure = ET.SubElement(element, "failure", type=case.verdict, message=message)
         failure.text = "\n".join(_failure_text(case))
     return element
 
@@ -159,72 +186,26 @@ def _names(nodeid: str) -> tuple[str, str]:
 
 
 def _failure_text(case: ExportedCase) -> Iterator[str]:
-    yield f"{case.name}: {case.outcome}: {case.reason}"
+    yield f"{case.name}: {case.outcome}: {case.told.reason}"
     if case.test_failed:
         yield case.test_failed
-    for figure in case.figures:
+    for metric, figure in case.told.metrics.items():
         if figure.limit is not None or figure.change is not None:
-            yield f"  {_sentence(figure)}"
-    if case.changed:
-        yield "changed since the baseline:"
-        yield from (f"  {line}" for line in case.changed)
-    if case.differences:
-        yield "different from the baseline's environment:"
-        yield from (f"  {line}" for line in case.differences)
+            yield f"  {_sentence(metric, figure)}"
+    for title, lines in (
+        ("changed since the baseline", case.told.changed),
+        ("different from the baseline's environment", case.told.differences),
+    ):
+        if lines:
+            yield f"{title}:"
+            yield from (f"  {line}" for line in lines)
 
 
-def _sentence(figure: ExportedFigure) -> str:
+def _sentence(metric: str, figure: Figure) -> str:
     """``tokens/s/GPU 64,000, baseline 71,857 (-10.9 %), limit 70,420``."""
-    told = [f"{label(figure.metric)} {formatted(figure.metric, figure.value, figure.unit)}"]
-    if figure.baseline is not None:
-        told.append(
-            f"baseline {formatted(figure.metric, figure.baseline, figure.unit)} ({formats.percent(figure.change)})"
-        )
-    if figure.limit is not None:
-        told.append(f"limit {formatted(figure.metric, figure.limit, figure.unit)}")
+    values = (figure.value, figure.baseline, figure.limit)
+    value, baseline, limit = (formatted(metric, each, figure.unit) for each in values)
+    told = [f"{label(metric)} {value}"]
+    told += [f"baseline {baseline} ({formats.percent(figure.change)})"] if figure.baseline is not None else []
+    told += [f"limit {limit}"] if figure.limit is not None else []
     return ", ".join(told)
-
-
-def _suite_of_tests(failed: Sequence[FailedTest]) -> ET.Element:
-    """Tests without a case, as pytest has them: what a fixture raised is an error."""
-    elements = []
-    for test in failed:
-        classname, name = _names(test.nodeid)
-        element = ET.Element("testcase", classname=classname or "llmperf", name=name, time="0.000")
-        ET.SubElement(element, "error" if test.outcome == "error" else "failure", message=test.how).text = test.how
-        elements.append(element)
-    return _counted("llmperf, tests without a case", elements)
-
-
-def _suite_of_others(run: ExportedRun) -> ET.Element:
-    elements = []
-    tests = set(map(str, run.failed))
-    for number, line in enumerate((line for line in run.troubles if line not in tests), 1):
-        element = ET.Element("testcase", classname="llmperf", name=f"the run: trouble {number}", time="0.000")
-        ET.SubElement(element, "error", message=line).text = line
-        elements.append(element)
-    for name, reason in run.skipped:
-        element = ET.Element("testcase", classname="llmperf", name=name, time="0.000")
-        ET.SubElement(element, "skipped", message=reason)
-        elements.append(element)
-    return _counted("llmperf, the run", elements)
-
-
-def _counted(name: str, testcases: Sequence[ET.Element]) -> ET.Element:
-    def number(kind: str) -> str:
-        return str(sum(testcase.find(kind) is not None for testcase in testcases))
-
-    seconds = sum(float(testcase.get("time", "0")) for testcase in testcases)
-    counts = {"failures": number("failure"), "errors": number("error"), "skipped": number("skipped")}
-    suite = ET.Element("testsuite", {"name": name, "tests": str(len(testcases)), **counts, "time": f"{seconds:.3f}"})
-    suite.extend(testcases)
-    return suite
-
-
-def _totals(suites: Iterable[ET.Element]) -> dict[str, str]:
-    found = list(suites)
-    counts = {
-        name: str(sum(int(suite.get(name, "0")) for suite in found))
-        for name in ("tests", "failures", "errors", "skipped")
-    }
-    return {**counts, "time": f"{sum(float(suite.get('time', '0')) for suite in found):.3f}"}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from typing import NamedTuple
 
-from pytest_llmperf.records.result import FAILING, VERDICTS, CaseResult, Check
+from pytest_llmperf.records.result import FAILING, VERDICTS
 from pytest_llmperf.records.results_document import EndedTest, Figure, Result, ResultsDocument
+from pytest_llmperf.report.run_document import as_shown
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import codec
 
@@ -20,52 +21,54 @@ _TESTS_FAILED = 1  # pytest's own exit code, of which the cases tell
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportedFigure:
-    """One metric of one case, in the unit of the document (bytes, seconds)."""
+class _Evidence:
+    slurm_nodes: str = ""
 
-    metric: str
-    value: float | None
-    unit: str = ""
-    baseline: float | None = None
-    limit: float | None = None
-    change: float | None = None
-    """A fraction of the baseline."""
-    detectable: float | None = None
-    times_slower: float | None = None
-    """That still passes, where it is a multiple."""
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """As much of a launch as every version has had."""
+
+    started_at: str = ""
+    wall_seconds: float = 0.0
+    evidence: _Evidence = _Evidence()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedCase:
-    """One case; its texts are one line each."""
+    """One case."""
 
+    told: Result
+    """Its texts are one line each, its figures finite."""
     name: str
     """Its id; with its digest where another case of the machine has the same id."""
-    digest: str = ""
     machine: str = ""
     """Machine kind; empty where the document does not say."""
-    nodeid: str = ""
-    verdict: str
-    reason: str = ""
-    figures: tuple[ExportedFigure, ...] = ()
-    changed: tuple[str, ...] = ()
-    differences: tuple[str, ...] = ()
-    circumstances: tuple[str, ...] = ()
-    """Where it ran and what was otherwise there, where it is no ``pass``."""
-    is_recorded: bool = False
-    seconds: float = 0.0
-    """Of all its launches."""
-    launched_at: float | None = None
-    """Of its last launch, seconds since 1970."""
     expected: str = ""
     """Why its test was expected to fail, and did; it fails nothing then, as pytest has it."""
     test_failed: str = ""
     """How its test failed by itself, whatever the verdict."""
 
+    @classmethod
+    def read(cls, result: Result, machine: str = "", tests: Mapping[str, EndedTest] | None = None) -> ExportedCase:
+        """Of one of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
+        test = (tests or {}).get(result.nodeid)
+        return cls(
+            told=as_shown(result),
+            name=one_line(result.id) or "unnamed",
+            machine=one_line(machine),
+            expected=one_line(test.reason or "xfail") if test is not None and test.outcome == "xfailed" else "",
+            test_failed=_how_it_failed(test),
+        )
+
+    @property
+    def verdict(self) -> str:
+        return self.told.verdict
+
     @property
     def has_failing_verdict(self) -> bool:
         """Whether its verdict fails a run that is not strict; what was recorded, or expected to fail, does not."""
-        return self.verdict in FAILING and not self.is_recorded and not self.expected
+        return self.verdict in FAILING and not self.told.updated and not self.expected
 
     @property
     def is_failing(self) -> bool:
@@ -82,63 +85,50 @@ class ExportedCase:
     @property
     def explanation(self) -> str:
         """The reason, and what is exact and not as in the baseline: that is told of a ``pass`` too."""
-        more = f" and {len(self.changed) - _MOST_CHANGES} more" if len(self.changed) > _MOST_CHANGES else ""
-        told = f"changed since the baseline: {', '.join(self.changed[:_MOST_CHANGES])}{more}" if self.changed else ""
-        reason = "recorded" if self.is_recorded else self.reason
+        changed = self.told.changed
+        more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
+        told = f"changed since the baseline: {', '.join(changed[:_MOST_CHANGES])}{more}" if changed else ""
+        reason = "recorded" if self.told.updated else self.told.reason
         beside = "" if self.has_failing_verdict else self.test_failed
         expected = f"expected to fail: {self.expected}" if self.outcome.endswith(", expected") else ""
-        return "; ".join(filter(None, [beside, expected, reason, told, *self.circumstances]))
+        # Where it ran and what was otherwise there, where it is no pass; the last word: what is too long is cut before.
+        nodes = sorted({one_line(record.evidence.slurm_nodes) for record in self._records} - {""})
+        circumstances = [*self.told.differences[:_MOST_CHANGES], *([f"on {', '.join(nodes)}"] if nodes else [])]
+        shown = circumstances if self.verdict != "pass" else []
+        return "; ".join(filter(None, [beside, expected, reason, told, *shown]))
 
     @property
-    def trusted(self) -> list[tuple[ExportedFigure, float]]:
-        """Figures and their values, for who keeps a history: those of an ``invalid`` case are worth nothing."""
-        if self.verdict == "invalid":
-            return []
-        return [(figure, figure.value) for figure in self.figures if figure.value is not None]
+    def trusted(self) -> list[tuple[str, Figure, float]]:
+        """Metrics, figures and values, for who keeps a history: those of an ``invalid`` case are worth nothing."""
+        figures = self.told.metrics.items() if self.verdict != "invalid" else ()
+        return [(metric, figure, figure.value) for metric, figure in figures if figure.value is not None]
 
-    def figure(self, metric: str) -> ExportedFigure:
-        """That of this metric; without a value where the case has none."""
-        absent = ExportedFigure(metric=metric, value=None)
-        return next((figure for figure in self.figures if figure.metric == metric), absent)
+    @cached_property
+    def _records(self) -> Sequence[_Record]:
+        found = (codec.read_lenient(_Record, each) for each in self.told.launches)
+        return [record for record in found if record is not None]
 
-    @classmethod
-    def read(cls, result: Result, machine: str = "", tests: Mapping[str, EndedTest] | None = None) -> ExportedCase:
-        """Of one of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
-        test = (tests or {}).get(result.nodeid)
-        records = [record for record in (codec.read_lenient(_Record, each) for each in result.launches) if record]
-        return cls(
-            name=one_line(result.id) or "unnamed",
-            digest=one_line(result.digest),
-            machine=one_line(machine),
-            nodeid=one_line(result.nodeid),
-            verdict=result.verdict,
-            reason=one_line(result.reason),
-            figures=tuple(_figure(name, figure) for name, figure in result.metrics.items()),
-            changed=tuple(map(one_line, result.changed)),
-            differences=tuple(map(one_line, result.differences)),
-            circumstances=tuple(_circumstances(result, records)),
-            is_recorded=bool(result.updated),
-            seconds=sum(record.wall_seconds for record in records),
-            launched_at=max(filter(None, (_time(record.started_at) for record in records)), default=None),
-            expected=one_line(test.reason or "xfail") if test is not None and test.outcome == "xfailed" else "",
-            test_failed=_how_it_failed(test),
-        )
+    @property
+    def seconds(self) -> float:
+        """Of all its launches."""
+        return sum(record.wall_seconds for record in self._records)
 
-    @classmethod
-    def of(cls, result: CaseResult) -> ExportedCase:
-        """Of a result that is in no document yet."""
-        return cls(
-            name=one_line(result.id) or "unnamed",
-            digest=result.digest,
-            machine=one_line(result.machine),
-            nodeid=one_line(result.nodeid),
-            verdict=result.verdict,
-            reason=one_line(result.reason),
-            figures=tuple(_figure(check.metric, check) for check in result.checks),
-            changed=tuple(map(one_line, result.changed)),
-            differences=tuple(map(one_line, result.differences)),
-            is_recorded=bool(result.updated),
-        )
+    @property
+    def launched_at(self) -> float | None:
+        """Of its last launch, seconds since 1970."""
+        return max(filter(None, (_time(record.started_at) for record in self._records)), default=None)
+
+
+class FailedTest(NamedTuple):
+    """A test that failed by itself, and of which no case says so."""
+
+    nodeid: str
+    outcome: str
+    """``failed``, or ``error`` of a fixture."""
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.nodeid}: {self.how.removeprefix('test ')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +156,9 @@ class ExportedRun:
     @property
     def headline(self) -> str:
         """One line: how it went."""
-        told = counted(self.cases)
-        others = [
-            f"{number} {word}" for number, word in ((len(self.skipped), "skipped"), (self.num_planned, "planned"))
-        ]
-        more = [other for other in others if not other.startswith("0 ")]
-        return f"{'red' if self.is_red else 'green'}: {', '.join([told, *more])}"
+        others = [f"{len(self.skipped)} skipped"] if self.skipped else []
+        others += [f"{self.num_planned} planned"] if self.num_planned else []
+        return f"{'red' if self.is_red else 'green'}: {', '.join([counted(self.cases), *others])}"
 
     @property
     def is_red(self) -> bool:
@@ -183,16 +170,20 @@ class ExportedRun:
         """Each case of each machine once: as the last of ``documents`` has it, and there by its worst verdict."""
         found: dict[tuple[str, str, str], ExportedCase] = {}
         for document in documents:
-            for case in _unique(document):
-                found[case.machine, case.name, case.digest] = case
+            tests = tests_of(document)
+            cases = [ExportedCase.read(result, document.kind, tests) for result in document.results]
+            # Reversed: of those of one name the worst is written last.
+            for case in sorted(cases, key=_badness, reverse=True):
+                found[case.machine, case.name, case.told.digest] = case
         ids = Counter((case.machine, case.name) for case in found.values())
         cases = [
-            replace(case, name=f"{case.name} {case.digest[:_DIGEST_SHOWN]}")
+            replace(case, name=f"{case.name} {case.told.digest[:_DIGEST_SHOWN]}")
             if ids[case.machine, case.name] > 1
             else case
             for case in found.values()
         ]
         skipped = {one_line(case.id): one_line(case.reason) for document in documents for case in document.skipped}
+        times = [*(_time(document.ended_at) for document in documents), *(case.launched_at for case in cases)]
         return cls(
             cases=tuple(sorted(cases, key=_badness)),
             troubles=tuple(dict.fromkeys(line for document in documents for line in _troubles(document))),
@@ -201,12 +192,13 @@ class ExportedRun:
             num_planned=sum(len(document.planned) for document in documents),
             unfinished=tuple(dict.fromkeys(one_line(each.kind) for each in documents if each.unfinished)),
             machines=tuple(dict.fromkeys(one_line(each.kind) for each in documents)),
-            ended_at=max(
-                filter(None, [*(_time(each.ended_at) for each in documents), *(case.launched_at for case in cases)]),
-                default=None,
-            ),
+            ended_at=max(filter(None, times), default=None),
             has_failed=any(document.exit_code for document in documents),
         )
+
+
+def _badness(case: ExportedCase) -> tuple[int, bool, str, str, str]:
+    return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.told.digest
 
 
 def counted(cases: Iterable[ExportedCase]) -> str:
@@ -237,16 +229,19 @@ def _how_it_failed(test: EndedTest | None) -> str:
     return one_line(f"test {test.outcome}{where}: {test.reason}").rstrip(": ")
 
 
-def _unique(document: ResultsDocument) -> Iterable[ExportedCase]:
+def failed_tests(document: ResultsDocument, told: Container[str] = ()) -> Iterator[FailedTest]:
+    """Each test that failed by itself: no verdict of its cases says so, nor do those that are ``told``."""
     tests = tests_of(document)
-    unique: dict[tuple[str, str], ExportedCase] = {}
-    for case in sorted((ExportedCase.read(result, document.kind, tests) for result in document.results), key=_badness):
-        unique.setdefault((case.name, case.digest), case)
-    return unique.values()
+    cases = [(result.nodeid, ExportedCase.read(result, tests=tests)) for result in document.results]
+    said = {nodeid for nodeid, case in cases if case.has_failing_verdict}
+    for nodeid, test in tests.items():
+        how = _how_it_failed(test)
+        if how and nodeid not in told and nodeid not in said:
+            yield FailedTest(one_line(nodeid), test.outcome, how)
 
 
-def _badness(case: ExportedCase) -> tuple[int, bool, str, str, str]:
-    return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.digest
+def _without_case(document: ResultsDocument) -> Iterator[FailedTest]:
+    return failed_tests(document, told={result.nodeid for result in document.results})
 
 
 def _troubles(document: ResultsDocument) -> Iterator[str]:
@@ -262,76 +257,6 @@ def _troubles(document: ResultsDocument) -> Iterator[str]:
     code = document.exit_code
     if code not in (None, 0, _TESTS_FAILED) and not document.unfinished:
         yield f"pytest ended with exit code {code}"
-
-
-class FailedTest(NamedTuple):
-    """A test that failed by itself, and of which no case says so."""
-
-    nodeid: str
-    outcome: str
-    """``failed``, or ``error`` of a fixture."""
-    how: str
-
-    def __str__(self) -> str:
-        return f"{self.nodeid}: {self.how.removeprefix('test ')}"
-
-
-def failed_tests(document: ResultsDocument, told: Container[str] = ()) -> Iterator[FailedTest]:
-    """Each test that failed by itself: no verdict of its cases says so, nor do those that are ``told``."""
-    tests = tests_of(document)
-    cases = (ExportedCase.read(result, tests=tests) for result in document.results)
-    said = {case.nodeid for case in cases if case.has_failing_verdict}
-    for nodeid, test in tests.items():
-        how = _how_it_failed(test)
-        if how and nodeid not in told and one_line(nodeid) not in said:
-            yield FailedTest(one_line(nodeid), test.outcome, how)
-
-
-def _without_case(document: ResultsDocument) -> Iterator[FailedTest]:
-    return failed_tests(document, told={result.nodeid for result in document.results})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Evidence:
-    slurm_nodes: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Record:
-    """As much of a launch as every version has had."""
-
-    started_at: str = ""
-    wall_seconds: float = 0.0
-    evidence: _Evidence = _Evidence()
-
-
-def _circumstances(result: Result, records: Sequence[_Record]) -> Iterator[str]:
-    if result.verdict == "pass":
-        return
-    yield from map(one_line, result.differences[:_MOST_CHANGES])
-    nodes = {one_line(record.evidence.slurm_nodes) for record in records} - {""}
-    if nodes:  # the last word: what is too long is cut in its middle
-        yield f"on {', '.join(sorted(nodes))}"
-
-
-def _figure(metric: str, figure: Figure | Check) -> ExportedFigure:
-    return ExportedFigure(
-        metric=one_line(metric),
-        unit=one_line(figure.unit),
-        value=_finite(figure.value),
-        baseline=_finite(figure.baseline),
-        limit=_finite(figure.limit),
-        change=_finite(figure.change),
-        detectable=_finite(figure.detectable),
-        times_slower=_finite(figure.times_slower),
-    )
-
-
-def _finite(value: float | None) -> float | None:
-    try:
-        return float(value) if value is not None and math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def _time(text: str) -> float | None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.report.progress_line import LaunchLines, LiveLine, Numbered, finished_line, live_line, started_line
+from pytest_llmperf.report.progress_line import LaunchLines, LiveLine, Numbered, live_line
 from tests.unit.report.test_report_failure import launch_of
 
 SPEC_ID = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
@@ -82,10 +82,14 @@ def test_the_step_outlives_the_other_figures(width: int) -> None:
 
 def test_a_log_gets_two_lines() -> None:
     launch = dataclasses.replace(launch_of(2), wall_seconds=34.4)
-    assert started_line(Numbered(SPEC_ID, 1, 2)) == f"{SPEC_ID}: launch 1/2 started"
-    assert finished_line(Numbered(SPEC_ID, 1, 2), launch) == (
-        f"{SPEC_ID}: launch 1/2 finished: 75,776 tokens/s/GPU, 53.0 GiB, 40 steps, 34.4 s"
-    )
+    said: list[str] = []
+    lines = LaunchLines(Numbered(SPEC_ID, 1, 2), say=said.append, write=None)
+    lines.update(Progress(phase="building"))
+    lines.finished(launch)
+    assert said == [
+        f"{SPEC_ID}: launch 1/2 started",
+        f"{SPEC_ID}: launch 1/2 finished: 75,776 tokens/s/GPU, 53.0 GiB, 40 steps, 34.4 s",
+    ]
 
 
 def test_a_log_hears_every_half_minute_of_a_launch_that_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
