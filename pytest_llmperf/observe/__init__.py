@@ -2,6 +2,6 @@
 
 ``training`` is what is called as steps, passes and batches begin and end. It fills a ``measurement`` by the clocks and
 counters of ``instruments`` and ``device`` (which alone names CUDA), decides when enough steps are timed, and goes on to
-steps that are traced (``tracer``, ``step_trace``). Before them ``calibration``, beside them ``heartbeat`` and
+steps that are traced (``tracer``). Before them ``calibration``, beside them ``heartbeat`` and
 ``memory_limit``, around them ``environment``. May import ``records`` and ``support``; knows no trainer and no worker.
 """

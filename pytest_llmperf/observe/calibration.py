@@ -17,17 +17,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.environment import device_name
+from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.records.calibration import (
     ALL_REDUCE,
     BF16_PRODUCT,
     COPY,
     FP32_PRODUCT,
+    OF_THE_RUN,
     PROCEDURE,
     TIME_FORMAT,
     UNKEPT,
@@ -37,6 +40,16 @@ from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import boot_id, write_text
 
 _BATCHES, _WARM_BATCHES = 3, 1
+
+
+def hardware_rates(device: torch.device, calibrations: str, run: Path, beat: Heartbeat) -> dict[str, Any]:
+    """``Trained``'s ``canary``, and its ``calibration`` where a folder of these is named; ``run``: the run's own."""
+    canary = run_canary(device)
+    if not calibrations:
+        return {"canary": canary}
+    found = calibrated(device, Path(calibrations), lambda: beat.enter("calibrating"), run / OF_THE_RUN)
+    beat.enter("assembling")
+    return {"canary": canary, "calibration": found}
 
 
 def run_canary(device: torch.device) -> dict[str, float]:
@@ -68,8 +81,7 @@ def _canary_rates(device: torch.device) -> dict[str, float]:
     ranks = _world_size()
     if ranks > 1:
         seconds = _seconds(lambda: dist.all_reduce(target[: elements // 4]), device, repeats)
-        share = 2 * (ranks - 1) / ranks
-        rates["all_reduce_bytes_per_second"] = share * num_bytes / 4 / seconds
+        rates["all_reduce_bytes_per_second"] = 2 * (ranks - 1) / ranks * num_bytes / 4 / seconds
     return rates
 
 
@@ -93,27 +105,15 @@ class _Kept:
     """Of the host, when it was made."""
 
 
-def _kept(path: Path, boot: str, power_limit_watts: float, versions: Mapping[str, str]) -> Calibration | None:
-    """What ``path`` holds, made on this UTC day under the same start of the host, limit and versions; else ``None``.
-
-    What cannot be used can be made anew.
-    """
+def _usable(path: Path, boot: str, power_limit_watts: float, versions: Mapping[str, str]) -> Calibration | None:
+    """What ``path`` holds, made on this UTC day under the same start of the host, limit and versions; else ``None``."""
     kept = codec.load(_Kept, path)
-    if kept is None:
+    if kept is None or kept.boot != boot:
         return None
     made = kept.calibration
-    is_of_today = made.made_at[:10] == time.strftime("%Y-%m-%d", time.gmtime()) and kept.boot == boot
+    is_of_today = made.made_at[:10] == time.strftime("%Y-%m-%d", time.gmtime())
     is_the_same = made.power_limit_watts == power_limit_watts and made.versions == dict(versions)
     return made if is_of_today and is_the_same else None
-
-
-def _keep(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
-    """Keep it at ``path``; where that cannot be written at ``of_run``, for this run, with the reason beside it."""
-    why = codec.keep(path, _Kept(calibration, boot))
-    # Where not even the run's folder can be written the launch's own record cannot be, which says so itself.
-    if why and of_run is not None and not codec.keep(of_run, _Kept(calibration, boot)):
-        with suppress(OSError):
-            write_text(of_run.with_name(UNKEPT), f"{path.parent}: {why}\n", lasts=False)
 
 
 #: Halves of a steady part that differ by more are not steady.
@@ -125,10 +125,8 @@ _AHEAD = 2
 _POLL_SECONDS = 0.002
 # Repetitions that say how many make a batch.
 _TRIALS = 3
-
 # For two copied tensors, and as much again for what the libraries take.
 _ROOM_BYTES = 4 * 2**30
-
 _SEED = 20
 
 #: One repetition; it holds what it works on.
@@ -137,11 +135,10 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What is done on one kind of device."""
+    """What is done on one kind of device; ``copied`` and ``exchanged`` are elements of fp32."""
 
     matrix: int
     copied: int
-    """Elements of fp32."""
     exchanged: int
     batch_seconds: float
     lengths: Mapping[str, tuple[float, float]]
@@ -185,7 +182,7 @@ def calibrated(
     with gpu.sensors(device) as sensed:
         limit = sensed.power_limit_watts
     versions, boot = _versions(device), boot_id()
-    found = next(filter(None, (_kept(path, boot, limit, versions) for path in paths)), None)
+    found = next(filter(None, (_usable(path, boot, limit, versions) for path in paths)), None)
     # All or none: an exchange needs all, and GPUs that work side by side are calibrated side by side.
     is_needed = _of_all(float(found is None), device) > 0
     if found is not None and not is_needed:
@@ -194,8 +191,11 @@ def calibrated(
     if gpu.is_gpu(device) and not _has_room(device):
         return None
     made = calibrate(device)
-    if not made.trouble:
-        _keep(paths[0], made, boot, *paths[1:])
+    why = "" if made.trouble else codec.keep(paths[0], _Kept(made, boot))
+    # Where not even the run's folder can be written the launch's own record cannot be, which says so itself.
+    if why and of_run is not None and not codec.keep(of_run / file, _Kept(made, boot)):
+        with suppress(OSError):
+            write_text(of_run / UNKEPT, f"{folder}: {why}\n", lasts=False)
     return made
 
 

@@ -30,18 +30,31 @@ ALLOCATIONS = re.compile(r"cuda(Malloc|Free|Host)\w*$|cuMem(Alloc|Free|Host|Map|
 #: Calls that leave work for the device.
 LAUNCHES = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 
+_CUDA = torch.backends.cuda
+
 #: Fused kernels of PyTorch's attention, each with the switch that allows it.
 SDPA_SWITCHES: Mapping[str, Callable[[bool], None]] = {
-    "flash": torch.backends.cuda.enable_flash_sdp,
-    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
-    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
-    "math": torch.backends.cuda.enable_math_sdp,
+    "flash": _CUDA.enable_flash_sdp,
+    "efficient": _CUDA.enable_mem_efficient_sdp,
+    "cudnn": _CUDA.enable_cudnn_sdp,
+    "math": _CUDA.enable_math_sdp,
 }
+
+
+def sdpa_kernels() -> list[str]:
+    """Those that PyTorch's attention may choose from."""
+    is_on = {
+        "flash": _CUDA.flash_sdp_enabled(),
+        "efficient": _CUDA.mem_efficient_sdp_enabled(),
+        "math": _CUDA.math_sdp_enabled(),
+        "cudnn": _CUDA.cudnn_sdp_enabled(),
+    }
+    return [name for name, on in is_on.items() if on]
 
 
 def own_device() -> torch.device:
     """This rank's: its GPU, which is made the current one, or the CPU."""
-    if not torch.cuda.is_available():
+    if not has_gpu():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -88,18 +101,15 @@ def gpu_uuid(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what torch was built with; empty where that is nothing for GPUs."""
+    """What torch was built with; empty where that is nothing for GPUs."""
     if not torch.version.cuda:
         return {}
-    return {
-        "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "cudnn": str(torch.backends.cudnn.version()),
-    }
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return {"cuda": torch.version.cuda, "nccl": nccl, "cudnn": str(torch.backends.cudnn.version())}
 
 
 def product_versions() -> dict[str, str]:
-    """Of what a matrix product depends on, beside torch, as far as it is known."""
+    """What a matrix product depends on, beside torch, as far as it is known."""
     cublas = filter(None, map(_version, ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu11")))
     known = {"cuda": torch.version.cuda, "cublas": next(cublas, ""), "driver": driver()}
     return {name: str(version) for name, version in known.items() if version}
@@ -139,7 +149,7 @@ def give_back(device: torch.device) -> None:
 
 def still_allocated() -> int:
     """Bytes in tensors on the GPU, once the allocator has given the rest back; 0 on the CPU."""
-    if not torch.cuda.is_available():
+    if not has_gpu():
         return 0
     torch.cuda.empty_cache()
     return torch.cuda.memory_allocated()
@@ -181,21 +191,9 @@ def forget_failures() -> None:
     torch.cuda.reset_accumulated_memory_stats()
 
 
-def sdpa_kernels() -> list[str]:
-    """Those that PyTorch's attention may choose from."""
-    found = torch.backends.cuda
-    is_on = {
-        "flash": found.flash_sdp_enabled(),
-        "efficient": found.mem_efficient_sdp_enabled(),
-        "math": found.math_sdp_enabled(),
-        "cudnn": found.cudnn_sdp_enabled(),
-    }
-    return [name for name, on in is_on.items() if on]
-
-
 def allow_tf32(allowed: bool) -> None:
     """In fp32 products and convolutions."""
-    torch.backends.cuda.matmul.allow_tf32 = allowed
+    _CUDA.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
 
@@ -204,18 +202,18 @@ def matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        return str(torch.backends.cuda.matmul.fp32_precision)
+        return str(_CUDA.matmul.fp32_precision)
 
 
 def reduced_precision_reduction() -> str:
     """Whether products in bf16 may be summed in bf16."""
-    return str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)
+    return str(_CUDA.matmul.allow_bf16_reduced_precision_reduction)
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """fp32 products are fp32 inside, and what they were after it."""
-    products = torch.backends.cuda.matmul
+    products = _CUDA.matmul
     precision = getattr(products, "fp32_precision", None)  # since torch 2.9
     try:
         allowed = products.allow_tf32
@@ -273,11 +271,8 @@ class GpuMemory(Memory):
         # ``memory_allocated`` sorts all of the allocator's counters first, which takes the host five times as long.
         return int(torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"])
 
-    def peak_reserved(self) -> int:
-        return torch.cuda.max_memory_reserved()
-
-    def peak_allocated(self) -> int:
-        return torch.cuda.max_memory_allocated()
+    def peaks(self) -> tuple[int, int]:
+        return torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
 
 
 _SM_CLOCK, _GPU_TEMPERATURE = 1, 0  # NVML's numbers for them
@@ -300,7 +295,7 @@ class GpuSensors:
     def __init__(self, nvml: Any, device: torch.device) -> None:
         self._nvml, self._handle = nvml, None
         self.looks: list[Look] = []
-        if nvml is not None and is_gpu(device):
+        if nvml is not None:
             self._handle = self._ask("nvmlDeviceGetHandleByUUID", f"GPU-{gpu_uuid(device)}")
 
     @property
@@ -315,21 +310,18 @@ class GpuSensors:
         reasons = self._of("nvmlDeviceGetCurrentClocksEventReasons")
         # Its name before driver 535.
         reasons = self._of("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
+        running = self._of("nvmlDeviceGetComputeRunningProcesses") or []
+        others = [process for process in running if process.pid != os.getpid()]
         self.looks.append(
             Look(
                 clock_mhz=self._of("nvmlDeviceGetClockInfo", _SM_CLOCK),
                 milliwatts=self._of("nvmlDeviceGetPowerUsage"),
                 temperature=self._of("nvmlDeviceGetTemperature", _GPU_TEMPERATURE),
                 reasons=reasons,
-                num_foreign=self._num_foreign(),
+                # A container may show this process under its pid of the host: then one stranger is ourselves.
+                num_foreign=len(others) if len(others) < len(running) else max(0, len(others) - 1),
             )
         )
-
-    def _num_foreign(self) -> int:
-        running = self._of("nvmlDeviceGetComputeRunningProcesses") or []
-        others = [process for process in running if process.pid != os.getpid()]
-        # A container may show this process under its pid of the host: then one stranger is ourselves.
-        return len(others) if len(others) < len(running) else max(0, len(others) - 1)
 
     def _of(self, name: str, *arguments: Any) -> Any:
         return None if self._handle is None else self._ask(name, self._handle, *arguments)

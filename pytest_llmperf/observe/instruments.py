@@ -1,7 +1,7 @@
 """A rank's clock and memory: what every device has of them, and the host's own.
 
-Nothing here synchronises the device while training runs. On a GPU (``device``) an event is recorded at each step's end
-and read after the last one; on the CPU the work is done when the host says so and ``perf_counter`` is exact.
+Nothing synchronises the device while training runs: on a GPU (``device``) an event is recorded at each step's end and
+read after the last one; on the CPU the work is done when the host says so.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import psutil
 
@@ -75,7 +75,7 @@ class HostClock(Clock[float]):
 
 
 class Memory(ABC):
-    """Peak memory of this rank since the object was made, in bytes."""
+    """This rank's memory since the object was made, in bytes."""
 
     #: What a loss takes that is kept: of an allocator its smallest block; of a host with all that belongs to a tensor.
     loss_bytes = 4096
@@ -89,12 +89,8 @@ class Memory(ABC):
         """Held by tensors at this moment, as the host counts them: nothing waits; ``None`` where nothing counts."""
 
     @abstractmethod
-    def peak_reserved(self) -> int:
-        """Held at most by the allocator (on the CPU: resident above the start)."""
-
-    @abstractmethod
-    def peak_allocated(self) -> int:
-        """Held at most by tensors (on the CPU: the same as reserved)."""
+    def peaks(self) -> tuple[int, int]:
+        """Held at most by the allocator, and by tensors; on the CPU both are what was resident above the start."""
 
     def apart(self) -> AbstractContextManager[None]:
         """While it is entered, what is held is none of the training's."""
@@ -108,7 +104,10 @@ class HostMemory(Memory):
         # Importing may have held more than it left behind: without this, that peak would hide a smaller model's.
         _forget_peak()
         self._start = _resident()
-        self._malloc = _mallinfo()
+        # glibc's count of what malloc has given away: exact, as resident memory is not. Another libc has none.
+        self._malloc = getattr(ctypes.CDLL(None), "mallinfo2", None)
+        if self._malloc is not None:
+            self._malloc.restype = _MallocInfo
 
     def now(self) -> int:
         return max(0, _resident() - self._start)
@@ -126,11 +125,9 @@ class HostMemory(Memory):
         found = self._malloc()
         return int(found.uordblks + found.hblkhd)
 
-    def peak_reserved(self) -> int:
-        return max(0, _peak_resident() - self._start)
-
-    def peak_allocated(self) -> int:
-        return self.peak_reserved()
+    def peaks(self) -> tuple[int, int]:
+        peak = max(0, _peak_resident() - self._start)
+        return peak, peak
 
 
 def _resident() -> int:
@@ -146,26 +143,16 @@ class _MallocInfo(ctypes.Structure):
     )
 
 
-def _mallinfo() -> Callable[[], Any] | None:
-    """glibc's count of what ``malloc`` has given away: exact, as resident memory is not; ``None``: another libc's."""
-    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if function is not None:
-        function.restype = _MallocInfo
-    return function
-
-
 def _forget_peak() -> None:
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _peak_resident() -> int:
-    try:
+    with suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
     import resource  # noqa: PLC0415 - absent on Windows, where /proc is too
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -161,7 +161,7 @@ class Measurement:
         self.step_seconds = self._clock.seconds()
         self._seconds = time.perf_counter() - self._start
         self._waiting = self._exchange.seconds() if self._exchange else ()
-        self._peaks = self._memory.peak_reserved(), self._memory.peak_allocated()
+        self._peaks = self._memory.peaks()
         self.is_over = True
 
     def trained(self, passes_per_step: int, **facts: Any) -> Trained:

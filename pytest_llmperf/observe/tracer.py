@@ -1,24 +1,29 @@
-"""Tracer: the profiler around a few steps that nobody times, after all that are timed.
+"""Tracer: the profiler around a few steps that nobody times, and what one of them did, by kind and name.
 
 CUPTI serves one client at a time, and one that stays attached may slow what comes later: it is the last that a rank
 does with its device. Whatever the profiler raises makes the launch no worse: it has no trace then, and says why.
+
+Work belongs to the step in which the host asked for it, which needs no synchronisation: the host is ahead of its
+device, and says by its clock where its steps end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.profiler import profile
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.step_trace import IncompleteTraceError, Marks, read, step_trace
-from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.records.trace import Kind, Trace, TraceRow, short_name
 
 #: Two that agree could have lost the same; a fourth says no more.
 STEPS = 3
@@ -80,23 +85,22 @@ class Tracer:
         if error is not None and self.is_running:
             self._stop()
             self._none = f"a traced step failed ({said(error)})"
-        started = self._profile
-        if self._none or started is None:
+        if self._none or self._profile is None:
             return Trace(none=self._none or "it was not begun")
-        found = self._tried(lambda: self._read(started))
-        return Trace(none=self._none) if found is None else found
+        return self._tried(self._read) or Trace(none=self._none)
 
     def _stop(self) -> None:
         if self._profile is not None:
             self._tried(self._profile.stop)
 
-    def _read(self, stopped: Any) -> Trace:
-        found = read(stopped.profiler.kineto_results.events(), on_host=self._on_host)
+    def _read(self) -> Trace:
+        found = read(self._profile.profiler.kineto_results.events(), on_host=self._on_host)
         try:
             return step_trace(found, Marks(self._ends, self._data), on_host=self._on_host)
         except IncompleteTraceError as incomplete:
             is_refused = not found.work and not self._on_host
-            return Trace(none=f"{incomplete}; {_OTHER_CLIENT}" if is_refused else str(incomplete))
+            self._none = f"{incomplete}; {_OTHER_CLIENT}" if is_refused else str(incomplete)
+            return Trace(none=self._none)
 
     def _tried(self, ask: Callable[[], Any]) -> Any:
         try:
@@ -153,3 +157,196 @@ def with_timed_waits(trace: Trace, fetched: Sequence[float], step_seconds: Seque
     if not trace.is_on_host:
         waited = min(waited, max(0.0, fmean(step for _, step in steps) - trace.busy_seconds))
     return replace(trace, data_seconds=waited, step_seconds=trace.step_seconds - trace.data_seconds + waited)
+
+
+# From activities to a trace: which step each belongs to, whether all are there, and what they add up to. Pure.
+
+
+class Work(NamedTuple):
+    """What a device did; on the CPU an operator. Times in nanoseconds since 1970."""
+
+    kind: Kind
+    name: str
+    start: int
+    end: int
+    correlation: int
+    """Of the call that asked for it; of an operator its thread."""
+
+
+class Call(NamedTuple):
+    """What the host asked of the device's driver."""
+
+    name: str
+    start: int
+    end: int
+    correlation: int
+
+
+class Activities(NamedTuple):
+    """Of the traced steps, and somewhat around them."""
+
+    work: list[Work]
+    calls: list[Call]
+
+
+class Marks(NamedTuple):
+    """What the host did when, in nanoseconds since 1970."""
+
+    ends: Sequence[int]
+    """The begin of the first traced step, and the end of each."""
+    data: Sequence[tuple[int, int]]
+    """When the host was inside the loader."""
+
+    def step_of(self, instant: int) -> int | None:
+        step = bisect_left(self.ends, instant) - 1
+        return step if 0 <= step < len(self.ends) - 1 else None
+
+
+class IncompleteTraceError(Exception):
+    """Something is missing in it; says what."""
+
+
+# Of a host's operators: what asks for a tensor's content, as a device would be waited for, and what copies.
+_HOST_KINDS: Mapping[str, Kind] = {"aten::_local_scalar_dense": "wait", "aten::copy_": "copy"}
+
+
+def read(events: Iterable[Any], *, on_host: bool) -> Activities:
+    """What ``events`` of a Kineto result are: a host's operators, or a device's work and what its driver was asked."""
+    found = Activities([], [])
+    for event in events:
+        name, start = event.name(), event.start_ns()
+        end = start + event.duration_ns()
+        is_device = event.device_type().name != "CPU"
+        if on_host:
+            if not is_device and not event.is_user_annotation() and "::" in name:
+                kind = _HOST_KINDS.get(name, "operator")
+                found.work.append(Work(kind, name, start, end, event.start_thread_id()))
+        elif is_device:
+            if not event.is_user_annotation():
+                kind = next((kind for word, kind in gpu.WORK_KINDS if name.startswith(word)), "kernel")
+                found.work.append(Work(kind, name, start, end, event.correlation_id()))
+        elif gpu.CALLS.match(name):
+            found.calls.append(Call(name, start, end, event.correlation_id()))
+    return found
+
+
+# What it was, by kind and name, and its nanoseconds.
+_Key = tuple[str, str]
+_Item = tuple[_Key, int]
+
+
+def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
+    """What one of the traced steps did.
+
+    Raises:
+        IncompleteTraceError: its steps are not alike, or something in it has no match.
+    """
+    if not found.work:
+        raise IncompleteTraceError("the profiler saw no operator" if on_host else "the profiler saw no kernel")
+    steps: list[list[_Item]] = [[] for _ in marks.ends[1:]]
+    for step, item in _host_items(found.work, marks) if on_host else _device_items(found, marks):
+        steps[step].append(item)
+    if not any(steps):
+        raise IncompleteTraceError("what the profiler saw is of no traced step")
+    # All steps have the same; what the allocator asks of the driver comes and goes.
+    gating = [Counter(key for key, _ in items if key[0] != "allocation") for items in steps]
+    for one, other in pairwise(gating):
+        if one != other:
+            kind, name = next(iter((one - other) + (other - one)))
+            raise IncompleteTraceError(
+                f"its steps are not alike ({one[kind, name]} and {other[kind, name]} of {kind} {name})"
+            )
+    spent: dict[_Key, list[int]] = defaultdict(list)
+    for items in steps:
+        for key, nanoseconds in items:
+            spent[key].append(nanoseconds)
+    number = len(steps)
+    rows = tuple(sorted(TraceRow(*key, len(all_) / number, sum(all_) / number * 1e-9) for key, all_ in spent.items()))
+    return _host_trace(rows, marks, number) if on_host else _device_trace(rows, found, marks, number)
+
+
+def _host_trace(rows: tuple[TraceRow, ...], marks: Marks, steps: int) -> Trace:
+    step_seconds = (marks.ends[-1] - marks.ends[0]) / steps * 1e-9
+    # All of it: what fetches there is the host itself, by operators and without.
+    data = _length(marks.data) / steps * 1e-9
+    # Operators of several threads may take longer together than the step does.
+    busy = min(step_seconds - data, sum(row.seconds for row in rows if row.kind != "wait"))
+    return Trace(rows=rows, steps=steps, step_seconds=step_seconds, busy_seconds=busy, data_seconds=data)
+
+
+def _device_trace(rows: tuple[TraceRow, ...], found: Activities, marks: Marks, steps: int) -> Trace:
+    begin, end = marks.ends[0], marks.ends[-1]
+    asked = {call.correlation for call in found.calls if begin < call.start <= end}
+    ours = [work for work in found.work if work.correlation in asked]
+    end = max([end, *(work.end for work in ours)])
+    at_work = _union((work.start, work.end) for work in ours)
+    computing = _union((work.start, work.end) for work in ours if work.kind != "collective")
+    edges = [begin, *(edge for span in at_work for edge in span), end]
+    idle = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+    fetched = ((max(start, since), min(stop, until)) for since, until in marks.data for start, stop in idle)
+    each = 1e-9 / steps
+    return Trace(
+        rows=rows,
+        steps=steps,
+        step_seconds=(end - begin) * each,
+        busy_seconds=_length(at_work) * each,
+        exposed_seconds=(_length(at_work) - _length(computing)) * each,
+        data_seconds=_length((start, stop) for start, stop in fetched if start < stop) * each,
+    )
+
+
+def _device_items(found: Activities, marks: Marks) -> Iterator[tuple[int, _Item]]:
+    asked = {call.correlation: call for call in found.calls}
+    done = {work.correlation for work in found.work}
+    for work in found.work:
+        call = asked.get(work.correlation)
+        if call is None:
+            raise IncompleteTraceError(f"nothing asked for {short_name(work.name)}: the profiler lost records")
+        step = marks.step_of(call.start)
+        if step is not None:
+            yield step, ((work.kind, short_name(work.name)), work.end - work.start)
+    for call in found.calls:
+        step = marks.step_of(call.start)
+        if step is None:
+            continue
+        if gpu.LAUNCHES.match(call.name) and call.correlation not in done:
+            raise IncompleteTraceError(f"nothing came of a {call.name}: the profiler lost records")
+        kind = "wait" if gpu.WAITS.match(call.name) else "allocation" if gpu.ALLOCATIONS.match(call.name) else ""
+        if kind:
+            yield step, ((kind, call.name), call.end - call.start)
+
+
+def _host_items(work: Sequence[Work], marks: Marks) -> Iterator[tuple[int, _Item]]:
+    """Operators, each with its time but for that of those which it calls."""
+    threads: dict[int, list[Work]] = defaultdict(list)
+    for one in work:
+        threads[one.correlation].append(one)
+    for ours in threads.values():
+        open_ones: list[list[int]] = []  # end and place of those that are being called
+        ordered = sorted(ours, key=lambda one: (one.start, -one.end))
+        own = [one.end - one.start for one in ordered]
+        for index, one in enumerate(ordered):
+            while open_ones and open_ones[-1][0] <= one.start:
+                open_ones.pop()
+            if open_ones:
+                own[open_ones[-1][1]] -= one.end - one.start
+            open_ones.append([one.end, index])
+        for one, nanoseconds in zip(ordered, own, strict=True):
+            step = marks.step_of(one.start)
+            # What the loader does is fetching and not the step's: of two workers' batches one step may take in both.
+            if step is not None and not any(start <= one.start < end for start, end in marks.data):
+                yield step, ((one.kind, short_name(one.name)), max(0, nanoseconds))
+
+
+def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _length(spans: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in spans)

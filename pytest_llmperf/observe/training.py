@@ -9,21 +9,44 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal, Protocol
 
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from pytest_llmperf.observe.device import is_gpu
+from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
+from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.instruments import Clock
 from pytest_llmperf.observe.measurement import Exchange, Measurement
-from pytest_llmperf.observe.tracer import Fetches
+from pytest_llmperf.observe.tracer import Fetches, Tracer, with_timed_waits
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
+from pytest_llmperf.records.trace import UNWANTED, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one rank's training is to go on."""
+
+    steps: int
+    """Timed ones, at most."""
+    min_steps: int
+    warmup_steps: int
+    ranks: int = 1
+    rank: int = 0
+    passing: PassingRanges | None = None
+    """With which step times it may end before its median is known."""
+    all_steps: bool = False
+    """It does not look whether it may end."""
+    is_traced: bool = True
+    exchanges: bool = False
+    """Gradients are exchanged as the backward pass ends, and no weights before; FSDP gathers layer by layer."""
+    fetches_ahead: bool = False
+    """Others than the rank itself prepare its batches."""
 
 
 class Untimed(Protocol):
@@ -37,30 +60,31 @@ class Untimed(Protocol):
 
 
 class ObservedTraining:
-    """Of one rank."""
+    """Of one rank; made before the model, since its memory counts from then on."""
 
-    def __init__(  # noqa: PLR0913 - each watches one thing
-        self,
-        measurement: Measurement,
-        heartbeat: Heartbeat,
-        ending: Ending,
-        fetches: Fetches,
-        *,
-        exchange: Exchange[Any] | None = None,
-        burner: Burner | None = None,
-        later: Sequence[tuple[str, Untimed]] = (),
-        measured: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``later``: phases and what is done in them, in their order; before the first of them all is ``measured``."""
-        self._measurement, self._heartbeat, self._ending = measurement, heartbeat, ending
-        self._fetches, self._exchange, self._burner = fetches, exchange, burner
-        self._coming, self._measured = [*later], measured
+    def __init__(self, plan: Plan, device: torch.device, heartbeat: Heartbeat) -> None:
+        self.clock, self.memory = clock_of(device), memory_of(device)
+        heartbeat.reserved_bytes = self.memory.now
+        self._plan, self._heartbeat = plan, heartbeat
+        self._exchange = Exchange(self.clock) if plan.exchanges else None
+        self.measurement = Measurement(self.clock, self.memory, self._exchange)
+        self.ending = Ending(plan, self.clock, place_of(device))
+        self._tracer = Tracer(device) if plan.is_traced else None
+        self._fetches = Fetches(self._tracer, ahead=plan.fetches_ahead)
+        self.burner: Burner | None = None
+        self.measured: Callable[[], None] = lambda: None
+        """Called once all timed steps are over and others follow."""
+        self._coming: list[tuple[str, Untimed]] = [("tracing", self._tracer)] if self._tracer else []
         self._running: Untimed | None = None
+
+    def add(self, phase: str, untimed: Untimed) -> None:
+        """Steps that come last of all."""
+        self._coming.append((phase, untimed))
 
     def begin(self) -> None:
         """With the first step."""
         self._heartbeat.enter("training")  # before what is timed
-        self._measurement.begin()
+        self.measurement.begin()
 
     def batches_asked(self) -> None:
         """A step's."""
@@ -76,7 +100,7 @@ class ObservedTraining:
         """Forward and backward, of a micro-batch."""
         self._fetches.end()
         if self._exchange:
-            if not self._measurement.is_begun:
+            if not self.measurement.is_begun:
                 self._exchange.watch(parameters)
             self._exchange.leave()
 
@@ -84,11 +108,11 @@ class ObservedTraining:
         """``loss`` stays on its device; ``real_tokens`` are those that are no padding, where there may be some."""
         if self._exchange:
             self._exchange.end_pass()
-        self._measurement.end_pass(loss, tokens, real_tokens)
+        self.measurement.end_pass(loss, tokens, real_tokens)
 
     def gradients_clipped(self, norm: Any) -> None:
         """Before the update; they had this norm before they were."""
-        self._measurement.end_gradients(norm)
+        self.measurement.end_gradients(norm)
 
     def step_ended(self, step: int) -> Literal["goes on", "measured", "over"]:
         """``step``, from 1: all its work has been issued.
@@ -96,77 +120,48 @@ class ObservedTraining:
         "measured": it was the last timed one. Whoever drives may do what nobody times, and then calls ``go_on``.
         "over": no step comes any more.
         """
-        if self._burner is not None:
-            self._burner.step(step)
+        if self.burner is not None:
+            self.burner.step(step)
         if self._running:
             return "over" if self._running.end_step() and not self.go_on() else "goes on"
-        self._measurement.end_step()
+        self.measurement.end_step()
         self._heartbeat.step = step
-        if not self._ending.now(step):
+        if not self.ending.now(step):
             return "goes on"
-        self._measurement.end()
+        self.measurement.end()
         return "measured"
 
     def go_on(self) -> bool:
         """With what comes next and is not timed; whether anything does."""
         if self._coming and self._running is None:
             self._heartbeat.enter("gathering")
-            self._measured()
+            self.measured()
         phase, self._running = self._coming.pop(0) if self._coming else ("finishing", None)
         self._heartbeat.enter(phase)
         if self._running:
             self._running.begin()
         return self._running is not None
 
-
-# Ending: once more steps would say nothing that matters, every rank at the same step.
-
-
-class StepTimes(Protocol):
-    def so_far(self) -> tuple[float, ...]:
-        """Times of the steps that are finished, in seconds, without waiting for others."""
-
-
-class Plan(Protocol):
-    """How many steps a training takes, and on how many GPUs; a ``TrainSpec`` is one."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def min_steps(self) -> int: ...
-
-    @property
-    def warmup_steps(self) -> int: ...
-
-    @property
-    def gpus(self) -> int: ...
+    def trace(self, failed: BaseException | None = None) -> Trace:
+        """Of the traced steps, once all is over; ``failed`` is what has ended them early."""
+        trace = self._tracer.trace(failed) if self._tracer else Trace(none=UNWANTED)
+        return with_timed_waits(trace, self._fetches.seconds, self.measurement.step_seconds, self._plan.warmup_steps)
 
 
 class Ending:
-    """One rank's part in the decision."""
+    """Once more steps would say nothing that matters, every rank ends at the same step: one rank's part in that."""
 
-    def __init__(  # noqa: PLR0913 - the facts of one rank, and of what was asked for
-        self,
-        plan: Plan,
-        clock: StepTimes,
-        rank: int,
-        place: Place | None = None,
-        passing: PassingRanges | None = None,
-        *,
-        all_steps: bool = False,
-    ) -> None:
-        """``place`` is this rank's; where all of them are chooses from ``passing``. ``all_steps``: it does not look."""
-        self._plan, self._clock, self._rank, self._passing = plan, clock, rank, passing
-        self._looks = frozenset(() if all_steps else looks(plan.min_steps, plan.steps))
+    def __init__(self, plan: Plan, clock: Clock[Any], place: Place) -> None:
+        """``place`` is this rank's; where all of them are chooses from ``plan.passing``."""
+        self._plan, self._clock = plan, clock
+        self._looks = frozenset(() if plan.all_steps else looks(plan.min_steps, plan.steps))
         self._store: Store | None = None
-        if plan.gpus > 1:  # the server is torchrun's agent, or rank 0's process group; either way it is there
+        self._places = [place]
+        self._why = GOES_ON
+        if plan.ranks > 1:  # the server is torchrun's agent, or rank 0's process group; either way it is there
             server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
             self._store = PrefixStore("llmperf", server)
-        self._places = [] if place is None else [place]
-        self._why = GOES_ON
-        if self._store is not None and place is not None:
-            self._store.set(f"place-{rank}", json.dumps(asdict(place)))
+            self._store.set(f"place-{plan.rank}", json.dumps(asdict(place)))
 
     @property
     def evidence(self) -> dict[str, str]:
@@ -183,21 +178,21 @@ class Ending:
         return self._why != GOES_ON
 
     def _agreed(self, store: Store, key: str) -> str:
-        if self._rank == 0:
-            if self._passing is not None and len(self._places) < self._plan.gpus:
+        if self._plan.rank == 0:
+            if self._plan.passing is not None and len(self._places) < self._plan.ranks:
                 # They were told before the first step, in which all ranks met.
-                told = (store.get(f"place-{rank}") for rank in range(self._plan.gpus))
+                told = (store.get(f"place-{rank}") for rank in range(self._plan.ranks))
                 self._places = [Place(**json.loads(place)) for place in told]
             store.set(key, self._look())
         return str(store.get(key).decode())
 
     def _look(self) -> str:
-        passing = None if self._passing is None else self._passing.at(self._places)
+        ranges = self._plan.passing
+        passing = None if ranges is None else ranges.at(self._places)
         return why_end(self._clock.so_far(), self._plan.warmup_steps, passing)
 
 
 # Injected faults at work: a share of each step burnt, memory held, a rank that hangs. The gate's own test.
-
 
 # Steps to learn the step time from; all of them warm-up.
 _LEARN_FROM, _LEARN_TO = 1, 3

@@ -1,8 +1,15 @@
-"""From a spec to the model and the Trainer's arguments; each setting's part is its twin's in ``settings/``."""
+"""From a spec to the model and the Trainer's arguments, and what its configuration asks for that the model lacks.
+
+Each setting's part is its twin's in ``settings/``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,6 +19,7 @@ from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     TrainingArguments,
@@ -21,7 +29,7 @@ from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.settings import compilation, data, liger, parallelism, precision, recomputation
-from pytest_llmperf.worker.settings.attention import check_attention
+from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings
 from pytest_llmperf.worker.settings.weights import model_with_weights
 
 
@@ -56,6 +64,7 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     Raises:
         RefusedError: transformers has no such model, or not with this attention, or it is not causal.
     """
+    choose_sdpa(spec)
     hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
     check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
     model = model_with_weights(spec, hf_config, device, dtype=dtype, attn_implementation=spec.attention)
@@ -69,6 +78,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
 
     ``steps``: at most, those that are traced among them.
     """
+    found_settings()  # before anything is forced
     return TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=steps,
@@ -94,3 +104,86 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         **parallelism.arguments(spec, device),
         **data.arguments(spec, device),
     )
+
+
+# Unused settings: what a configuration describes and the model that was built does not do. A setting counts as used
+# where the code of the model, of its configuration or of what all models share says its name.
+
+#: What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
+NOT_WORK = frozenset(
+    {"_name_or_path", "architectures", "transformers_version", "_attn_implementation", "pretraining_tp"}
+    | {"id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id", "pad_token_id"}
+    | {"output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder"}
+)
+_NOT_OF_A_STEP = (
+    NOT_WORK
+    # Told by themselves.
+    | {"auto_map", "quantization_config", "model_type", "text_config"}
+    # How a file is stored and read.
+    | {"torch_dtype", "dtype", "use_cache", "initializer_range", "attn_implementation"}
+    # Older files say how text is generated, and for which tasks; layers for further tokens and experts are work.
+    | ({*GenerationConfig().to_dict()} - {"use_mtp", "top_k"})
+    | {"task_specific_params", "tokenizer_class", "prefix"}
+)
+_OF_OTHERS = ("_token_id", "_token_index", "_config")
+
+# What all families share, beside the files of their own.
+_SHARED = r"transformers\.(modeling_\w+|masking_utils|activations|cache_utils|loss\.loss_utils|integrations\.moe)"
+
+_FURTHER = re.compile(r"mtp|nextn")
+
+_MOST = 6
+
+
+def unused_settings(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
+    """A line for each thing that ``config``, as its file has it, asks for and ``model`` does not do."""
+    built = type(model).__name__
+    named = [str(name) for name in config.get("architectures") or ()]
+    if model.config.model_type != config.get("model_type"):
+        yield f"of {config['model_type']} the text part ({model.config.model_type}) is trained: tokens use no other"
+    elif named and built not in named:
+        yield f"its configuration names the class {', '.join(named)}, trained is {built}"
+    if config.get("auto_map"):
+        yield f"its configuration's own code (auto_map) is not run, trained is transformers' {built}"
+    quantization = config.get("quantization_config")
+    if quantization and not getattr(model, "is_quantized", False):
+        method = quantization.get("quant_method", "") if isinstance(quantization, Mapping) else ""
+        kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
+        yield f"its configuration's quantization_config ({method or 'no method'}) is not applied: weights are {kinds}"
+    unused = sorted(_unused(config, model))
+    if unused:
+        more = f" and {len(unused) - _MOST} more" if len(unused) > _MOST else ""
+        yield f"its configuration has settings that {built} does not use: {', '.join(unused[:_MOST])}{more}"
+
+
+def _unused(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
+    text, kind = config.get("text_config"), type(model.config)
+    settings = {**config, **text} if isinstance(text, Mapping) else config
+    if isinstance(text, Mapping) and kind.model_type != config.get("model_type"):
+        settings = text  # the rest is of other parts
+    modules = {type(module).__module__ for module in model.modules()}
+    modules |= {name for name in list(sys.modules) if re.fullmatch(_SHARED, name)}
+    sources = (_source(name) for name in modules if not name.startswith("torch."))
+    words = {word for source in sources for word in re.findall(r"[A-Za-z_]\w+", source)}
+    own = _source(kind.__module__)
+    has_further = any(_FURTHER.search(name) for name, _ in model.named_modules())
+    for name, value in settings.items():
+        # Of what is off, empty or another part's nothing is asked.
+        if not value or name in _NOT_OF_A_STEP or name.endswith(_OF_OTHERS):
+            continue
+        names = {name, kind.attribute_map.get(name, name)} | {k for k, v in kind.attribute_map.items() if v == name}
+        # Layers that predict further tokens are spoken of where text is generated; who has some names them so.
+        is_further = _FURTHER.search(name) and not has_further
+        if is_further or not any(each in words or _reads(own, each) for each in names):
+            yield name
+
+
+def _reads(source: str, name: str) -> bool:
+    """Whether a configuration's code computes with ``name``: a field that is declared alone has no effect."""
+    return re.search(rf"self\.{re.escape(name)}\b|kwargs\.\w+\(\s*[\"\']{re.escape(name)}\b", source) is not None
+
+
+def _source(module: str) -> str:
+    with suppress(OSError, TypeError, KeyError):
+        return Path(inspect.getsourcefile(sys.modules[module]) or "").read_text(encoding="utf-8")
+    return ""

@@ -46,6 +46,9 @@ class Witnesses:
             "setup": lambda training: {"setup": setup(training.trainer, training.model, training.optimizer)},
         }
 
+    #: Tried last of all.
+    attention_kernel = staticmethod(attention.attention_kernel)
+
     def collect(self, trainer: Trainer, model: PreTrainedModel) -> dict[str, Any]:
         """All that they saw, as a record holds it; called once, after all that is timed."""
         training = Training(trainer, model)
@@ -77,21 +80,6 @@ def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     return found | ({"uncollected": uncollected} if uncollected else {})
 
 
-def merged(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rank 0's evidence; what other ranks saw differently is in ``other_ranks``, by name and then by rank."""
-    worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items() if name in by_rank[0]}
-    facts = [dict(flat({name: seen[name] for name in seen if name not in _COUNTS})) for seen in by_rank]
-    names = dict.fromkeys(name for seen in facts for name in seen if name not in _OF_THE_HOST)
-    others = {
-        name: {
-            str(rank): seen.get(name) for rank, seen in enumerate(facts) if _differ(seen.get(name), facts[0].get(name))
-        }
-        for name in names
-    }
-    others = {name: ranks for name, ranks in others.items() if ranks}
-    return {**by_rank[0], **worst, **({"other_ranks": others} if others else {})}
-
-
 # Ranks need not compile alike: the worst of them counts.
 _COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
     "compiled_graphs": min,
@@ -101,10 +89,19 @@ _COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
     "checkpoint_bytes": max,
 }
 
-
 # Ranks of one training may run on processors of two generations; what that does is seen in the clock.
 _OF_THE_HOST = frozenset({"setup.torch.cpu_capability"})
 
 
-def _differ(a: object, b: object) -> bool:
-    return a != b and "unknown" not in (a, b)
+def merged(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rank 0's evidence; what other ranks saw differently is in ``other_ranks``, by name and then by rank."""
+    worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items() if name in by_rank[0]}
+    facts = [dict(flat({name: seen[name] for name in seen if name not in _COUNTS})) for seen in by_rank]
+    others: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for seen in facts for name in seen if name not in _OF_THE_HOST):
+        first = facts[0].get(name)
+        for rank, seen in enumerate(facts):
+            own = seen.get(name)
+            if own != first and "unknown" not in (own, first):
+                others.setdefault(name, {})[str(rank)] = own
+    return {**by_rank[0], **worst, **({"other_ranks": others} if others else {})}

@@ -81,25 +81,19 @@ def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how:
     A refusal is its own line and nothing else: no rank erred, and where in the code it was said helps nobody. ``how``
     is how it is known that memory ran out, where ``error`` does not say so itself.
     """
-    refused = kind == "refused"
-    lines = [] if refused else "".join(traceback.format_exception(error)).splitlines()
-    message = str(error) if refused else f"rank {rank}: {type(error).__name__}: {_one_line(error)}"
+    message, lines = str(error), list[str]()
+    if kind != "refused":
+        # The first line alone may only announce what the others say.
+        said = " ".join(line.strip() for line in message.splitlines() if line.strip()) or "no message"
+        said = without_secrets(said)  # what is cut is no longer known for a secret
+        if (
+            len(said) > _LONGEST_MESSAGE
+        ):  # CUDA's out-of-memory message goes on about allocator settings; the log has it
+            said = f"{said[:_LONGEST_MESSAGE]}..."
+        message = f"rank {rank}: {type(error).__name__}: {said}"
+        lines = "".join(traceback.format_exception(error)).splitlines()
     if how:
         message = f"{message}; taken for a lack of memory: {how}"
-    write_json(
-        folder / f"failure-{rank}.json",
-        {
-            "kind": kind,
-            "message": message,
-            "tail": [line for line in lines if line.strip()][-12:],
-            "time": time.time(),
-        },
-    )
-
-
-def _one_line(error: BaseException) -> str:
-    # The first line alone may only announce what the others say.
-    line = " ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
-    line = without_secrets(line)  # what is cut is no longer known for a secret
-    # CUDA's out-of-memory message goes on about allocator settings; the log has it all.
-    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+    tail = [line for line in lines if line.strip()][-12:]
+    failure = {"kind": kind, "message": message, "tail": tail, "time": time.time()}
+    write_json(folder / f"failure-{rank}.json", failure)

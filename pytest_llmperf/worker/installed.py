@@ -12,12 +12,16 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-_DIGITS = 12
-
-_SITES = ("site-packages", "dist-packages")
+# Enough to tell two files apart, and short enough for a line.
+DIGITS = 12
 
 # Looked at whatever their size and date say: what a step runs most of.
 _OF_A_STEP = re.compile(r"torch/(nn/(functional|modules/\w+|parallel/distributed)|optim/\w+|autograd/\w+|_tensor)\.py")
+
+
+def short_digest(content: bytes) -> str:
+    """Of a file's content."""
+    return hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
 def loaded() -> dict[str, str]:
@@ -28,11 +32,11 @@ def loaded() -> dict[str, str]:
             re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(): each.version for each in _imported_distributions()
         }
     for folder in map(Path, sys.path):
-        for path in sorted(folder.glob("*.pth")) if folder.name in _SITES else ():
+        for path in sorted(folder.glob("*.pth")) if folder.name in ("site-packages", "dist-packages") else ():
             with suppress(OSError):
                 lines = [line for line in path.read_bytes().splitlines() if line.startswith((b"import ", b"import\t"))]
                 if lines:
-                    found[path.name] = hashlib.sha256(b"\n".join(lines)).hexdigest()[:_DIGITS]
+                    found[path.name] = short_digest(b"\n".join(lines))
     return found
 
 
@@ -61,9 +65,9 @@ def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[t
             # pip writes RECORD last: what was written after it, or has another size, is looked into.
             if about.st_size == int(size) and about.st_mtime <= installed_at + 1 and not _OF_A_STEP.fullmatch(name):
                 continue
-            hashed = hashlib.sha256(path.read_bytes())
-            if urlsafe_b64encode(hashed.digest()).rstrip(b"=").decode() != digest:
-                yield name, hashed.hexdigest()[:_DIGITS]
+            content = path.read_bytes()
+            if urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode() != digest:
+                yield name, short_digest(content)
 
 
 @cache

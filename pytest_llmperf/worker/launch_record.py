@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -26,20 +26,19 @@ from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.folder import write_failure, write_json
 from pytest_llmperf.worker.installed import loaded
 
-
-@dataclass(frozen=True)
-class _Share:
-    """What one rank contributes to the record when all that is timed is over."""
-
-    record: RankRecord
-    evidence: Mapping[str, Any]
-    canary: Mapping[str, float]
-
-
 _Own = TypeVar("_Own")
 
 # Beside ten times what its steps should take: the profiler's own start, and what it has seen, read in Python.
 _TRACE_SECONDS, _TRACE_STEPS = 120.0, 10 * TRACED_STEPS
+
+
+def from_ranks(own: _Own) -> list[_Own]:
+    """The ``own`` of all ranks in their order; on other ranks than the first one nothing."""
+    if not dist.is_initialized():
+        return [own]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(own, found if dist.get_rank() == 0 else None)
+    return found if dist.get_rank() == 0 else []
 
 
 class Recorder:
@@ -49,7 +48,7 @@ class Recorder:
         self._folder, self._rank, self._spec = folder, rank, spec
         self._started_at, self._device = started_at, device
         self._limit: threading.Timer | None = None
-        self._shares: list[_Share] = []
+        self._evidence: list[Any] = []
         self._launch: Launch | None = None
         self._environment: Environment | None = None
         if rank == 0:  # what is not as it was is told of a launch that fails, too
@@ -62,7 +61,7 @@ class Recorder:
         A rank that fails in them, or waits for one that did, has nobody to tell; the launcher finds what was measured.
         """
         self._gather(trained)
-        self._leave([Later()] * len(self._shares), MEASURED_FILE)
+        self._leave([Later()] * len(self._evidence), MEASURED_FILE)
         seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.step_seconds)
         self._limit = threading.Timer(seconds, self._end, [seconds])
         self._limit.daemon = True
@@ -72,13 +71,14 @@ class Recorder:
         """All is over; what was gathered before is not gathered again."""
         if self._limit is None:
             self._gather(trained)
-        self._leave(self._from_ranks(trained.later), RECORD_FILE)
+        self._leave(from_ranks(trained.later), RECORD_FILE)
         if self._limit:
             self._limit.cancel()
         if self._rank == 0:
             (self._folder / MEASURED_FILE).unlink(missing_ok=True)
 
     def _gather(self, trained: Trained) -> None:
+        """All but what ranks see later; the launcher adds its wall time and health."""
         place = place_of(self._device)
         record = RankRecord(
             rank=self._rank,
@@ -93,18 +93,14 @@ class Recorder:
             peak_allocated_bytes=trained.peak_allocated_bytes,
             boot=place.boot,
             calibration=trained.calibration,
+            canary=trained.canary,
         )
-        self._shares = self._from_ranks(_Share(record, trained.evidence, trained.canary))
-        if self._environment is not None:
-            self._launch = self._launch_of(replace(self._environment, loaded=loaded()), trained)
-
-    def _launch_of(self, around: Environment, trained: Trained) -> Launch:
-        """But for what ranks see later; the launcher adds its wall time and health."""
-        canaries = [share.canary for share in self._shares]
-        records = [share.record for share in self._shares]
-        if len(records) > 1:  # of one rank it is the launch's
-            records = [replace(one, canary=canary) for one, canary in zip(records, canaries, strict=True)]
-        return Launch(
+        shares = from_ranks((record, trained.evidence))
+        self._evidence = [own for _, own in shares]
+        if self._environment is None:
+            return
+        records = tuple(record for record, _ in shares)
+        self._launch = Launch(
             spec_id=self._spec.id,
             digest=self._spec.digest,
             started_at=self._started_at,
@@ -114,10 +110,11 @@ class Recorder:
             parameters=trained.parameters,
             losses=trained.losses,
             gradient_norms=trained.gradient_norms,
-            ranks=tuple(records),
+            # Of one rank its canary is the launch's.
+            ranks=records if len(records) > 1 else (replace(records[0], canary={}),),
             evidence={},
-            environment=around,
-            canary=slowest(canaries),
+            environment=replace(self._environment, loaded=loaded()),
+            canary=slowest([record.canary for record in records]),
             planned_steps=self._spec.steps if len(trained.step_seconds) < self._spec.steps else 0,
         )
 
@@ -126,8 +123,7 @@ class Recorder:
         if self._launch is None:
             return
         seen = [
-            {**share.evidence, "attention_kernel": one.attention_kernel}
-            for share, one in zip(self._shares, later, strict=True)
+            {**own, "attention_kernel": one.attention_kernel} for own, one in zip(self._evidence, later, strict=True)
         ]
         launch = replace(
             self._launch,
@@ -136,14 +132,6 @@ class Recorder:
             learning=learning.merged([one.learning for one in later]),
         )
         write_json(self._folder / name, codec.plain(launch))
-
-    def _from_ranks(self, own: _Own) -> list[_Own]:
-        """The ``own`` of all ranks in their order; on other ranks than the first one nothing."""
-        if not dist.is_initialized():
-            return [own]
-        found: list[Any] = [None] * self._spec.gpus
-        dist.gather_object(own, found if self._rank == 0 else None)
-        return found if self._rank == 0 else []
 
     def _end(self, seconds: float) -> None:
         error = TimeoutError(f"they did not end within {seconds:.0f} s")

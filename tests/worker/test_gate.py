@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed import TCPStore  # noqa: E402 - it needs torch
 
 from pytest_llmperf.observe import training  # noqa: E402
+from pytest_llmperf.observe.instruments import HostClock  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -108,10 +109,26 @@ class TestAgainstABaseline:
 
 
 WIDE = PassingRange(low=math.log(0.01), high=math.log(1.0), error=0.5, drift=0.5)
+HERE = Place("host", "Fake CPU")
 
 
-class FakeClock:
+def plan_of(
+    spec: TrainSpec, rank: int = 0, passing: PassingRanges | None = None, *, all_steps: bool = False
+) -> training.Plan:
+    return training.Plan(
+        steps=spec.steps,
+        min_steps=spec.min_steps,
+        warmup_steps=spec.warmup_steps,
+        ranks=spec.gpus,
+        rank=rank,
+        passing=passing,
+        all_steps=all_steps,
+    )
+
+
+class FakeClock(HostClock):
     def __init__(self, times: list[float]) -> None:
+        super().__init__()
         self._times = times
 
     def so_far(self) -> tuple[float, ...]:
@@ -134,7 +151,7 @@ class TestStopping:
 
         def train(rank: int, times: list[float]) -> None:
             clock = FakeClock([])
-            stop = training.Ending(spec, clock, rank)
+            stop = training.Ending(plan_of(spec, rank), clock, HERE)
             for step in range(1, spec.steps + 1):
                 clock._times = times[:step]
                 if stop.now(step):
@@ -151,12 +168,12 @@ class TestStopping:
 
     def test_noise_takes_every_step_there_is(self) -> None:
         spec = TrainSpec(model="llama-tiny", sequence_length=32)
-        stop = training.Ending(spec, FakeClock([0.1, 0.3, 0.05, 0.2] * 20), 0)
+        stop = training.Ending(plan_of(spec), FakeClock([0.1, 0.3, 0.05, 0.2] * 20), HERE)
         assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
 
     def test_one_that_takes_all_its_steps_looks_at_none(self) -> None:
         spec = TrainSpec(model="llama-tiny", sequence_length=32)
-        stop = training.Ending(spec, FakeClock([0.5, *[0.1] * 80]), 0, all_steps=True)
+        stop = training.Ending(plan_of(spec, all_steps=True), FakeClock([0.5, *[0.1] * 80]), HERE)
         assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
 
     @pytest.mark.usefixtures("server")
@@ -169,7 +186,7 @@ class TestStopping:
         ended: dict[int, tuple[int, dict[str, str]]] = {}
 
         def train(rank: int) -> None:
-            stop = training.Ending(spec, FakeClock(times), rank, Place("host", "Fake CPU"), passing)
+            stop = training.Ending(plan_of(spec, rank, passing=passing), FakeClock(times), HERE)
             step = next((step for step in range(1, spec.steps + 1) if stop.now(step)), spec.steps)
             ended[rank] = step, stop.evidence
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ torch = pytest.importorskip("torch")
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402 - they need torch
 
 from pytest_llmperf.observe.heartbeat import Heartbeat  # noqa: E402
-from pytest_llmperf.observe.instruments import HostClock, HostMemory  # noqa: E402
-from pytest_llmperf.observe.measurement import Measurement, Trained  # noqa: E402
-from pytest_llmperf.observe.tracer import STEPS, Fetches, Tracer  # noqa: E402
-from pytest_llmperf.observe.training import Ending, ObservedTraining  # noqa: E402
+from pytest_llmperf.observe.measurement import Trained  # noqa: E402
+from pytest_llmperf.observe.tracer import STEPS  # noqa: E402
+from pytest_llmperf.observe.training import ObservedTraining, Plan  # noqa: E402
 from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: E402
 from pytest_llmperf.worker import job, recipes  # noqa: E402
 from pytest_llmperf.worker.folder import Request  # noqa: E402
@@ -25,12 +23,7 @@ _CPU = torch.device("cpu")
 _TOKENS, _PASSES = 8, 2
 
 
-@dataclass(frozen=True)
-class Steps:
-    steps: int = 6
-    min_steps: int = 6
-    warmup_steps: int = 1
-    gpus: int = 1
+PLAN = Plan(steps=6, min_steps=6, warmup_steps=1)
 
 
 class Loop:
@@ -38,23 +31,15 @@ class Loop:
 
     def __init__(self, folder: Path) -> None:
         words: Any = None
-        self.beat, clock = Heartbeat(folder, 0, words), HostClock()
-        self.tracer = Tracer(_CPU)
-        self.measurement = Measurement(clock, HostMemory(), None)
+        self.beat = Heartbeat(folder, 0, words)
         self.kept: list[Trained] = []
-        self.observed = ObservedTraining(
-            self.measurement,
-            self.beat,
-            Ending(Steps(), clock, 0),
-            Fetches(self.tracer, ahead=False),
-            later=[("tracing", self.tracer)],
-            measured=lambda: self.kept.append(self.trained()),
-        )
+        self.observed = ObservedTraining(PLAN, _CPU, self.beat)
+        self.observed.measured = lambda: self.kept.append(self.trained())
         self.losses: list[float] = []
         self.num_steps, self.is_over = 0, False
 
     def trained(self) -> Trained:
-        return self.measurement.trained(_PASSES, parameters=32, canary={}, evidence={})
+        return self.observed.measurement.trained(_PASSES, parameters=32, canary={}, evidence={})
 
     def run(self) -> None:
         model = torch.nn.Linear(8, 4, bias=False)
@@ -89,20 +74,20 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
 class TestObservedByHooks:
     def test_each_timed_step_has_its_time_loss_and_tokens(self, loop: Loop) -> None:
         (trained,) = loop.kept
-        assert len(trained.step_seconds) == Steps.steps
+        assert len(trained.step_seconds) == PLAN.steps
         assert all(seconds > 0 for seconds in trained.step_seconds)
         assert trained.tokens_per_step == _TOKENS * _PASSES
-        by_step = [sum(loop.losses[at : at + _PASSES]) for at in range(0, Steps.steps * _PASSES, _PASSES)]
+        by_step = [sum(loop.losses[at : at + _PASSES]) for at in range(0, PLAN.steps * _PASSES, _PASSES)]
         assert trained.losses == pytest.approx(by_step)
 
     def test_steps_that_are_traced_come_after_them_and_are_counted_apart(self, loop: Loop) -> None:
-        assert loop.num_steps == Steps.steps + STEPS
-        products = {row.name: row.count for row in loop.tracer.trace().rows if row.name == "aten::mm"}
+        assert loop.num_steps == PLAN.steps + STEPS
+        products = {row.name: row.count for row in loop.observed.trace().rows if row.name == "aten::mm"}
         assert products == {"aten::mm": 2 * _PASSES}
 
     def test_its_phases_are_told(self, loop: Loop) -> None:
         assert list(loop.beat._reached) == ["importing", "training", "gathering", "tracing", "finishing"]
-        assert loop.beat.step == Steps.steps
+        assert loop.beat.step == PLAN.steps
 
 
 def _request(**more: Any) -> Request:

@@ -18,7 +18,7 @@ from pytest_llmperf.support import codec
 
 pytest.importorskip("torch")
 
-from pytest_llmperf.observe.step_trace import (
+from pytest_llmperf.observe.tracer import (
     Activities,
     Call,
     IncompleteTraceError,

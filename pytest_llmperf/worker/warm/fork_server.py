@@ -36,7 +36,7 @@ from pytest_llmperf.support.garbage import uncollected
 from pytest_llmperf.worker import installed
 from pytest_llmperf.worker.warm import gpu_answers, linux, preload
 from pytest_llmperf.worker.warm.agent import Order, flush, run_agent
-from pytest_llmperf.worker.warm.gpu_answers import GpuAnswers, NoAnswersError
+from pytest_llmperf.worker.warm.gpu_answers import Devices, NoAnswersError
 from pytest_llmperf.worker.warm.linux import Run, resident_runs
 
 
@@ -86,7 +86,8 @@ _POLL_SECONDS = 0.02
 class _Imported:
     """What this process has by imports."""
 
-    answers: GpuAnswers | None = None
+    devices: Devices | None = None
+    """Answered for where CUDA would be asked; ``None``: there is none to answer for."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables that imports have set, or removed."""
     pages: frozenset[Run] = frozenset()
@@ -127,9 +128,9 @@ class ForkServer:
                 stack.enter_context(uncollected())
                 if needs is None:
                     importlib.import_module("torch")  # it asks nothing, and is there to be answered for only then
-                    self._imported.answers = GpuAnswers.asked()
-                if self._imported.answers is not None:
-                    stack.enter_context(self._imported.answers.given())
+                    self._imported.devices = gpu_answers.ask()
+                if self._imported.devices is not None:
+                    stack.enter_context(gpu_answers.given(self._imported.devices))
                 with self._imported.watch.watching():
                     if needs is None:
                         for name in preload.EVERY_RANK:
@@ -158,8 +159,7 @@ class ForkServer:
 
     def _why_not(self) -> str:
         """Why no launch can be forked from this process; empty where one can."""
-        what = _unfit()
-        culprit = self._imported.watch.culprit
+        what, culprit = _unfit(), self._imported.watch.culprit
         return f"{what}, by importing {culprit}" if what and culprit else what
 
     def _answer(self, message: Message | None) -> None:
@@ -167,15 +167,13 @@ class ForkServer:
             return
         try:
             refused = self._why_not()
-            if refused and message.content["do"] == "branch":  # whoever asks listens to the branch
+            if message.content["do"] == "launch":
+                self._channel.send({"refused": refused} if refused else {"began": self._launch(message)})
+            elif refused:  # whoever asks listens to the branch
                 with socket.socket(fileno=os.dup(message.files[0])) as branch:
                     Channel(branch).send({"refused": refused})
-            elif refused:
-                self._channel.send({"refused": refused})
-            elif message.content["do"] == "branch":
-                self._branch(message)
             else:
-                self._launch(message)
+                self._branch(message)
         finally:
             for file in message.files:
                 os.close(file)
@@ -188,7 +186,8 @@ class ForkServer:
                 ForkServer(channel, self._imported).serve(message.content["needs"])
         self._branches.add(pid)
 
-    def _launch(self, message: Message) -> None:
+    def _launch(self, message: Message) -> int:
+        """The pid of its agent."""
         content = message.content
         given, asked = _environment_at_start(), content["environment"]
         # A default that an import sets, as torch does for its compiler's cache, gives way to the launch's own.
@@ -203,7 +202,7 @@ class ForkServer:
             if not pid:
                 os._exit(run_agent(order, message.files[0], parent))
         self._agents.add(pid)
-        self._channel.send({"began": pid})
+        return pid
 
     @contextlib.contextmanager
     def _fork(self) -> Iterator[tuple[int, int]]:

@@ -12,10 +12,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 # A driver that wakes up, on a host of many GPUs.
@@ -27,124 +27,114 @@ INITIALISED = "CUDA was initialised"
 # Source: cuda.h, CUresult.
 _NOT_INITIALIZED = 3
 
+#: What torch's properties tell of each GPU, by torch's names.
+Devices = Sequence[Mapping[str, Any]]
+
 
 class NoAnswersError(RuntimeError):
     """CUDA cannot be asked, or not be answered for."""
 
 
-class GpuAnswers:
-    """The answers, and where they are given."""
+def ask() -> Devices | None:
+    """The GPUs of this environment; ``None`` where none is to be seen, and nothing needs an answer.
 
-    def __init__(self, snapshot: Mapping[str, Any]) -> None:
-        self._snapshot = snapshot
-
-    @classmethod
-    def asked(cls) -> GpuAnswers | None:
-        """Those of this environment; ``None`` where no GPU is to be seen, and nothing needs an answer.
-
-        Raises:
-            NoAnswersError: there may be one, and it cannot be asked.
-        """
-        if not sees_gpus():
-            return None
-        command = [sys.executable, "-m", __spec__.name]
-        try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_ASK_SECONDS, check=True)
-            return cls(json.loads(done.stdout.splitlines()[-1]))
-        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-            raise NoAnswersError(f"the driver did not tell what GPUs there are ({error})") from error
-
-    @contextmanager
-    def given(self) -> Iterator[None]:
-        """While this lasts.
-
-        Raises:
-            NoAnswersError: this torch's functions are none that could be answered for.
-        """
-        import torch  # noqa: PLC0415 - this module is imported before torch may be
-
-        asked = {name: getattr(torch.cuda, name) for name in _STAND_INS}
-        own = {name: getattr(function, "__code__", None) for name, function in asked.items()}
-        _current.append(self)
-        try:
-            for name, function in asked.items():
-                try:
-                    function.__code__ = _STAND_INS[name].__code__
-                except (AttributeError, ValueError) as error:  # a wrapper, or a closure
-                    raise NoAnswersError(f"torch.cuda.{name} cannot be answered for ({error})") from error
-            yield
-        finally:
-            _current.pop()
-            for name, function in asked.items():
-                if own[name] is not None:
-                    function.__code__ = own[name]
-            # What is kept of answers belongs to this process, and not to a rank that sees one of these GPUs.
-            torch.cuda._cached_device_count = None  # noqa: SLF001 - set by torch, and cleared nowhere
-
-    @property
-    def num_devices(self) -> int:
-        return len(self._snapshot["devices"])
-
-    def properties(self, device: Any = None) -> Any:
-        """Of ``device`` as torch takes it: an index, a name, an object that has an index, or nothing."""
-        if isinstance(device, str):
-            device = int(device.partition(":")[2] or 0)
-        index = getattr(device, "index", getattr(device, "idx", device))
-        return SimpleNamespace(**self._snapshot["devices"][0 if index is None else index])
+    Raises:
+        NoAnswersError: there may be one, and it cannot be asked.
+    """
+    if not sees_gpus():
+        return None
+    command = [sys.executable, "-m", __spec__.name]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_ASK_SECONDS, check=True)
+        devices: Devices = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+        raise NoAnswersError(f"the driver did not tell what GPUs there are ({error})") from error
+    return devices
 
 
-_current: list[GpuAnswers] = []
+_given: list[Devices] = []
 
 
-def answers() -> GpuAnswers:
-    """Those that are given now."""
-    return _current[-1]
+@contextmanager
+def given(devices: Devices) -> Iterator[None]:
+    """While this lasts, torch answers by ``devices``.
+
+    Raises:
+        NoAnswersError: this torch's functions are none that could be answered for.
+    """
+    import torch  # noqa: PLC0415 - this module is imported before torch may be
+
+    asked = {stand_in: getattr(torch.cuda, stand_in.__name__) for stand_in in _STAND_INS}
+    own = {function: getattr(function, "__code__", None) for function in asked.values()}
+    _given.append(devices)
+    try:
+        for stand_in, function in asked.items():
+            try:
+                function.__code__ = stand_in.__code__
+            except (AttributeError, ValueError) as error:  # a wrapper, or a closure
+                raise NoAnswersError(f"torch.cuda.{stand_in.__name__} cannot be answered for ({error})") from error
+        yield
+    finally:
+        _given.pop()
+        for function, code in own.items():
+            if code is not None:
+                function.__code__ = code
+        # What is kept of answers belongs to this process, and not to a rank that sees one of these GPUs.
+        torch.cuda._cached_device_count = None  # noqa: SLF001 - set by torch, and cleared nowhere
+
+
+def num_given() -> int:
+    """How many GPUs there are by what is given now."""
+    return len(_given[-1])
+
+
+def properties(device: Any = None) -> Any:
+    """Of ``device`` as torch takes it: an index, a name, an object that has an index, or nothing."""
+    if isinstance(device, str):
+        device = int(device.partition(":")[2] or 0)
+    index = getattr(device, "index", getattr(device, "idx", device))
+    return SimpleNamespace(**_given[-1][0 if index is None else index])
 
 
 # They run with torch's globals, so that each finds this module by itself; the names of arguments are torch's.
-def _is_available() -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
+def is_available() -> Any:
+    from pytest_llmperf.worker.warm.gpu_answers import num_given  # noqa: PLC0415
 
-    return answers().num_devices > 0
-
-
-def _device_count() -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
-
-    return answers().num_devices
+    return num_given() > 0
 
 
-def _current_device() -> Any:
+def device_count() -> Any:
+    from pytest_llmperf.worker.warm.gpu_answers import num_given  # noqa: PLC0415
+
+    return num_given()
+
+
+def current_device() -> Any:
     return 0
 
 
-def _get_device_properties(device: Any = None) -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
+def get_device_properties(device: Any = None) -> Any:
+    from pytest_llmperf.worker.warm.gpu_answers import properties  # noqa: PLC0415
 
-    return answers().properties(device)
-
-
-def _get_device_name(device: Any = None) -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
-
-    return answers().properties(device).name
+    return properties(device)
 
 
-def _get_device_capability(device: Any = None) -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
+def get_device_name(device: Any = None) -> Any:
+    from pytest_llmperf.worker.warm.gpu_answers import properties  # noqa: PLC0415
 
-    found = answers().properties(device)
-    return found.major, found.minor
+    return properties(device).name
 
 
-_STAND_INS: Mapping[str, FunctionType] = {
-    "is_available": _is_available,  # type: ignore[dict-item]
-    "device_count": _device_count,  # type: ignore[dict-item]
-    "current_device": _current_device,  # type: ignore[dict-item]
-    "get_device_properties": _get_device_properties,  # type: ignore[dict-item]
-    "get_device_name": _get_device_name,  # type: ignore[dict-item]
-    "get_device_capability": _get_device_capability,  # type: ignore[dict-item]
-}
+def get_device_capability(device: Any = None) -> Any:
+    from pytest_llmperf.worker.warm.gpu_answers import properties  # noqa: PLC0415
+
+    return properties(device).major, properties(device).minor
+
+
+_STAND_INS: Sequence[Any] = (
+    *(is_available, device_count, current_device),
+    *(get_device_properties, get_device_name, get_device_capability),
+)
 
 
 def sees_gpus() -> bool:
@@ -184,53 +174,39 @@ def _driver() -> Any:
         return None
 
 
-def snapshot(driver: Any) -> dict[str, Any]:
-    """Of each device what torch's properties tell, by torch's names. No context is made: to NVML nothing runs there."""
+def snapshot(driver: Any) -> Devices:
+    """What ``driver`` tells of each. No context is made: to NVML nothing runs there."""
 
-    def told(function: str, *arguments: Any) -> None:
+    def tell(function: str, *arguments: Any) -> None:
         code = getattr(driver, function)(*arguments)
         if code != 0:
             raise OSError(f"{function}: CUDA's error {code}")
 
     count, devices = ctypes.c_int(), []
     if driver.cuInit(0) == 0:  # else there is no device, or none that works
-        told("cuDeviceGetCount", ctypes.byref(count))
+        tell("cuDeviceGetCount", ctypes.byref(count))
     for index in range(count.value):
         device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
-        told("cuDeviceGet", ctypes.byref(device), index)
-        told("cuDeviceGetName", name, len(name), device)
-        told("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
-        found: dict[str, Any] = {"name": name.value.decode(), "total_memory": memory.value}
+        tell("cuDeviceGet", ctypes.byref(device), index)
+        tell("cuDeviceGetName", name, len(name), device)
+        tell("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+        found = {"name": name.value.decode(), "gcnArchName": name.value.decode(), "total_memory": memory.value}
         for attribute, number in _ATTRIBUTES.items():
             value = ctypes.c_int()
             if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) == 0:  # an old driver knows not all
                 found[attribute] = value.value
-        devices.append({**found, "gcnArchName": found["name"]})
-    return {"devices": devices}
+        devices.append(found)
+    return devices
 
 
 # Source: cuda.h, CUdevice_attribute; the names are those of torch's properties.
-_ATTRIBUTES: Mapping[str, int] = {
-    "major": 75,
-    "minor": 76,
-    "multi_processor_count": 16,
-    "max_threads_per_multi_processor": 39,
-    "max_threads_per_block": 1,
-    "warp_size": 10,
-    "regs_per_multiprocessor": 82,
-    "shared_memory_per_block": 8,
-    "shared_memory_per_block_optin": 97,
-    "shared_memory_per_multiprocessor": 81,
-    "L2_cache_size": 38,
-    "clock_rate": 13,
-    "memory_clock_rate": 36,
-    "memory_bus_width": 37,
-    "is_integrated": 18,
-    "is_multi_gpu_board": 84,
-    "pci_bus_id": 33,
-    "pci_device_id": 34,
-    "pci_domain_id": 50,
-}
+_ATTRIBUTES: Mapping[str, int] = (
+    {"major": 75, "minor": 76, "warp_size": 10, "is_integrated": 18, "is_multi_gpu_board": 84}
+    | {"multi_processor_count": 16, "max_threads_per_multi_processor": 39, "max_threads_per_block": 1}
+    | {"regs_per_multiprocessor": 82, "shared_memory_per_block": 8, "shared_memory_per_block_optin": 97}
+    | {"shared_memory_per_multiprocessor": 81, "L2_cache_size": 38, "memory_bus_width": 37}
+    | {"clock_rate": 13, "memory_clock_rate": 36, "pci_bus_id": 33, "pci_device_id": 34, "pci_domain_id": 50}
+)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support.channel import Channel, ChannelClosedError
 from pytest_llmperf.worker.warm import gpu_answers
 from pytest_llmperf.worker.warm.fork_server import ImportWatch
-from pytest_llmperf.worker.warm.gpu_answers import GpuAnswers, NoAnswersError
+from pytest_llmperf.worker.warm.gpu_answers import NoAnswersError
 
 
 class TestChannel:
@@ -129,12 +129,10 @@ def get_device_capability(device=None): return "torch's own"
 _cached_device_count = 8
 """
 
-SNAPSHOT = {
-    "devices": [
-        {"name": "NVIDIA H200", "major": 9, "minor": 0, "multi_processor_count": 132},
-        {"name": "NVIDIA B200", "major": 10, "minor": 0, "multi_processor_count": 148},
-    ]
-}
+DEVICES = [
+    {"name": "NVIDIA H200", "major": 9, "minor": 0, "multi_processor_count": 132},
+    {"name": "NVIDIA B200", "major": 10, "minor": 0, "multi_processor_count": 148},
+]
 
 
 class Driver:
@@ -174,7 +172,7 @@ class TestGpuAnswers:
         return cuda
 
     def test_questions_are_answered_and_who_took_one_by_name_has_torchs_own_afterwards(self, cuda: Any) -> None:
-        with GpuAnswers(SNAPSHOT).given():
+        with gpu_answers.given(DEVICES):
             taken = [cuda.is_available, cuda.get_device_capability, cuda.get_device_properties, cuda.device_count]
             assert [cuda.is_available(), cuda.device_count(), cuda.current_device()] == [True, 2, 0]
             assert cuda.get_device_capability() == (9, 0)
@@ -190,26 +188,26 @@ class TestGpuAnswers:
         own = cuda.is_available
         cuda.get_device_name = print
         named = r"torch\.cuda\.get_device_name cannot be answered for"
-        with pytest.raises(NoAnswersError, match=named), GpuAnswers(SNAPSHOT).given():
+        with pytest.raises(NoAnswersError, match=named), gpu_answers.given(DEVICES):
             pass
         assert own() == "torch's own"
 
     def test_where_no_gpu_is_to_be_seen_nobody_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu_answers, "_driver", lambda: None)
-        assert GpuAnswers.asked() is None
+        assert gpu_answers.ask() is None
         monkeypatch.setattr(gpu_answers, "_driver", object)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        assert GpuAnswers.asked() is None
+        assert gpu_answers.ask() is None
 
     def test_a_driver_tells_what_torchs_properties_would(self) -> None:
-        answered = GpuAnswers(gpu_answers.snapshot(Driver()))
-        assert answered.num_devices == 2
-        found = answered.properties("cuda:1")
+        devices = gpu_answers.snapshot(Driver())
+        assert len(devices) == 2
+        found = SimpleNamespace(**devices[1])
         assert (found.name, found.total_memory, found.major, found.minor) == ("H200 1", 150 * 10**9, 75, 76)
         assert not hasattr(found, "pci_domain_id"), "this driver does not know it"
 
     def test_a_driver_without_a_device_tells_of_none(self) -> None:
-        assert GpuAnswers(gpu_answers.snapshot(SimpleNamespace(cuInit=lambda _: 100))).num_devices == 0
+        assert gpu_answers.snapshot(SimpleNamespace(cuInit=lambda _: 100)) == []
 
     def test_a_driver_that_breaks_off_is_an_error(self) -> None:
         with pytest.raises(OSError, match="cuDeviceGetCount: CUDA's error 999"):

@@ -1,7 +1,7 @@
 """Inspection: one more step, after all that are timed or traced, of which everything is looked at that shows learning.
 
-Nothing here exchanges anything with other ranks, so that what goes wrong on one leaves none waiting; and whatever goes
-wrong costs the launch no more than this: it says why it was not looked at.
+Nothing here exchanges anything with other ranks: what goes wrong on one leaves none waiting, and costs the launch no
+more than this, which says why it was not looked at.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -31,9 +32,6 @@ from pytest_llmperf.worker.recipes.huggingface.update_replay import (
     trained,
 )
 from pytest_llmperf.worker.settings.parallelism import is_sharded
-
-# The future: whether what a model says of a position depends on what comes after it.
-
 
 # A window of attention or a kernel's block is longer than half of it at times; more would only cost memory.
 _LENGTH = 128
@@ -73,9 +71,6 @@ def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
     return before / after if after > 0 else None
 
 
-# Which samples of a data set a batch on the device holds, by what they say.
-
-
 # A data set of more would take longer to read than all else; those of a step follow one another in it.
 _MOST_READ = 20_000
 
@@ -84,7 +79,7 @@ _OF_A_SAMPLE = ("input_ids", "labels", "attention_mask")
 
 
 def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
-    """Of each sequence of a batch: its tokens, labels and mask, each of shape (sequences, tokens)."""
+    """Of each sequence of a batch on the device: its tokens, labels and mask, each of shape (sequences, tokens)."""
     on_host = {name: inputs[name].cpu() for name in _OF_A_SAMPLE if name in inputs}
     return [_digest({name: each[row] for name, each in on_host.items()}) for row in range(len(on_host["input_ids"]))]
 
@@ -136,9 +131,28 @@ def _digest(sample: Mapping[str, torch.Tensor]) -> bytes:
 # transformers' word for a label that no loss counts.
 _LEFT_OUT = -100
 
+# Bytes of types whose last bit an update may be less than.
+_NARROW = 2
+
+# Squares of float32 below it are not told to seven digits.
+_FEWER_DIGITS = 1e-30
 
 #: Steps that it adds.
 STEPS = 1
+
+
+def _kept(look: Callable[..., None]) -> Callable[..., None]:
+    """``look``, unless an earlier one failed: whatever stands in the way, what was measured stands."""
+
+    @wraps(look)
+    def kept(self: Inspection, *given: Any) -> None:
+        if not self.none:
+            try:
+                look(self, *given)
+            except Exception as error:  # noqa: BLE001 - as above
+                self.none = said(error)
+
+    return kept
 
 
 class Inspection:
@@ -146,53 +160,73 @@ class Inspection:
 
     def __init__(self, spec: TrainSpec) -> None:
         self._spec = spec
-        self._none = ""
-        self._passes = 0
+        self.none = ""
+        """Why there is nothing to tell, if there is nothing."""
+        self._passes = self._stale = self._dropped = 0
         self._digests: list[bytes] = []
-        self._found: dict[str, Any] = {"labels": True, "dropped": 0}
+        self._has_own_labels = True
         self._is_begun = self._is_over = False
+        self._learning: RankLearning | None = None
 
     @property
     def is_running(self) -> bool:
         """Whether its step has begun and is not over."""
         return self._is_begun and not self._is_over
 
+    @_kept
     def before(self, model: torch.nn.Module) -> None:
         """The first step: nothing has moved yet."""
-        self._keep(lambda: {"first": bit_sums([each for _, each in trained(model)])})
+        self._first = bit_sums(trained(model).values())
 
     def begin(self) -> None:
         """With the next step."""
         self._is_begun = True
 
+    @_kept
     def begin_step(self, model: torch.nn.Module) -> None:
         """Before its first forward pass."""
-        self._keep(lambda: {"stale": sum(each > 0 for each in square_sums([p.grad for _, p in trained(model)]))})
+        self._stale = sum(each > 0 for each in square_sums(_gradients(model)))
 
+    @_kept
     def begin_pass(self, inputs: dict[str, Any]) -> None:
         """Of a micro-batch, as the model is given it."""
-        self._keep(lambda: self._batch(inputs))
+        self._digests += row_digests(inputs)
+        labels, tokens = inputs.get("labels"), inputs["input_ids"]
+        # Each label should be its own input, which the model's loss shifts, or left out of the loss.
+        has_own = labels is not None and bool(((labels == tokens) | (labels == _LEFT_OUT)).all())
+        self._has_own_labels = self._has_own_labels and has_own
 
+    @_kept
     def end_forward(self, model: torch.nn.Module) -> None:
-        """Of a micro-batch: gradients of those before it should be there, for its own to be added."""
-        if self._passes:
-            self._keep(lambda: {"dropped": max(self._found["dropped"], self._dropped(model))})
+        """Of a micro-batch: gradients should be what the pass before has left, for its own to be added."""
+        if not self._passes:
+            return
+        dropped = sum(one != other for one, other in zip(bit_sums(_gradients(model)), self._bits, strict=True))
+        if not any(self._bits):  # it has left none; FSDP keeps them elsewhere between its passes
+            dropped = 0 if is_sharded(model) else len(self._bits)
+        self._dropped = max(self._dropped, dropped)
 
+    @_kept
     def end_pass(self, model: torch.nn.Module) -> None:
         """With the last one of a step gradients are exchanged."""
+        gradients = _gradients(model)
+        self._bits = bit_sums(gradients)
         self._passes += 1
-        gradients = [parameter.grad for _, parameter in trained(model)]
-        self._keep(lambda: {"gradients": bit_sums(gradients)})
         if self._passes == self._spec.gradient_accumulation_steps:
-            self._keep(lambda: {"squares": square_sums(gradients)})
+            self._squares = square_sums(gradients)
 
+    @_kept
     def before_update(self, trainer: Trainer, model: torch.nn.Module) -> None:
-        """Gradients are clipped."""
-        parameters = [each for _, each in trained(model)]
-        self._keep(lambda: {"clipped": square_sums([each.grad for each in parameters]), "weights": sample(parameters)})
-        self._keep(lambda: self._rates(trainer))
-        optimizer = _optimizer(trainer)
-        self._keep(lambda: {"update": UpdateReplay(trainer, model, optimizer, self._found["scheduled"])})
+        """Gradients are clipped. The schedule's rate is what it makes of the arguments."""
+        self._clipped, self._weights = square_sums(_gradients(model)), sample(trained(model).values())
+        optimizer, schedule = _optimizer(trainer), _schedule(trainer)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self._rates = min(rates), max(rates)
+        if hasattr(schedule, "lr_lambdas"):
+            self._scheduled = float(trainer.args.learning_rate) * float(schedule.lr_lambdas[0](schedule.last_epoch))
+        else:
+            self._scheduled = float(schedule.get_last_lr()[0])
+        self._update = UpdateReplay(trainer, model, optimizer, self._scheduled)
 
     def end_step(self) -> bool:
         """Whether that was the last one, as it is."""
@@ -202,44 +236,16 @@ class Inspection:
     def learning(self, trainer: Trainer, model: PreTrainedModel, failed: BaseException | None) -> RankLearning:
         """What was seen, once all is over; ``failed`` is what has ended the step early."""
         if failed is not None or not self._is_over:
-            self._none = self._none or (said(failed) if failed else "it was not begun")
-        else:
-            self._keep(lambda: self._ended(trainer, model))
-        return self._found.get("learning") or uninspected(self._none)
+            self.none = self.none or (said(failed) if failed else "it was not begun")
+        self._end(trainer, model)
+        return self._learning or uninspected(self.none)
 
-    @staticmethod
-    def _rates(trainer: Trainer) -> dict[str, Any]:
-        """In this step the least and the most of all groups; and what the schedule makes of the arguments."""
-        rates = [float(group["lr"]) for group in _optimizer(trainer).param_groups]
-        schedule = _schedule(trainer)
-        if hasattr(schedule, "lr_lambdas"):
-            scheduled = float(trainer.args.learning_rate) * float(schedule.lr_lambdas[0](schedule.last_epoch))
-        else:
-            scheduled = float(schedule.get_last_lr()[0])
-        return {"rates": (min(rates), max(rates)), "scheduled": scheduled}
-
-    def _dropped(self, model: torch.nn.Module) -> int:
-        """Tensors whose gradients are not what the pass before has left; all, where it has left none of any.
-
-        Between its passes FSDP keeps gradients elsewhere.
-        """
-        now, then = bit_sums([parameter.grad for _, parameter in trained(model)]), self._found["gradients"]
-        if not any(then):
-            return 0 if is_sharded(model) else len(then)
-        return sum(one != other for one, other in zip(now, then, strict=True))
-
-    def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Each label should be its own input, which the model's loss shifts, or left out of the loss."""
-        self._digests += row_digests(inputs)
-        labels, tokens = inputs.get("labels"), inputs["input_ids"]
-        has_own = labels is not None and bool(((labels == tokens) | (labels == _LEFT_OUT)).all())
-        return {"labels": self._found["labels"] and has_own}
-
-    def _ended(self, trainer: Trainer, model: PreTrainedModel) -> dict[str, Any]:
-        found, named = self._found, trained(model)
-        parameters = [each for _, each in named]
+    @_kept
+    def _end(self, trainer: Trainer, model: PreTrainedModel) -> None:
+        named = trained(model)
+        parameters = [*named.values()]
         updated = {id(each) for group in _optimizer(trainer).param_groups for each in group["params"]}
-        now = bit_sums(parameters)
+        seen = zip(named.items(), self._first, bit_sums(parameters), self._bits, self._squares, strict=True)
         tensors = [
             TensorSeen(
                 name=name,
@@ -250,27 +256,26 @@ class Inspection:
                 weights=weights,
                 gradient=gradient,
             )
-            for (name, parameter), then, weights, gradient, squares in zip(
-                named, found["first"], now, found["gradients"], found["squares"], strict=True
-            )
+            for (name, parameter), then, weights, gradient, squares in seen
         ]
-        largest, bound = self._update(trainer, parameters)
-        steps = trainer.state.global_step
-        of_a_step = self._spec.sequences_per_step
+        largest, bound = self._largest_update(trainer, parameters)
+        steps, of_a_step = trainer.state.global_step, self._spec.sequences_per_step
         read = found_in(self._digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step)
         # accelerate steps a schedule that it wraps once for each rank.
         each = trainer.args.world_size if isinstance(trainer.lr_scheduler, AcceleratedScheduler) else 1
-        learning = RankLearning(
+        pairs = zip(self._squares, self._clipped, strict=True)
+        factors = [math.sqrt(now / then) for then, now in pairs if then > _FEWER_DIGITS]
+        self._learning = RankLearning(
             shard=_shard(parameters),
             tensors=tuple(tensors),
-            stale=found["stale"],
-            squares=sum(found["squares"]),
-            clipped_squares=sum(found["clipped"]),
+            stale=self._stale,
+            squares=sum(self._squares),
+            clipped_squares=sum(self._clipped),
             max_norm=float(trainer.args.max_grad_norm),
             largest_update=largest,
             update_bound=bound,
-            learning_rates=found["rates"],
-            scheduled_rate=found["scheduled"],
+            learning_rates=self._rates,
+            scheduled_rate=self._scheduled,
             steps=steps,
             schedule_steps=int(_schedule(trainer).last_epoch) // each,
             is_scaled=getattr(trainer.accelerator, "scaler", None) is not None,
@@ -278,19 +283,19 @@ class Inspection:
             expected_samples=read.expected,
             ambiguous=read.ambiguous,
             misorder=misorder(trainer),
-            labels=found["labels"],
+            labels=self._has_own_labels,
             future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,
-            replay=found["update"].replay(steps),
-            clip_factors=_factors(found["squares"], found["clipped"]),
-            dropped=found["dropped"] if any(found["squares"]) else 0,  # some optimizers keep no gradients
+            replay=self._update.replay(steps),
+            clip_factors=(min(factors), max(factors)) if factors else (),
+            dropped=self._dropped if any(self._squares) else 0,  # some optimizers keep no gradients
         )
-        return {"learning": learning}
 
-    def _update(self, trainer: Trainer, parameters: list[Any]) -> tuple[float, float]:
+    def _largest_update(self, trainer: Trainer, parameters: list[Any]) -> tuple[float, float]:
         """The largest update of the sample, in learning rates, and what this optimizer's are never larger than."""
-        groups = {id(each): group for group in _optimizer(trainer).param_groups for each in group["params"]}
-        moved = (sample(parameters) - self._found["weights"]).abs().cpu().split([sampled(each) for each in parameters])
-        weights = self._found["weights"].abs().cpu().split([sampled(each) for each in parameters])
+        optimizer, sizes = _optimizer(trainer), [sampled(each) for each in parameters]
+        groups = {id(each): group for group in optimizer.param_groups for each in group["params"]}
+        moved = (sample(parameters) - self._weights).abs().cpu().split(sizes)
+        weights = self._weights.abs().cpu().split(sizes)
         largest, bound = 0.0, 0.0
         for parameter, far, weight in zip(parameters, moved, weights, strict=True):
             group = groups.get(id(parameter))
@@ -299,34 +304,16 @@ class Inspection:
             rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
             explained = (rate * decay + torch.finfo(parameter.dtype).eps) * weight
             largest = max(largest, float((far - explained).max()) / rate)
-            if type(_optimizer(trainer)) in (torch.optim.Adam, torch.optim.AdamW):
+            if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
                 mean, square = group["betas"]
                 bound = max(bound, adam_bound(mean, square, trainer.state.global_step))
             else:
                 bound = math.inf
         return largest, bound or math.inf
 
-    def _keep(self, ask: Callable[[], dict[str, Any]]) -> None:
-        if self._none:
-            return
-        try:
-            self._found |= ask()
-        except Exception as error:  # noqa: BLE001 - whatever stands in the way, what was measured stands
-            self._none = said(error)
 
-
-# Bytes of types whose last bit an update may be less than.
-_NARROW = 2
-
-
-def _factors(before: list[float], after: list[float]) -> tuple[float, ...]:
-    """The least and the most, if any, by which a tensor's gradient was multiplied, by sums of squares."""
-    factors = [math.sqrt(now / then) for then, now in zip(before, after, strict=True) if then > _FEWER_DIGITS]
-    return (min(factors), max(factors)) if factors else ()
-
-
-# Squares of float32 below it are not told to seven digits.
-_FEWER_DIGITS = 1e-30
+def _gradients(model: torch.nn.Module) -> list[torch.Tensor | None]:
+    return [parameter.grad for parameter in trained(model).values()]
 
 
 def _optimizer(trainer: Trainer) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers.optimization import Adafactor
 
 from pytest_llmperf.observe.heartbeat import Heartbeat
@@ -34,6 +33,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.folder import Request, write_json
+from pytest_llmperf.worker.launch_record import from_ranks
 from pytest_llmperf.worker.recipes.huggingface.small_trainer import (
     LEARNING_RATE,
     LONGEST_GRADIENT,
@@ -250,11 +250,6 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
             of_seed = replace(one, seed=seed)
             seen = train(of_seed)
             truth = truth or Truth.load(_truth_file(folder, seed), seen.device)
-            own = errors_of(form, of_seed, seen, truth)
-            if not dist.is_initialized():
-                yield own
-                continue
-            found: list[Any] = [None] * dist.get_world_size()
-            dist.gather_object(own, found if dist.get_rank() == 0 else None)
-            if dist.get_rank() == 0:
+            found = from_ranks(errors_of(form, of_seed, seen, truth))
+            if found:
                 yield merged(found)

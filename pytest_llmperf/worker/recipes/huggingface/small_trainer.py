@@ -23,7 +23,6 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.units import GIB
 from pytest_llmperf.worker.build import build_model, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
-from pytest_llmperf.worker.settings.attention import choose_sdpa
 from pytest_llmperf.worker.settings.compilation import compile_layers
 from pytest_llmperf.worker.settings.precision import DTYPES, force_tf32
 
@@ -255,7 +254,6 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     arguments = training_arguments(spec, folder, device, spec.steps)
     arguments.learning_rate, arguments.weight_decay = LEARNING_RATE, WEIGHT_DECAY
     arguments.max_grad_norm = LONGEST_GRADIENT
-    choose_sdpa(spec)
     with DoublePrecision() if double else nullcontext():
         model = build_model(spec, config, device)
         if is_plain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,17 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.training import ObservedTraining
 from pytest_llmperf.support.formats import memory
-from pytest_llmperf.worker import data_workers
+from pytest_llmperf.worker import data_workers, refusal
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection
-from pytest_llmperf.worker.refusal import RefusedError
+
+# How DistributedDataParallel says that weights had no part in the loss; it numbers those that it reduces.
+_UNREDUCED = re.compile(
+    r"Expected to have finished reduction.*did not receive grad for rank \d+:((?: \d+)+)", re.DOTALL
+)
+
+# How operators say that what they are given has several types.
+_SEVERAL_TYPES = re.compile(r"same dtype|expected scalar type")
 
 
 class WatchedTrainer(Trainer):
@@ -28,6 +36,31 @@ class WatchedTrainer(Trainer):
     def __init__(self, *args: Any, observed: ObservedTraining, inspection: Inspection | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._observed, self._inspection = observed, inspection
+
+    def train_watched(self, *, alone: bool) -> Exception | None:
+        """Train, and return what has ended a step that is not timed: that takes nothing from what was measured before.
+
+        ``alone``: no other rank waits for this one.
+        """
+        try:
+            with data_workers.explained():
+                self.train()
+        except Exception as error:
+            if not (alone and self._observed.measurement.is_over):
+                raise self._explained(error) from error
+            return error
+        return None
+
+    def _explained(self, error: Exception) -> Exception:
+        """``error``, or what it means where it comes of weights that no step reaches, or of types that do not mix."""
+        model_type = self.model.config.model_type
+        types = sorted({str(parameter.dtype) for parameter in self.model.parameters()})
+        if _SEVERAL_TYPES.search(str(error)) and len(types) > 1 and not (self.args.bf16 or self.args.fp16):
+            return refusal.unmixed(model_type, types)
+        found = _UNREDUCED.search(str(error))
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        missing = [names[int(number)] for number in found[1].split() if int(number) < len(names)] if found else []
+        return refusal.unused(model_type, missing, len(names)) if missing else error
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
@@ -141,7 +174,7 @@ class Checkpoint:
         """Whether there is room for what is known of it: before the first step its weights alone.
 
         Raises:
-            RefusedError: there is not.
+            refusal.RefusedError: there is not.
         """
         tensors = list[torch.Tensor](model.parameters())
         for state in optimizer.state.values() if optimizer is not None else ():
@@ -149,7 +182,7 @@ class Checkpoint:
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # of one that is sharded the whole
         free = free_bytes(self._folder.parent)
         if needed > free:
-            raise RefusedError(
+            raise refusal.RefusedError(
                 f"{self._spec_id}: save_checkpoint writes at least {memory(needed)}, and {self._folder.parent} has "
                 f"{memory(free)} left; make room there, or leave it out"
             )

@@ -18,9 +18,6 @@ from transformers import Trainer
 
 from pytest_llmperf.records.learning import ReplayedUpdate
 
-# Sampling: the order in which the Trainer by itself takes samples, held against the one that its arguments ask for.
-
-
 # An order that two epochs share is told by the second.
 _EPOCHS = 2
 
@@ -41,7 +38,10 @@ def misorder(trainer: Trainer) -> str:
         taken = list(_epochs(trainer))
     number, ranks, batch = len(trainer.train_dataset), args.world_size, args.train_batch_size
     for epoch, own in enumerate(taken):
-        order = _shuffled(number, seed + epoch) if asked == "random" else list(range(number))
+        order = list(range(number))
+        if asked == "random":  # the operator and not the function: what has replaced that is what this looks for
+            generator = torch.Generator().manual_seed(seed + epoch)
+            order = torch.ops.aten.randperm.generator(number, generator=generator).tolist()
         shares = [_share(order, rank, ranks, batch) for rank in range(ranks)]
         if own != shares[args.process_index]:
             what = _named(own, shares, args.process_index, taken[0] if epoch else None)
@@ -65,13 +65,6 @@ def _epochs(trainer: Trainer) -> Iterator[list[int]]:
         yield [int(index) for batch in loader.batch_sampler for index in batch]
 
 
-def _shuffled(number: int, seed: int) -> list[int]:
-    # The operator and not the function: what has replaced that is what this looks for.
-    generator = torch.Generator().manual_seed(seed)
-    order: list[int] = torch.ops.aten.randperm.generator(number, generator=generator).tolist()
-    return order
-
-
 def _share(order: list[int], rank: int, ranks: int, batch: int) -> list[int]:
     """Every so many batches of it; the data set has as many for each rank."""
     return [index for start in range(rank * batch, len(order), ranks * batch) for index in order[start : start + batch]]
@@ -88,23 +81,19 @@ def _named(own: list[int], shares: list[list[int]], rank: int, before: list[int]
         return f"samples are not shuffled: {len(own)} of {len(due)} come in the order of the data set"
     if len(set(own)) < len(set(due)):
         return f"{len(set(own))} different samples are taken, expected {len(set(due))}"
-    return f"samples come in another order ({_first(own)}), expected {_first(due)}"
-
-
-def _first(order: list[int]) -> str:
-    return ", ".join(map(str, order[:4])) + ", ..."
+    first, wanted = (", ".join(map(str, order[:4])) for order in (own, due))
+    return f"samples come in another order ({first}, ...), expected {wanted}, ..."
 
 
 # Sums over tensors that a rank holds, of their bits or their squares: each is read once, and nothing is copied.
-
 
 # Whole numbers of as many bytes.
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are to be trained, each once, with its name in the model."""
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are to be trained, each once, by its name in the model."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,7 +102,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def bit_sums(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+def bit_sums(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     """Of each, its elements' bits as whole numbers of their width, modulo 2**64; 0 of what is not there.
 
     Where one element alone is another, so is the sum.
@@ -125,7 +114,7 @@ def bit_sums(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return list(map(int, _fetched([None if each is None else bits(local(each)) for each in tensors])))
 
 
-def square_sums(tensors: Sequence[torch.Tensor | None]) -> list[float]:
+def square_sums(tensors: Iterable[torch.Tensor | None]) -> list[float]:
     """Of each, the sum of squares, to seven digits; 0 of what is not there."""
     norms = [
         None if each is None else torch.linalg.vector_norm(local(each), dtype=torch.float32).double()
@@ -281,7 +270,9 @@ class UpdateReplay:
         self._decaying = frozenset(trainer.get_decay_parameter_names(model)) if asked.weight_decay else frozenset()
         self._state = optimizer.state
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        self._named = [(name, p) for name, p in trained(model) if p.grad is not None and id(p) in held and sampled(p)]
+        self._named = [
+            (name, p) for name, p in trained(model).items() if p.grad is not None and id(p) in held and sampled(p)
+        ]
         self._gradients = self._split([parameter.grad for _, parameter in self._named])
         self._before = self._elements()
 
@@ -289,10 +280,14 @@ class UpdateReplay:
         """After the update, which is the Trainer's number ``steps``."""
         if self._none:
             return ReplayedUpdate(none=self._none)
-        names = [name for name, _ in self._named]
         counts = [int(self._state.get(parameter, {}).get("step", 0)) for _, parameter in self._named]
-        expected = [_expected(name, count, steps) for name, count in zip(names, counts, strict=True)]
-        miscounted = [name for name, one, other in zip(names, counts, expected, strict=True) if one != other]
+        # How many steps the optimizer should have made of each.
+        expected = [
+            count if _MAY_WAIT in name and 0 < count < steps else steps
+            for (name, _), count in zip(self._named, counts, strict=True)
+        ]
+        both = zip(self._named, counts, expected, strict=True)
+        miscounted = [name for (name, _), one, other in both if one != other]
         largest = max(self._differences(expected), default=Difference(0.0, "", "", 0.0, 0.0))
         return ReplayedUpdate(
             tensors=len(self._named),
@@ -336,11 +331,6 @@ class UpdateReplay:
 
 
 _FIGURES = {"weight": "weight", "mean": "average gradient", "square": "average square"}
-
-
-def _expected(name: str, count: int, steps: int) -> int:
-    """How many steps the optimizer should have made of a tensor."""
-    return count if _MAY_WAIT in name and 0 < count < steps else steps
 
 
 def _name(trainer: Trainer) -> str:
