@@ -43,7 +43,7 @@ _BATCHES, _WARM_BATCHES = 3, 1
 
 
 def hardware_rates(device: torch.device, calibrations: str, run: Path, beat: Heartbeat) -> dict[str, Any]:
-    """``Trained``'s ``canary``, and its ``calibration`` where a folder of these is named; ``run``: the run's own."""
+    """A rank's ``canary``, and its ``calibration`` where a folder of these is named; ``run``: the run's own."""
     canary = run_canary(device)
     if not calibrations:
         return {"canary": canary}

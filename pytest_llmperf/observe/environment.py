@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote
@@ -80,10 +81,8 @@ def device_name(device: torch.device) -> str:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = _version(metadata.distribution(package))
-        except metadata.PackageNotFoundError:
-            continue
     # With its build, e.g. 2.11.0+cu130, which the distribution may not say.
     versions["torch"] = " ".join([torch.__version__, *versions.get("torch", "").split()[1:]])
     return versions | gpu.versions()
@@ -97,34 +96,25 @@ def _version(distribution: metadata.Distribution) -> str:
     about = json.loads(distribution.read_text("direct_url.json") or "{}")
     commit = about.get("vcs_info", {}).get("commit_id", "")
     if about.get("dir_info", {}).get("editable"):
-        commit = _commit_of(unquote(about["url"].removeprefix("file://")))
+        # The one that is checked out, marked where files differ from it; empty: nobody knows.
+        folder = unquote(about["url"].removeprefix("file://"))
+        command = ["git", "-C", folder, "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+            commit = done.stdout.strip()
     return f"{distribution.version} @{commit[:12]}" if commit else distribution.version
-
-
-def _commit_of(folder: str) -> str:
-    """The commit that is checked out in ``folder``, marked where files differ from it; empty: nobody knows."""
-    command = ["git", "-C", folder, "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def _is_own(path: str) -> bool:
-    """Whether the launcher put it there, so that any interpreter finds this package: none of the user's."""
-    return (Path(path) / _PACKAGE.name).resolve() == _PACKAGE
-
-
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in sorted(environment.items()) if _is_cause(name)}
     if "PYTHONPATH" in found:
-        found["PYTHONPATH"] = os.pathsep.join(
-            path for path in found["PYTHONPATH"].split(os.pathsep) if not _is_own(path)
-        )
+        # The launcher puts this package's own there, so that any interpreter finds it: none of the user's.
+        paths = found["PYTHONPATH"].split(os.pathsep)
+        users = [path for path in paths if (Path(path) / _PACKAGE.name).resolve() != _PACKAGE]
+        found["PYTHONPATH"] = os.pathsep.join(users)
     return {name: value for name, value in found.items() if value}
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ class Heartbeat:
         self.reserved_bytes: Callable[[], int] = lambda: 0
         self._path = folder / "progress.json" if rank == 0 else None
         self._words = words
-        self._parent = _parent()
+        # torchrun, or nobody where it has gone already and this process belongs to the system's first one.
+        pid = os.getppid()
+        self._parent = psutil.Process(pid) if pid > 1 and psutil.pid_exists(pid) else None
         self._launcher_lock = _launcher_lock(folder)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="llmperf-heartbeat", daemon=True)
@@ -69,16 +72,8 @@ class Heartbeat:
         beat: dict[str, Any] = {"phase": self._phase, "step": self.step, "steps": self.steps, "time": time.time()}
         beat |= {"reserved_bytes": self.reserved_bytes(), "tokens_per_step": self.tokens_per_step}
         beat |= {"reached": dict(self._reached), "compiles": self.compiles}
-        try:
+        with suppress(OSError):  # a full disk ends the run where its results are written, not here
             write_text(self._path, json.dumps(beat), lasts=False)
-        except OSError:
-            return  # a full disk ends the run where its results are written, not here
-
-
-def _parent() -> psutil.Process | None:
-    """torchrun, or nobody where it has gone already and this process belongs to the system's first one."""
-    pid = os.getppid()
-    return psutil.Process(pid) if pid > 1 and psutil.pid_exists(pid) else None
 
 
 def _is_gone(process: psutil.Process | None) -> bool:
@@ -115,13 +110,12 @@ def _is_free(lock: int | None) -> bool:
     return True
 
 
-# What a rank is doing, told when it is asked by SIGUSR1: at the time limit, before it is reaped. The stacks are written
-# by the signal's handler, in C: a rank that waits inside a collective still answers, and no package is needed. The
-# collectives (torch's flight recorder, of gloo too) follow from the heartbeat's thread.
-
-
 class LastWords:
-    """One rank's files: ``stacks-rank-N.txt``, and ``trace-rank-N``, a pickle by the name that torchfrtrace takes."""
+    """What a rank is doing, told when it is asked by SIGUSR1: at the time limit, before it is reaped.
+
+    ``stacks-rank-N.txt`` is written by the signal's handler, in C: a rank that waits inside a collective still answers.
+    ``trace-rank-N``, collectives by the name that torchfrtrace takes, follows from the heartbeat's thread.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._stacks, self._trace = folder / f"stacks-rank-{rank}.txt", folder / f"trace-rank-{rank}"

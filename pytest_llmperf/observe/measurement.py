@@ -12,7 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from pytest_llmperf.observe.instruments import Clock, Instant, Memory
-from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.launch import Place, RankRecord
 from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
 from pytest_llmperf.records.learning import RankLearning, uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
@@ -30,25 +30,15 @@ class Later:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What one rank saw of a finished run; the record is made of it, whatever has trained."""
+    """What one rank saw of a finished run; the launch's record is made of it, whatever has trained."""
 
-    step_seconds: tuple[float, ...]
-    waiting_seconds: tuple[float, ...]
+    record: RankRecord
     losses: tuple[float, ...]
     gradient_norms: tuple[float, ...] = ()
     """Of the first steps, before clipping."""
-    tokens_per_step: int
-    allocated_bytes: tuple[int, ...] = ()
-    """As each step ended."""
-    peak_reserved_bytes: int
-    peak_allocated_bytes: int
     train_seconds: float
     """From the first step's begin to the end of the last one's work, as the host saw it."""
     parameters: int
-    canary: Mapping[str, float]
-    calibration: Calibration | None = None
-    real_tokens: tuple[int, ...] = ()
-    """Of every step, those that were no padding; empty where there is none."""
     evidence: Mapping[str, Any]
     """But for what is seen ``later``."""
     later: Later = field(default_factory=Later)
@@ -164,8 +154,8 @@ class Measurement:
         self._peaks = self._memory.peaks()
         self.is_over = True
 
-    def trained(self, passes_per_step: int, **facts: Any) -> Trained:
-        """What was seen, beside the ``facts`` that a measurement does not know: ``Trained``'s other fields.
+    def trained(self, passes_per_step: int, place: Place, rank: int, rates: Mapping[str, Any], **facts: Any) -> Trained:
+        """What was seen, beside what a measurement does not know: ``rates`` of its device, and ``Trained``'s others.
 
         Raises:
             RuntimeError: steps had different numbers of tokens.
@@ -178,22 +168,25 @@ class Measurement:
         # Losses of micro-batches are scaled so that they add up to their step's.
         losses = torch.stack(self._losses).float().cpu().view(-1, passes_per_step).sum(dim=1)
         real = self._real_tokens
-        return Trained(
+        # Ranks of sharded weights add theirs up here. None where the loss's scale made one infinite.
+        whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in self._norms]
+        norms = tuple(torch.stack(whole).float().tolist()) if whole else ()
+        record = RankRecord(
+            rank=rank,
+            **vars(place),
+            tokens_per_step=self._num_tokens // steps,
+            real_tokens=tuple(sum(real[at : at + passes_per_step]) for at in range(0, len(real), passes_per_step)),
             step_seconds=self.step_seconds,
             waiting_seconds=self._waiting,
-            losses=tuple(losses.tolist()),
-            gradient_norms=self._gradient_norms(),
-            real_tokens=tuple(sum(real[at : at + passes_per_step]) for at in range(0, len(real), passes_per_step)),
-            tokens_per_step=self._num_tokens // steps,
             allocated_bytes=tuple(each - own * step for step, each in enumerate(self._held) if each is not None),
             peak_reserved_bytes=self._peaks[0],
             peak_allocated_bytes=self._peaks[1],
+            **rates,
+        )
+        return Trained(
+            record=record,
+            losses=tuple(losses.tolist()),
+            gradient_norms=norms if all(map(math.isfinite, norms)) else (),
             train_seconds=self._seconds,
             **facts,
         )
-
-    def _gradient_norms(self) -> tuple[float, ...]:
-        """Ranks of sharded weights add theirs up here. None where the loss's scale made one infinite."""
-        whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in self._norms]
-        found = tuple(torch.stack(whole).float().tolist()) if whole else ()
-        return found if all(map(math.isfinite, found)) else ()

@@ -51,15 +51,13 @@ class Headroom:
         Raises:
             ValueError: the card has less, or the limit is below what is held already.
         """
-        if device.type != "cpu":
-            # Imported here: whoever has a device has imported torch; a rank without it asks what failed.
-            from pytest_llmperf.observe.device import allow_share, free_and_total  # noqa: PLC0415
-
-            free, total = free_and_total(device)
+        gpu = _gpu() if device.type != "cpu" else None
+        if gpu is not None:
+            free, total = gpu.free_and_total(device)
             left = limit_bytes - (total - free)
             if limit_bytes > total or left <= 0:
                 raise ValueError(f"a limit of {limit_bytes} bytes: {total} there are, {total - free} are held already")
-            allow_share(device, left / total)
+            gpu.allow_share(device, left / total)
             return
         import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
 
@@ -88,7 +86,7 @@ class Headroom:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def forget(self) -> None:
-        """What was left until now says nothing of what comes."""
+        """What was left until now: it says nothing of what comes."""
         self.least = None
         gpu = _gpu()
         if gpu is not None:
@@ -173,15 +171,14 @@ def _gpu() -> ModuleType | None:
 
 def _of_the_process() -> Iterator[Room]:
     """What somebody else has limited: a shell's ``ulimit``, a scheduler."""
-    try:
+    with suppress(ImportError):
         import resource  # noqa: PLC0415 - as above
-    except ImportError:
-        return
-    held = _held_bytes()
-    for limited, which in ((resource.RLIMIT_AS, _ALL), (resource.RLIMIT_DATA, _DATA)):
-        limit = resource.getrlimit(limited)[0]
-        if limit != resource.RLIM_INFINITY:
-            yield Room("its limit", limit, max(0, limit - held[which]))
+
+        held = _held_bytes()
+        for limited, which in ((resource.RLIMIT_AS, _ALL), (resource.RLIMIT_DATA, _DATA)):
+            limit = resource.getrlimit(limited)[0]
+            if limit != resource.RLIM_INFINITY:
+                yield Room("its limit", limit, max(0, limit - held[which]))
 
 
 # Of what Linux tells of a process's memory: all addresses, and what it may write to and shares with nobody.
@@ -199,11 +196,8 @@ def _held_bytes() -> tuple[int, ...]:
     return (0,) * 7
 
 
-_INTERVAL_SECONDS = 0.5
-
 # A limit is come to within a step; a look takes some 20 us.
-_CAPPED_SECONDS = 0.02
-
+_INTERVAL_SECONDS, _CAPPED_SECONDS = 0.5, 0.02
 
 # The file is written over, so its words are padded to the same length.
 _WIDTH = 256

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal, Protocol
@@ -21,7 +21,7 @@ from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.instruments import Clock
-from pytest_llmperf.observe.measurement import Exchange, Measurement
+from pytest_llmperf.observe.measurement import Exchange, Measurement, Trained
 from pytest_llmperf.observe.tracer import Fetches, Tracer, with_timed_waits
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
@@ -68,7 +68,8 @@ class ObservedTraining:
         self._plan, self._heartbeat = plan, heartbeat
         self._exchange = Exchange(self.clock) if plan.exchanges else None
         self.measurement = Measurement(self.clock, self.memory, self._exchange)
-        self.ending = Ending(plan, self.clock, place_of(device))
+        self._place = place_of(device)
+        self.ending = Ending(plan, self.clock, self._place)
         self._tracer = Tracer(device) if plan.is_traced else None
         self._fetches = Fetches(self._tracer, ahead=plan.fetches_ahead)
         self.burner: Burner | None = None
@@ -141,6 +142,10 @@ class ObservedTraining:
         if self._running:
             self._running.begin()
         return self._running is not None
+
+    def trained(self, passes_per_step: int, rates: Mapping[str, Any], **facts: Any) -> Trained:
+        """What was seen of the timed steps; see ``Measurement.trained``."""
+        return self.measurement.trained(passes_per_step, self._place, self._plan.rank, rates, **facts)
 
     def trace(self, failed: BaseException | None = None) -> Trace:
         """Of the traced steps, once all is over; ``failed`` is what has ended them early."""

@@ -28,6 +28,7 @@ from transformers import (
 from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
+from pytest_llmperf.worker.refusal import RefusedError, transformers_version
 from pytest_llmperf.worker.settings import compilation, data, liger, parallelism, precision, recomputation
 from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings
 from pytest_llmperf.worker.settings.weights import model_with_weights
@@ -43,13 +44,19 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
         RefusedError: transformers has no such model, or does not take this configuration.
     """
     if config["model_type"] not in CONFIG_MAPPING:
-        raise refusal.unknown_type(config["model_type"])
+        raise RefusedError(
+            f"{transformers_version()} has no model type {config['model_type']!r}, and code that comes with a model is "
+            "never run; expected a type that it has"
+        )
     # A fresh configuration each time: a failed attention name stays on the object it was tried on.
     # And a copy: transformers writes into the parts of what it is given.
     with refusal.of_what_cannot_be_built(config["model_type"]):
         hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
     if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise refusal.no_language_model(config["model_type"])
+        raise RefusedError(
+            f"{transformers_version()} has no causal language model of type {config['model_type']!r}; expected one, "
+            "e.g. a llama"
+        )
     with refusal.of_what_cannot_be_built(config["model_type"]):  # some have two, and cannot say which
         text = hf_config.get_text_config()
     if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and text.model_type != hf_config.model_type:

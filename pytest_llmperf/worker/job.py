@@ -105,7 +105,7 @@ def _try_sizes(
 def _peak_of(spec: TrainSpec, train: Callable[[TrainSpec], Trained], headroom: Headroom) -> int | None:
     headroom.forget()
     try:
-        return train(spec).peak_allocated_bytes
+        return train(spec).record.peak_allocated_bytes
     except Exception as error:
         with headroom.lifted():
             lack = lack_of_memory(error, headroom)

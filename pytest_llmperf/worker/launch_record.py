@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from pytest_llmperf.observe.calibration import slowest
-from pytest_llmperf.observe.environment import environment, place_of
+from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.measurement import Later, Trained
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.records import learning
-from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch, RankRecord
+from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -46,7 +46,7 @@ class Recorder:
 
     def __init__(self, folder: Path, rank: int, spec: TrainSpec, started_at: str, device: torch.device) -> None:
         self._folder, self._rank, self._spec = folder, rank, spec
-        self._started_at, self._device = started_at, device
+        self._started_at = started_at
         self._limit: threading.Timer | None = None
         self._evidence: list[Any] = []
         self._launch: Launch | None = None
@@ -62,7 +62,7 @@ class Recorder:
         """
         self._gather(trained)
         self._leave([Later()] * len(self._evidence), MEASURED_FILE)
-        seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.step_seconds)
+        seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.record.step_seconds)
         self._limit = threading.Timer(seconds, self._end, [seconds])
         self._limit.daemon = True
         self._limit.start()
@@ -79,23 +79,7 @@ class Recorder:
 
     def _gather(self, trained: Trained) -> None:
         """All but what ranks see later; the launcher adds its wall time and health."""
-        place = place_of(self._device)
-        record = RankRecord(
-            rank=self._rank,
-            host=place.host,
-            device=place.device,
-            tokens_per_step=trained.tokens_per_step,
-            real_tokens=trained.real_tokens,
-            step_seconds=trained.step_seconds,
-            waiting_seconds=trained.waiting_seconds,
-            allocated_bytes=trained.allocated_bytes,
-            peak_reserved_bytes=trained.peak_reserved_bytes,
-            peak_allocated_bytes=trained.peak_allocated_bytes,
-            boot=place.boot,
-            calibration=trained.calibration,
-            canary=trained.canary,
-        )
-        shares = from_ranks((record, trained.evidence))
+        shares = from_ranks((trained.record, trained.evidence))
         self._evidence = [own for _, own in shares]
         if self._environment is None:
             return
@@ -115,7 +99,7 @@ class Recorder:
             evidence={},
             environment=replace(self._environment, loaded=loaded()),
             canary=slowest([record.canary for record in records]),
-            planned_steps=self._spec.steps if len(trained.step_seconds) < self._spec.steps else 0,
+            planned_steps=self._spec.steps if len(trained.record.step_seconds) < self._spec.steps else 0,
         )
 
     def _leave(self, later: Sequence[Later], name: str) -> None:

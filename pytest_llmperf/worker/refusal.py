@@ -5,7 +5,7 @@ By what the model's class and configuration say of themselves; nothing here need
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -22,27 +22,11 @@ _CAUSAL_ANYWAY = frozenset({"gpt_neox", "gpt_neox_japanese"})
 # A prefix that is seen by all: no setting makes it a plain causal model.
 _NEVER_CAUSAL = frozenset({"cpmant"})
 
-
 _LONGEST_REASON = 300
 
 
 class RefusedError(ValueError):
     """A model that cannot be trained as it was asked for: one line with what to write instead."""
-
-
-def unknown_type(model_type: str) -> RefusedError:
-    """For a model type that the installed transformers does not have."""
-    return RefusedError(
-        f"{transformers_version()} has no model type {model_type!r}, and code that comes with a model is never run; "
-        "expected a type that it has"
-    )
-
-
-def no_language_model(model_type: str) -> RefusedError:
-    """For a model type that is no causal language model."""
-    return RefusedError(
-        f"{transformers_version()} has no causal language model of type {model_type!r}; expected one, e.g. a llama"
-    )
 
 
 @contextmanager
@@ -61,22 +45,6 @@ def of_what_cannot_be_built(model_type: str) -> Iterator[None]:
         raise RefusedError(
             f"{transformers_version()} cannot build {model_type} from this configuration: {why[:_LONGEST_REASON]}"
         ) from error
-
-
-def unused(model_type: str, without_gradient: Sequence[str], parameters: int) -> RefusedError:
-    """For a model of which rows of tokens train only a part; ``without_gradient``: the names of the rest."""
-    return RefusedError(
-        f"{model_type}: {len(without_gradient)} of {parameters} weights get no gradient from text (first: "
-        f"{without_gradient[0]}); expected a causal language model that uses all of them, without parts for other input"
-    )
-
-
-def unmixed(model_type: str, types: Sequence[str]) -> RefusedError:
-    """For a model that keeps weights of several ``types`` and has no code that converts between them."""
-    return RefusedError(
-        f"{model_type} keeps weights in {' and '.join(types)}, and its code does not convert between them; "
-        "use mixed_precision='bf16'"
-    )
 
 
 def check_direction(hf_config: Any) -> None:

@@ -39,7 +39,7 @@ class Loop:
         self.num_steps, self.is_over = 0, False
 
     def trained(self) -> Trained:
-        return self.observed.measurement.trained(_PASSES, parameters=32, canary={}, evidence={})
+        return self.observed.trained(_PASSES, {}, parameters=32, evidence={})
 
     def run(self) -> None:
         model = torch.nn.Linear(8, 4, bias=False)
@@ -74,9 +74,9 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
 class TestObservedByHooks:
     def test_each_timed_step_has_its_time_loss_and_tokens(self, loop: Loop) -> None:
         (trained,) = loop.kept
-        assert len(trained.step_seconds) == PLAN.steps
-        assert all(seconds > 0 for seconds in trained.step_seconds)
-        assert trained.tokens_per_step == _TOKENS * _PASSES
+        assert len(trained.record.step_seconds) == PLAN.steps
+        assert all(seconds > 0 for seconds in trained.record.step_seconds)
+        assert trained.record.tokens_per_step == _TOKENS * _PASSES
         by_step = [sum(loop.losses[at : at + _PASSES]) for at in range(0, PLAN.steps * _PASSES, _PASSES)]
         assert trained.losses == pytest.approx(by_step)
 

@@ -85,8 +85,8 @@ def test_what_stays_the_same_is_gathered_once(trace: bool, tmp_path: Path) -> No
     once = (
         "seen, own = [], module.environment; "
         "module.environment = lambda device: seen.append(device) or (own(device) if len(seen) == 1 else 1 / 0); "
-        "told, real = [], module.RankRecord; "
-        "module.RankRecord = lambda **of: told.append(of) or (real(**of) if len(told) == 1 else 1 / 0)"
+        "told, real = [], module.Launch; "
+        "module.Launch = lambda **of: told.append(of) or (real(**of) if len(told) == 1 else 1 / 0)"
     )
     patched = in_the_rank(tmp_path, "pytest_llmperf.worker.launch_record", once)
     launch = launched(SPEC, tmp_path / "run", variables=patched, trace=trace)

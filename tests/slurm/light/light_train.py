@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.instruments import HostClock
 from pytest_llmperf.observe.measurement import Trained
 from pytest_llmperf.observe.training import Burner
+from pytest_llmperf.records.launch import RankRecord
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import Request
@@ -70,15 +72,19 @@ def train(
         clock.mark()
         beat.step = step
     beat.enter("finishing")
-    return Trained(
+    record = RankRecord(
+        rank=rank,
+        **vars(place_of(device)),
         step_seconds=clock.seconds(),
-        waiting_seconds=(),
-        losses=tuple(losses),
         tokens_per_step=tokens_per_step,
         peak_reserved_bytes=2**24 + (injection.hold if burner is not None else 0),
         peak_allocated_bytes=2**23,
+        canary={"matmul_flops": 1e9, "copy_bytes_per_second": 1e9},
+    )
+    return Trained(
+        record=record,
+        losses=tuple(losses),
         train_seconds=sum(clock.seconds()),
         parameters=sum(parameter.numel() for parameter in parameters),
-        canary={"matmul_flops": 1e9, "copy_bytes_per_second": 1e9},
         evidence={**evidence_of(spec), "setup": {"sources": _sources()}},
     )

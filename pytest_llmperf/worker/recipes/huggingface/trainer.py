@@ -17,9 +17,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.training import ObservedTraining
 from pytest_llmperf.support.formats import memory
-from pytest_llmperf.worker import data_workers, refusal
+from pytest_llmperf.worker import data_workers
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection
+from pytest_llmperf.worker.refusal import RefusedError
 
 # How DistributedDataParallel says that weights had no part in the loss; it numbers those that it reduces.
 _UNREDUCED = re.compile(
@@ -56,11 +57,19 @@ class WatchedTrainer(Trainer):
         model_type = self.model.config.model_type
         types = sorted({str(parameter.dtype) for parameter in self.model.parameters()})
         if _SEVERAL_TYPES.search(str(error)) and len(types) > 1 and not (self.args.bf16 or self.args.fp16):
-            return refusal.unmixed(model_type, types)
+            return RefusedError(
+                f"{model_type} keeps weights in {' and '.join(types)}, and its code does not convert between them; "
+                "use mixed_precision='bf16'"
+            )
         found = _UNREDUCED.search(str(error))
         names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         missing = [names[int(number)] for number in found[1].split() if int(number) < len(names)] if found else []
-        return refusal.unused(model_type, missing, len(names)) if missing else error
+        if not missing:
+            return error
+        return RefusedError(
+            f"{model_type}: {len(missing)} of {len(names)} weights get no gradient from text (first: {missing[0]}); "
+            "expected a causal language model that uses all of them, without parts for other input"
+        )
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
@@ -174,7 +183,7 @@ class Checkpoint:
         """Whether there is room for what is known of it: before the first step its weights alone.
 
         Raises:
-            refusal.RefusedError: there is not.
+            RefusedError: there is not.
         """
         tensors = list[torch.Tensor](model.parameters())
         for state in optimizer.state.values() if optimizer is not None else ():
@@ -182,7 +191,7 @@ class Checkpoint:
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # of one that is sharded the whole
         free = free_bytes(self._folder.parent)
         if needed > free:
-            raise refusal.RefusedError(
+            raise RefusedError(
                 f"{self._spec_id}: save_checkpoint writes at least {memory(needed)}, and {self._folder.parent} has "
                 f"{memory(free)} left; make room there, or leave it out"
             )

@@ -65,8 +65,8 @@ def train(
         facts |= data.evidence(len(observed.measurement.step_seconds) * spec.sequences_per_step)
         facts |= observed.ending.evidence | (checkpoint.evidence if checkpoint else {})
         facts |= {"remarks": remarks} if remarks else {}
-        passes, size = spec.gradient_accumulation_steps, model.num_parameters()
-        return observed.measurement.trained(passes, parameters=size, evidence=facts, **rates)
+        passes = spec.gradient_accumulation_steps
+        return observed.trained(passes, rates, parameters=model.num_parameters(), evidence=facts)
 
     observed.measured = lambda: measured(seen())
     if inspection:
