@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from pytest_llmperf.observe.instruments import Clock, HostClock, HostMemory, Memory
+from pytest_llmperf.observe.measurement import Clock, HostClock, HostMemory, Memory
 from pytest_llmperf.records.launch import CLOCK_REASONS, THROTTLES
 from pytest_llmperf.records.trace import Kind
 

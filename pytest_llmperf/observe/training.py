@@ -20,8 +20,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
-from pytest_llmperf.observe.instruments import Clock
-from pytest_llmperf.observe.measurement import Exchange, Measurement, Trained
+from pytest_llmperf.observe.measurement import Clock, Exchange, Measurement, Trained
 from pytest_llmperf.observe.tracer import Fetches, Tracer, with_timed_waits
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed import TCPStore  # noqa: E402 - it needs torch
 
 from pytest_llmperf.observe import training  # noqa: E402
-from pytest_llmperf.observe.instruments import HostClock  # noqa: E402
+from pytest_llmperf.observe.measurement import HostClock  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 

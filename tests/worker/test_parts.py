@@ -30,9 +30,9 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.observe import device, environment, instruments  # noqa: E402
+from pytest_llmperf.observe import device, environment  # noqa: E402
 from pytest_llmperf.observe.calibration import slowest  # noqa: E402
-from pytest_llmperf.observe.measurement import Exchange  # noqa: E402
+from pytest_llmperf.observe.measurement import Exchange, HostClock, HostMemory  # noqa: E402
 from pytest_llmperf.worker import evidence, installed, setup  # noqa: E402
 from pytest_llmperf.worker import setup as callables  # noqa: E402
 from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402
@@ -218,7 +218,7 @@ def test_tokens_are_the_same_for_one_seed_and_within_the_vocabulary() -> None:
 
 
 def test_the_host_clock_tells_the_time_between_marks() -> None:
-    clock = instruments.HostClock()
+    clock = HostClock()
     clock.mark()
     time.sleep(0.05)
     clock.mark()
@@ -248,7 +248,7 @@ def test_the_exchange_is_watched_by_the_last_gradient_alone() -> None:
 
 def test_a_pass_without_that_gradient_leaves_nothing_to_tell() -> None:
     first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    watch = Exchange(instruments.HostClock())
+    watch = Exchange(HostClock())
     watch.watch([*first.parameters(), *second.parameters()])
     for layer in (first, second):
         layer(torch.ones(1, 2)).sum().backward()
@@ -257,7 +257,7 @@ def test_a_pass_without_that_gradient_leaves_nothing_to_tell() -> None:
     assert watch.seconds() == ()
 
 
-class CountingClock(instruments.HostClock):
+class CountingClock(HostClock):
     """Each instant is one second after the one before."""
 
     instants = 0
@@ -268,14 +268,14 @@ class CountingClock(instruments.HostClock):
 
 
 def test_host_memory_sees_what_was_held_and_given_back() -> None:
-    memory = instruments.HostMemory()
+    memory = HostMemory()
     held = torch.ones(50 * 2**20)
     del held
     assert 190 * 2**20 < memory.peaks()[0] < 400 * 2**20
 
 
 def test_host_memory_leaves_out_what_is_held_apart() -> None:
-    memory = instruments.HostMemory()
+    memory = HostMemory()
     with memory.apart():
         kept, passing = torch.ones(20 * 2**20), torch.ones(50 * 2**20)
         del passing

@@ -28,6 +28,9 @@ _MONITOR_SECONDS = 0.05
 
 _TORCHRUNS_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
+# Source: c10/core/GeneratorImpl.h, default_rng_seed_val: what torch begins with in every process.
+_TORCHS_SEED = 67280421310721
+
 
 @dataclass(frozen=True)
 class Order:
@@ -66,20 +69,6 @@ def run_agent(order: Order, log: int, server: int) -> int:
         return 1
     finally:
         flush()
-
-
-def _forget_randomness() -> None:
-    """Begin as a fresh process: what the server drew would be the same for all."""
-    import numpy as np  # noqa: PLC0415 - all of this was imported by the server
-    import torch  # noqa: PLC0415
-
-    random.seed()
-    np.random.seed()
-    torch.default_generator.manual_seed(_TORCHS_SEED)
-
-
-# Source: c10/core/GeneratorImpl.h, default_rng_seed_val: what torch begins with in every process.
-_TORCHS_SEED = 67280421310721
 
 
 def _torchrun(order: Order) -> None:
@@ -137,6 +126,9 @@ def _end_with_the_ranks() -> None:
 
 def run_rank(order: Order, agent: int) -> None:
     """One rank, in a process that torchrun's agent has forked."""
+    import numpy as np  # noqa: PLC0415 - all of this was imported by the server
+    import torch  # noqa: PLC0415
+
     from pytest_llmperf.worker.__main__ import main  # noqa: PLC0415
 
     os.setsid()  # as torchrun gives each command one
@@ -145,9 +137,16 @@ def run_rank(order: Order, agent: int) -> None:
     for number in _TORCHRUNS_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _close_torchruns()
+    # Torchrun's connections, of its store above all; pipes are how a rank's end is told, and files are its logs.
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are numbers
+        with suppress(OSError):  # the folder's own, which is closed by now
+            if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:")):  # noqa: PTH115
+                os.close(int(name))
     faulthandler.disable()  # switched on for whom torchrun calls, and for no command
-    _forget_randomness()
+    # What the server drew at random would be the same for all.
+    random.seed()
+    np.random.seed()
+    torch.default_generator.manual_seed(_TORCHS_SEED)
     read_pages(order.pages)
     sys.argv = ["-m", order.folder]
     try:
@@ -166,14 +165,6 @@ def run_rank(order: Order, agent: int) -> None:
         run_handlers: Any = atexit._run_exitfuncs  # noqa: SLF001 - a fork runs none at its end, and there is no other way
         run_handlers()
         flush()
-
-
-def _close_torchruns() -> None:
-    """Torchrun's connections, of its store above all; pipes are how a rank's end is told, and files are its logs."""
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are numbers
-        with suppress(OSError):  # the folder's own, which is closed by now
-            if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:")):  # noqa: PTH115
-                os.close(int(name))
 
 
 def _tell_error() -> None:

@@ -112,7 +112,11 @@ class ForkServer:
             linux.outlive_parent()  # from here on the channel tells that nobody is there, and agents are ended first
             while True:
                 select.select([self._channel.fileno(), self._children.fileno()], [], [])
-                self._reap()
+                for pid, status in self._children.ended():
+                    self._branches.discard(pid)
+                    if pid in self._agents:
+                        self._agents.remove(pid)
+                        self._channel.send({"ended": pid, "returncode": os.waitstatus_to_exitcode(status)})
                 self._answer(self._channel.receive(0))
         except ChannelClosedError:
             self._end_agents()
@@ -226,13 +230,6 @@ class ForkServer:
             traceback.print_exc()
         if not pid:
             os._exit(1)
-
-    def _reap(self) -> None:
-        for pid, status in self._children.ended():
-            self._branches.discard(pid)
-            if pid in self._agents:
-                self._agents.remove(pid)
-                self._channel.send({"ended": pid, "returncode": os.waitstatus_to_exitcode(status)})
 
     def _end_agents(self) -> None:
         """Nobody waits for them any more: politely first, since only SIGTERM makes torchrun end its ranks.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +46,7 @@ _MADV_POPULATE_READ = 22
 
 # Source: Documentation/admin-guide/mm/pagemap.rst: one word a page, its top bit says that the page is there.
 _WORD = 8
-_PRESENT = 0x80
+_PRESENT = re.compile(rb"[\x80-\xff]+")
 
 #: Addresses: where a run of pages begins, and where it ends.
 Run = tuple[int, int]
@@ -53,16 +54,15 @@ Run = tuple[int, int]
 
 def resident_runs() -> tuple[Run, ...]:
     """The pages of files that are resident in this process now."""
-    try:
-        with Path("/proc/self/pagemap").open("rb") as pagemap:
-            found: list[Run] = []
-            for start, end in _file_mappings():
-                pagemap.seek(start // mmap.PAGESIZE * _WORD)
-                words = pagemap.read((end - start) // mmap.PAGESIZE * _WORD)
-                found += _runs(start, words[_WORD - 1 :: _WORD])  # of each its highest byte
-            return tuple(found)
-    except OSError:
-        return ()
+    found: list[Run] = []
+    with suppress(OSError), Path("/proc/self/pagemap").open("rb") as pagemap:
+        for start, end in _file_mappings():
+            pagemap.seek(start // mmap.PAGESIZE * _WORD)
+            words = pagemap.read((end - start) // mmap.PAGESIZE * _WORD)
+            runs = _PRESENT.finditer(words[_WORD - 1 :: _WORD])  # of each its highest byte
+            found += [(start + run.start() * mmap.PAGESIZE, start + run.end() * mmap.PAGESIZE) for run in runs]
+        return tuple(found)
+    return ()
 
 
 def read_pages(runs: Iterable[Run]) -> None:
@@ -79,15 +79,3 @@ def _file_mappings() -> Iterator[Run]:
             with suppress(ValueError):
                 start, _, end = words[0].partition("-")
                 yield int(start, 16), int(end, 16)
-
-
-def _runs(start: int, flags: bytes) -> Iterator[Run]:
-    begun: int | None = None
-    for number, flag in enumerate(flags):
-        if flag & _PRESENT and begun is None:
-            begun = number
-        elif not flag & _PRESENT and begun is not None:
-            yield start + begun * mmap.PAGESIZE, start + number * mmap.PAGESIZE
-            begun = None
-    if begun is not None:
-        yield start + begun * mmap.PAGESIZE, start + len(flags) * mmap.PAGESIZE

@@ -59,15 +59,13 @@ def sources() -> dict[str, int]:
     """Of every imported file that is installed nowhere, when it was changed last, in nanoseconds; and of the folders of
     what is installed, which change with the packages in them."""
     own = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}
-    wanted = {str(file) for file in files if not _is_installed(str(file), own)}
-    wanted |= {path for path in sys.path if Path(path).name in _INSTALLED}
+    files = {str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    wanted = {path for path in sys.path if Path(path).name in _INSTALLED}
+    for file in files:
+        if _INSTALLED.isdisjoint(Path(file).parts) and not os.path.realpath(file).startswith(own):
+            wanted.add(file)
     found = {}
     for path in sorted(wanted):
         with suppress(OSError):
             found[path] = Path(path).stat().st_mtime_ns
     return found
-
-
-def _is_installed(file: str, own: tuple[str, ...]) -> bool:
-    return not _INSTALLED.isdisjoint(Path(file).parts) or os.path.realpath(file).startswith(own)

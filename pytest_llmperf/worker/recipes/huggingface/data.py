@@ -116,7 +116,7 @@ class RowsOnTheFly:
 
     @property
     def made_by(self) -> str:
-        """Who has made documents tokens: ``rank``, ``workers``, both, or ``nobody``."""
+        """Who has made documents tokens."""
         who = {"rank": self._made[0], "workers": self._made[1:].sum()}
         return " and ".join(name for name, number in who.items() if number) or "nobody"
 
@@ -126,6 +126,9 @@ REAL_TOKENS = "real_tokens"
 
 # What no loss counts, as PyTorch's cross entropy has it.
 _IGNORED = -100
+
+# Texts that are made tokens at a time.
+_AT_ONCE = 1000
 
 
 class TextSamples(Dataset[dict[str, torch.Tensor]]):
@@ -138,8 +141,7 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
     order = "shuffled by seed and epoch"
 
     def __init__(self, rows: Rows | RowsOnTheFly, *, length: int, seed: int, counts_padding: bool) -> None:
-        self._rows, self._length, self._seed = rows, length, seed
-        self._counts_padding = counts_padding
+        self._rows, self._length, self._seed, self._counts_padding = rows, length, seed, counts_padding
         self._orders: dict[int, torch.Tensor] = {}
         #: Whether a sample is made anew whenever it is asked for.
         self.is_costly = rows.is_costly
@@ -158,8 +160,7 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
         return int(self._orders[epoch][place])
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        row = self.row_of(index)
-        tokens, real = self._rows.take(row)
+        tokens, real = self._rows.take(self.row_of(index))
         ids = torch.from_numpy(tokens).long()
         if real is None:
             return {"input_ids": ids, "labels": ids}
@@ -174,15 +175,15 @@ def counted(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     return {**batch, REAL_TOKENS: int(batch["attention_mask"].sum())}
 
 
-# What is trained on: random tokens, as the chapter does; speed does not depend on what they say.
-
-
 # Sequences that really differ. More would only cost start-up time and host memory.
 _POOL = 512
 
 
 class RandomTokens(Dataset[dict[str, torch.Tensor]]):
-    """``length`` sequences of ``sequence_length`` token ids, uniform over the vocabulary; labels are the inputs."""
+    """``length`` sequences of ``sequence_length`` token ids, uniform over the vocabulary; labels are the inputs.
+
+    The chapter trains on such: speed does not depend on what tokens say.
+    """
 
     #: How they are drawn and ordered, as the evidence tells it. Records that tell of another way, or of none (until
     #: November 2026 order and schedule depended on the number of steps), are not compared by their losses.
@@ -205,10 +206,6 @@ class RandomTokens(Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         tokens = self._tokens[index % _POOL]
         return {"input_ids": tokens, "labels": tokens}
-
-
-# Texts that are made tokens at a time.
-_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -243,12 +240,10 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         RefusedError: a text that cannot be read, that does not suit the model, or that is too short.
     """
     # A step fetches the batch of the next one: the last step should too, as all before.
-    length = spec.sequences_per_step * (steps + 1)
+    number, length = spec.sequences_per_step * (steps + 1), spec.sequence_length
     if spec.data == "random":
-        tokens = RandomTokens(
-            length=length, sequence_length=spec.sequence_length, vocabulary_size=vocabulary_size, seed=spec.seed
-        )
-        return TrainingData(tokens)
+        random = RandomTokens(length=number, sequence_length=length, vocabulary_size=vocabulary_size, seed=spec.seed)
+        return TrainingData(random)
     path = spec.tokenizer_files.path
     tokenizer: Tokenizer = ByteTokenizer() if path is None else LocalTokenizer(path)
     if tokenizer.vocabulary_size > vocabulary_size:
@@ -259,20 +254,18 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
     documents = _shared_tokens(spec, tokenizer)
     counts_padding = spec.rows == "padded_in_loss"
     if spec.rows == "packed":
-        rows = packed(documents, spec.sequence_length, tokenizer.end_of_text)
+        rows = packed(documents, length, tokenizer.end_of_text)
     else:
-        rows = padded(documents, spec.sequence_length, tokenizer.padding, keep_short=counts_padding)
+        rows = padded(documents, length, tokenizer.padding, keep_short=counts_padding)
     _check_number(spec, documents, rows)
     on_the_fly = None
     if spec.tokenise == "on_the_fly":  # which documents are long enough to be a row is known by their tokens alone
         texts = read(spec.text_files)
         chosen = [texts[number] for number in documents_in_rows(documents, keep_short=counts_padding)]
-        on_the_fly = RowsOnTheFly(chosen, spec.sequence_length, tokenizer, num_workers=spec.data_workers)
-    samples = TextSamples(on_the_fly or rows, length=length, seed=spec.seed, counts_padding=counts_padding)
+        on_the_fly = RowsOnTheFly(chosen, length, tokenizer, num_workers=spec.data_workers)
+    samples = TextSamples(on_the_fly or rows, length=number, seed=spec.seed, counts_padding=counts_padding)
     facts = {
-        "text": spec.text_files.fingerprint,
-        "split": spec.split,
-        "tokenizer": spec.tokenizer_files.fingerprint,
+        **_sources(spec),
         "rows": spec.rows,
         "num_documents": documents.num_documents,
         "num_rows": len(rows.ids),
@@ -282,15 +275,17 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
     return TrainingData(samples, counted if spec.has_padding else None, facts, len(rows), on_the_fly)
 
 
-def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
-    """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
-    facts = {
+def _sources(spec: TrainSpec) -> dict[str, Any]:
+    return {
         "text": spec.text_files.fingerprint,
-        "format": spec.text_files.format,
         "split": spec.split,
         "tokenizer": spec.tokenizer_files.fingerprint,
-        "special": spec.has_padding,
     }
+
+
+def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
+    """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
+    facts = {**_sources(spec), "format": spec.text_files.format, "special": spec.has_padding}
     path = text.path_of(facts)
     several = dist.is_initialized()
     tokens = None

@@ -86,10 +86,10 @@ def _why(error: BaseException, no_rows: str) -> str:
     while one is not None:
         causes.append(one)
         one = one.__cause__ or one.__context__
-    for cause in causes:
-        if isinstance(cause, UnicodeDecodeError):
-            where = f"no UTF-8 at byte {cause.start} ({cause.reason})"
-            return f"{where}; expected text in UTF-8: convert it, or name another text"
+    wrong = next((cause for cause in causes if isinstance(cause, UnicodeDecodeError)), None)
+    if wrong is not None:
+        where = f"no UTF-8 at byte {wrong.start} ({wrong.reason})"
+        return f"{where}; expected text in UTF-8: convert it, or name another text"
     if any(words in str(cause) for cause in causes for words in _SAID_OF_NO_ROWS):
         return no_rows
     told = next((cause for cause in reversed(causes) if str(cause).strip()), error)
@@ -158,9 +158,6 @@ class ByteTokenizer:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
 
 
-# The tokens of a text, kept in the user's cache: what two launches share is made once.
-
-
 @dataclass(frozen=True)
 class Tokens:
     """Those of all documents, one after the other."""
@@ -175,9 +172,13 @@ class Tokens:
 
 
 def path_of(facts: dict[str, Any]) -> Path:
-    """Of the file that keeps the tokens that ``facts`` are all about, under today's versions."""
-    by = {name: _version(name) for name in ("datasets", "tokenizers", "transformers")}
-    key = hashlib.sha256(json.dumps({**facts, **by}, sort_keys=True).encode()).hexdigest()[:16]
+    """Of the file that keeps the tokens that ``facts`` are all about, under today's versions, for launches to come."""
+    facts = dict(facts)
+    for name in ("datasets", "tokenizers", "transformers"):
+        facts[name] = ""
+        with suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder("tokens") / f"{key}.npz"
 
 
@@ -195,10 +196,3 @@ def keep(path: Path, tokens: Tokens) -> None:
     """Leave ``tokens`` whole or not at all; a cache that cannot be written costs the next launch their making."""
     with suppress(OSError), replacing(path, lasts=False) as file:
         np.savez(file, ids=tokens.ids, lengths=tokens.lengths)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
