@@ -12,7 +12,7 @@ import operator
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,9 @@ from pytest_llmperf.support.files import boot_id, write_text
 
 _BATCHES, _WARM_BATCHES = 3, 1
 
+#: One repetition; it holds what it works on.
+Work = Callable[[], object]
+
 
 def hardware_rates(device: torch.device, calibrations: str, run: Path, beat: Heartbeat) -> dict[str, Any]:
     """A rank's ``canary``, and its ``calibration`` where a folder of these is named; ``run``: the run's own."""
@@ -57,7 +60,16 @@ def run_canary(device: torch.device) -> dict[str, float]:
 
     A copied byte counts twice, read and written; all-reduce by its bus bandwidth, 2·(n-1)/n of its bytes.
     """
-    rates = _canary_rates(device)
+    on_gpu, ranks = gpu.is_gpu(device), _world_size()
+    size, elements, repeats = (8192, 2**28, 10) if on_gpu else (512, 2**21, 5)
+    dtype, num_bytes = torch.bfloat16 if on_gpu else torch.float32, 4 * elements
+    product = _product(torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    rates = {"matmul_flops": 2 * size**3 / _seconds(product, device, repeats)}
+    del product
+    rates["copy_bytes_per_second"] = 2 * num_bytes / _seconds(_copy(elements, device), device, repeats)
+    if ranks > 1:
+        seconds = _seconds(_exchange(elements // 4, device), device, repeats)
+        rates["all_reduce_bytes_per_second"] = 2 * (ranks - 1) / ranks * num_bytes / 4 / seconds
     gpu.give_back(device)
     return {name: round(rate, -6) for name, rate in rates.items()}
 
@@ -67,25 +79,7 @@ def slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: min(rates[name] for rates in by_rank) for name in by_rank[0]}
 
 
-def _canary_rates(device: torch.device) -> dict[str, float]:
-    on_gpu = gpu.is_gpu(device)
-    size, elements, repeats = (8192, 2**28, 10) if on_gpu else (512, 2**21, 5)
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    a, b = torch.ones(size, size, dtype=dtype, device=device), torch.ones(size, size, dtype=dtype, device=device)
-    out = torch.empty_like(a)
-    rates = {"matmul_flops": 2 * size**3 / _seconds(lambda: torch.matmul(a, b, out=out), device, repeats)}
-    source = torch.ones(elements, device=device)
-    target = torch.empty_like(source)
-    num_bytes = source.numel() * source.element_size()
-    rates["copy_bytes_per_second"] = 2 * num_bytes / _seconds(lambda: target.copy_(source), device, repeats)
-    ranks = _world_size()
-    if ranks > 1:
-        seconds = _seconds(lambda: dist.all_reduce(target[: elements // 4]), device, repeats)
-        rates["all_reduce_bytes_per_second"] = 2 * (ranks - 1) / ranks * num_bytes / 4 / seconds
-    return rates
-
-
-def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+def _seconds(work: Work, device: torch.device, repeats: int) -> float:
     """Of one repetition: the median of a few batches, after one that warms up."""
     batches = []
     for _ in range(_WARM_BATCHES + _BATCHES):
@@ -128,9 +122,6 @@ _TRIALS = 3
 # For two copied tensors, and as much again for what the libraries take.
 _ROOM_BYTES = 4 * 2**30
 _SEED = 20
-
-#: One repetition; it holds what it works on.
-Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -219,13 +210,18 @@ def calibrate(device: torch.device) -> Calibration:
         def measure(name: str, make: Callable[[], Work]) -> None:
             steady[name] = _steady(make, device, sizes, name, sensed)
 
-        measure(BF16_PRODUCT, lambda: _product(torch.bfloat16, sizes, device, random))
+        def product(dtype: torch.dtype) -> Work:
+            # Random, since a product of ones takes less power, and the power limit is what tells two GPUs apart.
+            shape = (sizes.matrix, sizes.matrix)
+            return _product(torch.randn(shape, generator=random, device=device, dtype=dtype) for _ in range(2))
+
+        measure(BF16_PRODUCT, lambda: product(torch.bfloat16))
         loaded = tuple(sensed.looks)
         with gpu.without_tf32():
-            measure(FP32_PRODUCT, lambda: _product(torch.float32, sizes, device, random))
-        measure(COPY, lambda: _copy(sizes, device))
+            measure(FP32_PRODUCT, lambda: product(torch.float32))
+        measure(COPY, lambda: _copy(sizes.copied, device))
         if _world_size() > 1:
-            measure(ALL_REDUCE, lambda: _exchange(sizes, device))
+            measure(ALL_REDUCE, lambda: _exchange(sizes.exchanged, device))
         limit, looks = sensed.power_limit_watts, tuple(sensed.looks)
     return Calibration(
         made_at=made_at,
@@ -249,10 +245,8 @@ def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
     """A line for each work whose batches, in their order, were of another speed in one half than in the other."""
     lines = []
     for name, times in steady.items():
-        middle = len(times) // 2
-        if not middle:
-            continue
-        apart = abs(math.log(_tapered_mean(times[middle:]) / _tapered_mean(times[:middle])))
+        first, second = times[: len(times) // 2], times[len(times) // 2 :]
+        apart = abs(math.log(_tapered_mean(second) / _tapered_mean(first))) if first else 0.0
         if apart > UNSTEADY:
             lines.append(f"{name} was not steady: its halves are {apart * 100:.1f} % apart")
     return lines
@@ -302,22 +296,20 @@ def _steady(
     return times
 
 
-def _product(dtype: torch.dtype, sizes: _Sizes, device: torch.device, random: torch.Generator) -> Work:
-    # Random, since a product of ones takes less power, and the power limit is what tells two GPUs apart.
-    shape = (sizes.matrix, sizes.matrix)
-    a, b = (torch.randn(shape, generator=random, device=device, dtype=dtype) for _ in range(2))
+def _product(factors: Iterable[torch.Tensor]) -> Work:
+    a, b = factors
     out = torch.empty_like(a)
     return lambda: torch.matmul(a, b, out=out)
 
 
-def _copy(sizes: _Sizes, device: torch.device) -> Work:
-    source = torch.ones(sizes.copied, device=device)
+def _copy(elements: int, device: torch.device) -> Work:
+    source = torch.ones(elements, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
-def _exchange(sizes: _Sizes, device: torch.device) -> Work:
-    values = torch.zeros(sizes.exchanged, device=device)  # a sum of zeros never overflows
+def _exchange(elements: int, device: torch.device) -> Work:
+    values = torch.zeros(elements, device=device)  # a sum of zeros never overflows
     return lambda: dist.all_reduce(values)
 
 
@@ -329,20 +321,21 @@ def _of_all(value: float, device: torch.device) -> float:
     """The largest of any rank."""
     if _world_size() == 1:
         return value
-    told = torch.tensor(value, device=device, dtype=torch.float64)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return float(told.item())
+    largest = torch.tensor(value, device=device, dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest.item())
 
 
 def _name(device: torch.device) -> str:
     """What tells the device apart, and how many work beside it: each width has its own exchange, power and air."""
+    ranks = _world_size()
     if gpu.is_gpu(device):
         name = gpu.gpu_uuid(device)
     else:
         # Ranks share the CPU, and each has its own calibration.
-        rank = f" rank {dist.get_rank()}" if _world_size() > 1 else ""
+        rank = f" rank {dist.get_rank()}" if ranks > 1 else ""
         name = re.sub(r"[^a-z0-9]+", "-", f"{platform.node()} {device_name(device)}{rank}".lower()).strip("-")
-    return name if _world_size() == 1 else f"{name}-of-{_world_size()}"
+    return name if ranks == 1 else f"{name}-of-{ranks}"
 
 
 def _versions(device: torch.device) -> dict[str, str]:
