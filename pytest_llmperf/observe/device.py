@@ -66,12 +66,10 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether torch sees one."""
     return torch.cuda.is_available()
 
 
 def collectives(device: torch.device) -> str:
-    """The process group's backend."""
     return "nccl" if is_gpu(device) else "gloo"
 
 
@@ -91,7 +89,6 @@ def profiled(device: torch.device) -> ProfilerActivity:
 
 
 def gpu_name(device: torch.device) -> str:
-    """``NVIDIA H200``."""
     return torch.cuda.get_device_name(device)
 
 
@@ -165,7 +162,6 @@ def free_and_total(device: torch.device | None = None) -> tuple[int, int]:
 
 
 def allow_share(device: torch.device, share: float) -> None:
-    """Let the allocator take no more than this share of the GPU."""
     torch.cuda.set_per_process_memory_fraction(share, device)
 
 
@@ -187,7 +183,6 @@ def allocator_failures() -> tuple[int, int]:
 
 
 def forget_failures() -> None:
-    """Count these anew."""
     torch.cuda.reset_accumulated_memory_stats()
 
 
@@ -257,8 +252,6 @@ class GpuClock(Clock[torch.cuda.Event]):
 
 
 class GpuMemory(Memory):
-    """The caching allocator's own counters."""
-
     loss_bytes = 512
 
     def __init__(self) -> None:
@@ -300,11 +293,9 @@ class GpuSensors:
 
     @property
     def power_limit_watts(self) -> float:
-        """The one in force; 0 where nobody tells."""
         return (self._of("nvmlDeviceGetEnforcedPowerLimit") or 0) / 1000
 
     def look(self) -> None:
-        """Look now."""
         if self._handle is None:
             return
         reasons = self._of("nvmlDeviceGetCurrentClocksEventReasons")

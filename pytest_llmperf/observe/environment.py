@@ -48,7 +48,6 @@ _NOT_CAUSES = frozenset(
 
 
 def environment(device: torch.device) -> Environment:
-    """The environment of this process."""
     return Environment(
         gpu=device_name(device),
         driver=gpu.driver() if gpu.is_gpu(device) else "",

@@ -68,8 +68,6 @@ class Clock(ABC, Generic[Instant]):
 
 
 class HostClock(Clock[float]):
-    """The host's monotonic clock, for work that the host itself does."""
-
     def instant(self) -> float:
         return time.perf_counter()
 
@@ -221,13 +219,11 @@ class Exchange(Generic[Instant]):
             self._arrived = self._clock.instant()
 
     def leave(self) -> None:
-        """It goes on, if it had arrived."""
         if self._arrived is not None:
             self._meetings.append((self._arrived, self._clock.instant()))
         self._arrived = None
 
     def end_pass(self) -> None:
-        """After each backward pass."""
         self._is_known = self._is_known and self._arrived is not None
         self.leave()
         if self._passes == 0:  # one hook from now on: a hundred and more in each step would be felt

@@ -32,8 +32,6 @@ _OTHER_CLIENT = "another profiler may hold CUPTI on this host (nsys, compute-san
 
 
 class Tracer:
-    """Of one rank."""
-
     def __init__(self, device: torch.device, steps: int = STEPS) -> None:
         self._device, self._on_host, self._left = device, not gpu.is_gpu(device), steps
         self._profile: Any = None
@@ -44,7 +42,6 @@ class Tracer:
 
     @property
     def is_running(self) -> bool:
-        """Whether its steps have begun and are not all over."""
         return bool(self._ends) and self._left > 0
 
     def begin(self) -> None:
@@ -111,7 +108,6 @@ class Tracer:
 
 
 def said(error: BaseException) -> str:
-    """In one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
@@ -174,8 +170,6 @@ class Work(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What the host asked of the device's driver."""
-
     name: str
     start: int
     end: int

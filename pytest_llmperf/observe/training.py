@@ -21,6 +21,7 @@ from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.measurement import Clock, Exchange, Measurement, Trained
+from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import Fetches, Tracer, with_timed_waits
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
@@ -29,8 +30,6 @@ from pytest_llmperf.records.trace import UNWANTED, Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How one rank's training is to go on."""
-
     steps: int
     """Timed ones, at most."""
     min_steps: int
@@ -46,6 +45,11 @@ class Plan:
     """Gradients are exchanged as the backward pass ends, and no weights before; FSDP gathers layer by layer."""
     fetches_ahead: bool = False
     """Others than the rank itself prepare its batches."""
+
+    @property
+    def traced_steps(self) -> int:
+        """How many come after the timed ones."""
+        return TRACED_STEPS if self.is_traced else 0
 
 
 class Untimed(Protocol):
@@ -78,7 +82,6 @@ class ObservedTraining:
         self._running: Untimed | None = None
 
     def add(self, phase: str, untimed: Untimed) -> None:
-        """Steps that come last of all."""
         self._coming.append((phase, untimed))
 
     def begin(self) -> None:

@@ -48,7 +48,6 @@ class Request:
 
     @classmethod
     def read(cls, folder: Path) -> Request:
-        """What ``folder`` holds."""
         values = json.loads((folder / "request.json").read_text(encoding="utf-8"))
         search, passing = values.get("search"), values.get("passing")
         return cls(

@@ -20,7 +20,6 @@ _OF_A_STEP = re.compile(r"torch/(nn/(functional|modules/\w+|parallel/distributed
 
 
 def short_digest(content: bytes) -> str:
-    """Of a file's content."""
     return hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
@@ -82,7 +81,6 @@ def known() -> tuple[Mapping[str, list[str]], Mapping[str, metadata.Distribution
 
 @cache
 def _imported_distributions() -> tuple[metadata.Distribution, ...]:
-    """Looked for once, at a rank's end."""
     packages, distributions = known()
     tops = {name.partition(".")[0] for name in list(sys.modules)}
     # An installation that was broken off has files and no name; it hides no other.

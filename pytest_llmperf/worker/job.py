@@ -47,14 +47,12 @@ class Recipe(Protocol):
 
 
 def recipe_of(request: Request) -> Recipe:
-    """What ``request`` names, imported."""
     return import_module(f"{__package__}.recipes.{request.recipe}")  # type: ignore[return-value]
 
 
 def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
     request: Request, recipe: Recipe, rank: int, started_at: str, beat: Heartbeat, headroom: Headroom
 ) -> None:
-    """What ``request`` asks of this ``rank``."""
     beat.enter("building")
     spec, folder, device = request.spec, request.folder, own_device()
     train = partial(recipe.train, request=request, device=device, beat=beat)

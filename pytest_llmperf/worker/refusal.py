@@ -68,5 +68,4 @@ def check_direction(hf_config: Any) -> None:
 
 
 def transformers_version() -> str:
-    """As a message names it."""
     return f"transformers {version('transformers')}"

@@ -97,7 +97,6 @@ def _hooks(model: nn.Module) -> dict[str, int]:
 
 
 def _optimizer_hooks(optimizer: Any) -> int:
-    """The optimizer's own, and those of all."""
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     of_all = sys.modules.get(torch.optim.Optimizer.__module__)
     return sum(len(getattr(of_all, f"_global{name}", ())) + len(getattr(optimizer, name, ())) for name in names)

@@ -34,8 +34,6 @@ _TORCHS_SEED = 67280421310721
 
 @dataclass(frozen=True)
 class Order:
-    """A launch as it was asked for."""
-
     torchrun: Sequence[str]
     """torchrun's options, the worker's module and its folder."""
     environment: Mapping[str, str]

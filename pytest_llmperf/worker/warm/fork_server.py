@@ -84,8 +84,6 @@ _POLL_SECONDS = 0.02
 
 @dataclass
 class _Imported:
-    """What this process has by imports."""
-
     devices: Devices | None = None
     """Answered for where CUDA would be asked; ``None``: there is none to answer for."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
@@ -96,8 +94,6 @@ class _Imported:
 
 
 class ForkServer:
-    """One process's loop."""
-
     def __init__(self, channel: Channel, imported: _Imported) -> None:
         self._channel, self._imported = channel, imported
         self._agents: set[int] = set()
@@ -191,7 +187,6 @@ class ForkServer:
         self._branches.add(pid)
 
     def _launch(self, message: Message) -> int:
-        """The pid of its agent."""
         content = message.content
         given, asked = _environment_at_start(), content["environment"]
         # A default that an import sets, as torch does for its compiler's cache, gives way to the launch's own.

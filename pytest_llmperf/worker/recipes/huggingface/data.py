@@ -47,7 +47,6 @@ class Rows:
 
     @property
     def num_tokens(self) -> int:
-        """Real ones, in all rows."""
         return int(self.ids.size if self.lengths is None else self.lengths.sum())
 
 
@@ -116,7 +115,6 @@ class RowsOnTheFly:
 
     @property
     def made_by(self) -> str:
-        """Who has made documents tokens."""
         who = {"rank": self._made[0], "workers": self._made[1:].sum()}
         return " and ".join(name for name, number in who.items() if number) or "nobody"
 
@@ -152,7 +150,6 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
         return self._length
 
     def row_of(self, index: int) -> int:
-        """Which row sample ``index`` is."""
         epoch, place = divmod(index, len(self._rows))
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(self._seed * _STRIDE + epoch)
@@ -210,8 +207,6 @@ class RandomTokens(Dataset[dict[str, torch.Tensor]]):
 
 @dataclass(frozen=True)
 class TrainingData:
-    """For the Trainer."""
-
     samples: Dataset[dict[str, torch.Tensor]]
     collator: Callable[[list[Any]], dict[str, Any]] | None = None
     """``None``: the Trainer's own."""

@@ -156,8 +156,6 @@ def _kept(look: Callable[..., None]) -> Callable[..., None]:
 
 
 class Inspection:
-    """Of one rank's training of ``spec``."""
-
     def __init__(self, spec: TrainSpec) -> None:
         self._spec = spec
         self.none = ""
@@ -170,7 +168,6 @@ class Inspection:
 
     @property
     def is_running(self) -> bool:
-        """Whether its step has begun and is not over."""
         return self._is_begun and not self._is_over
 
     @_kept
@@ -179,12 +176,10 @@ class Inspection:
         self._first = bit_sums(trained(model).values())
 
     def begin(self) -> None:
-        """With the next step."""
         self._is_begun = True
 
     @_kept
     def begin_step(self, model: torch.nn.Module) -> None:
-        """Before its first forward pass."""
         self._stale = sum(each > 0 for each in square_sums(_gradients(model)))
 
     @_kept

@@ -172,8 +172,6 @@ class SmallSteps:
 
 
 class SmallTrainer(Trainer):
-    """Tells of each step its loss and its gradients."""
-
     def __init__(self, *args: Any, seen: SmallSteps, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._seen, self._inner, self._losses = seen, kwargs["model"], list[torch.Tensor]()
@@ -195,8 +193,6 @@ class SmallTrainer(Trainer):
 
 
 class _Watch(TrainerCallback):
-    """Sees weights where an update begins and ends."""
-
     def __init__(self, model: nn.Module, seen: SmallSteps) -> None:
         self._model, self._seen = model, seen
 
@@ -217,7 +213,6 @@ def whole(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Ten
 
 
 def gradients_of(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:
-    """Those that there are."""
     found = {plain_name(name): parameter.grad for name, parameter in model.named_parameters()}
     return {name: _kept(gradient, device) for name, gradient in found.items() if gradient is not None}
 

@@ -97,8 +97,6 @@ def _why(error: BaseException, no_rows: str) -> str:
 
 
 class Tokenizer(Protocol):
-    """Of bytes, or the user's."""
-
     vocabulary_size: int
     end_of_text: int
     padding: int

@@ -18,7 +18,7 @@ from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.training import ObservedTraining
 from pytest_llmperf.support.formats import memory
 from pytest_llmperf.worker import data_workers
-from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS
+from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection
 from pytest_llmperf.worker.refusal import RefusedError
 
@@ -34,9 +34,16 @@ _SEVERAL_TYPES = re.compile(r"same dtype|expected scalar type")
 class WatchedTrainer(Trainer):
     """Tells of each micro-batch its loss, which stays on its device, and the tokens it was given."""
 
-    def __init__(self, *args: Any, observed: ObservedTraining, inspection: Inspection | None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._observed, self._inspection = observed, inspection
+    def __init__(self, model: Any, arguments: TrainingArguments, data: TrainingData, marks: StepMarks) -> None:
+        super().__init__(
+            model=model, args=arguments, train_dataset=data.samples, data_collator=data.collator, callbacks=[marks]
+        )
+        self._observed, self._inspection = marks.observed, marks.inspection
+
+    @property
+    def _inspected(self) -> Inspection | None:
+        """While its step runs."""
+        return self._inspection if self._inspection and self._inspection.is_running else None
 
     def train_watched(self, *, alone: bool) -> Exception | None:
         """Train, and return what has ended a step that is not timed: that takes nothing from what was measured before.
@@ -90,27 +97,27 @@ class WatchedTrainer(Trainer):
         real_tokens = inputs.pop(REAL_TOKENS, None)  # the host's own number, and no input of the model's
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._observed.pass_ended(loss, inputs["input_ids"].numel(), real_tokens)
-        if self._inspection and self._inspection.is_running:
-            self._inspection.end_pass(self.model)
+        if self._inspected:
+            self._inspected.end_pass(self.model)
         return loss
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         given: dict[str, Any] = super()._prepare_inputs(inputs)
-        if self._inspection and self._inspection.is_running:
-            self._inspection.begin_pass(given)
+        if self._inspected:
+            self._inspected.begin_pass(given)
         return given
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
-        if self._inspection and self._inspection.is_running:
-            self._inspection.end_forward(self.model)
+        if self._inspected:
+            self._inspected.end_forward(self.model)
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
         self._observed.gradients_clipped(norm)
-        if self._inspection and self._inspection.is_running:
-            self._inspection.before_update(self, self.model)
+        if self._inspected:
+            self._inspected.before_update(self, self.model)
         return norm
 
     def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> SequentialSampler:
@@ -128,8 +135,8 @@ class StepMarks(TrainerCallback):
         checkpoint: Checkpoint | None,
         inspection: Inspection | None,
     ) -> None:
-        self._observed, self._heartbeat = observed, heartbeat
-        self._checkpoint, self._inspection = checkpoint, inspection
+        self.observed, self._heartbeat = observed, heartbeat
+        self._checkpoint, self.inspection = checkpoint, inspection
 
     def on_step_begin(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, model: Any = None, **_: Any
@@ -137,16 +144,16 @@ class StepMarks(TrainerCallback):
         if state.global_step == 0:
             if self._checkpoint:
                 self._checkpoint.check_room(model)
-            if self._inspection:
-                self._inspection.before(model)
-            self._observed.begin()
-        elif self._inspection and self._inspection.is_running:
-            self._inspection.begin_step(model)
+            if self.inspection:
+                self.inspection.before(model)
+            self.observed.begin()
+        elif self.inspection and self.inspection.is_running:
+            self.inspection.begin_step(model)
 
     def on_step_end(
         self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
     ) -> None:
-        came = self._observed.step_ended(state.global_step)
+        came = self.observed.step_ended(state.global_step)
         if came == "goes on":
             return
         if came == "measured" and self._checkpoint:
@@ -154,14 +161,14 @@ class StepMarks(TrainerCallback):
             self._heartbeat.enter("saving")
             control.should_save = True
         else:
-            control.should_training_stop = came == "over" or not self._observed.go_on()
+            control.should_training_stop = came == "over" or not self.observed.go_on()
 
     def on_save(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._checkpoint:
             self._checkpoint.end()
             self._heartbeat.enter("gathering")
             self._checkpoint.remove()
-            control.should_training_stop = not self._observed.go_on()
+            control.should_training_stop = not self.observed.go_on()
 
 
 class Checkpoint:
@@ -211,5 +218,4 @@ class Checkpoint:
 
 
 def free_bytes(folder: Path) -> int:
-    """What may still be written there."""
     return shutil.disk_usage(folder).free

@@ -14,7 +14,6 @@ from transformers import set_seed
 from pytest_llmperf.observe.calibration import hardware_rates
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.measurement import Later, Trained
-from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.parallelism import is_sharded
@@ -43,12 +42,12 @@ def train(
     beat.step, beat.steps, beat.compiles = 0, spec.steps, spec.compiles
     beat.tokens_per_step = spec.sequences_per_step * spec.sequence_length
 
-    inspection = Inspection(spec) if request.inspect else None
-    steps = spec.steps + (TRACED_STEPS if request.trace else 0) + (INSPECTED_STEPS if inspection else 0)
+    plan, inspection = _plan(spec, request), Inspection(spec) if request.inspect else None
+    steps = plan.steps + plan.traced_steps + (INSPECTED_STEPS if inspection else 0)
     # Before the model: they decide TF32 and start the process group.
     arguments = training_arguments(spec, request.folder, device, steps)
     rates = hardware_rates(device, request.calibrations, request.folder.parent, beat)
-    observed = _observed(spec, request, device, beat)
+    observed = ObservedTraining(plan, device, beat)
     model = build_model(spec, request.model_config, device)
     remarks = list(unused_settings(request.model_config, model))
     compile_layers(spec, model)
@@ -56,7 +55,6 @@ def train(
     checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if is_saved else None
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
-
     witnesses = Witnesses(spec, model)
 
     @cache  # what stays the same is gathered once
@@ -72,17 +70,10 @@ def train(
     if inspection:
         observed.add("inspecting", inspection)
     asked = Injection.from_environment(spec.gpus)
-    if asked.concerns(int(os.environ["RANK"])):
+    if asked.concerns(plan.rank):
         observed.burner = Burner(device, observed.clock, slow=asked.slow, hold=asked.hold, hang=asked.hang)
-    trainer = WatchedTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=data.samples,
-        data_collator=data.collator,
-        callbacks=[StepMarks(observed, beat, checkpoint, inspection)],
-        observed=observed,
-        inspection=inspection,
-    )
+    marks = StepMarks(observed, beat, checkpoint, inspection)
+    trainer = WatchedTrainer(model, arguments, data, marks)
     force_tf32(spec, device)
     failed = trainer.train_watched(alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
@@ -93,8 +84,8 @@ def train(
     return replace(seen(), later=replace(later, attention_kernel=witnesses.attention_kernel(trainer, model)))
 
 
-def _observed(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbeat) -> ObservedTraining:
-    plan = Plan(
+def _plan(spec: TrainSpec, request: Request) -> Plan:
+    return Plan(
         steps=spec.steps,
         min_steps=spec.min_steps,
         warmup_steps=spec.warmup_steps,
@@ -106,4 +97,3 @@ def _observed(spec: TrainSpec, request: Request, device: torch.device, beat: Hea
         exchanges=spec.gpus > 1 and not is_sharded(spec),
         fetches_ahead=spec.data_workers > 0,
     )
-    return ObservedTraining(plan, device, beat)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -155,8 +155,6 @@ _MAY_WAIT = "expert"
 
 @dataclass(frozen=True)
 class AdamW:
-    """What was asked for."""
-
     rate: float
     mean_beta: float
     square_beta: float
@@ -240,17 +238,6 @@ def _short(beta: float, step: int) -> float:
     return _SHORT * (1 + step * power) / (1 - power)
 
 
-@dataclass(frozen=True, order=True)
-class Difference:
-    """The largest of one figure of a tensor."""
-
-    roundings: float
-    tensor: str
-    figure: str
-    found: float
-    expected: float
-
-
 class UpdateReplay:
     """Of one step, from between its clipping and its update on."""
 
@@ -288,23 +275,24 @@ class UpdateReplay:
         ]
         both = zip(self._named, counts, expected, strict=True)
         miscounted = [name for (name, _), one, other in both if one != other]
-        largest = max(self._differences(expected), default=Difference(0.0, "", "", 0.0, 0.0))
-        return ReplayedUpdate(
+        largest = max(self._differences(expected), key=astuple, default=ReplayedUpdate())
+        return replace(
+            largest,
             tensors=len(self._named),
             asked=str(self._asked),
-            **vars(largest),
             miscounted=tuple(miscounted),
             counts=(min(counts, default=0), max(counts, default=0)),
         )
 
-    def _differences(self, steps: list[int]) -> Iterator[Difference]:
+    def _differences(self, steps: list[int]) -> Iterator[ReplayedUpdate]:
+        """The largest of each figure of each tensor."""
         found = zip(self._named, steps, self._before, self._gradients, self._elements(), strict=True)
         for (name, parameter), step, before, gradient, after in found:
             state = self._state.get(parameter, {}).get("exp_avg", parameter)
             roundoffs = torch.finfo(parameter.dtype).eps / 2, torch.finfo(state.dtype).eps / 2
             asked = self._asked if name in self._decaying else replace(self._asked, decay=0.0)
             update = updated(asked, before, gradient, step, roundoffs)
-            for figure, told in _FIGURES.items():
+            for figure, words in _FIGURES.items():
                 then, now, expected, unit, allowed = (
                     getattr(each, figure) for each in (before, after, update.after, update.rounding, update.allowed)
                 )
@@ -312,7 +300,13 @@ class UpdateReplay:
                 # By a rate of nothing no weight may move, and what has not is no division by that.
                 far = torch.where(beyond == 0, beyond, beyond / unit).nan_to_num(nan=math.inf)
                 at = int(far.argmax())
-                yield Difference(float(far[at]), name, told, float(now[at] - then[at]), float(expected[at] - then[at]))
+                yield ReplayedUpdate(
+                    roundings=float(far[at]),
+                    tensor=name,
+                    figure=words,
+                    found=float(now[at] - then[at]),
+                    expected=float(expected[at] - then[at]),
+                )
 
     def _elements(self) -> list[Elements]:
         states = [self._state.get(parameter, {}) for _, parameter in self._named]
