@@ -34,6 +34,7 @@ class Plan:
     """Timed ones, at most."""
     min_steps: int
     warmup_steps: int
+    passes_per_step: int = 1
     ranks: int = 1
     rank: int = 0
     passing: PassingRanges | None = None
@@ -65,7 +66,10 @@ class Untimed(Protocol):
 class ObservedTraining:
     """Of one rank; made before the model, since its memory counts from then on."""
 
-    def __init__(self, plan: Plan, device: torch.device, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, plan: Plan, device: torch.device, heartbeat: Heartbeat, last: Iterable[tuple[str, Untimed]] = ()
+    ) -> None:
+        """``last``: phases after the traced one, and what is done in them."""
         self.clock, self.memory = clock_of(device), memory_of(device)
         heartbeat.reserved_bytes = self.memory.now
         self._plan, self._heartbeat = plan, heartbeat
@@ -78,11 +82,8 @@ class ObservedTraining:
         self.burner: Burner | None = None
         self.measured: Callable[[], None] = lambda: None
         """Called once all timed steps are over and others follow."""
-        self._coming: list[tuple[str, Untimed]] = [("tracing", self._tracer)] if self._tracer else []
+        self._coming = [*([("tracing", self._tracer)] if self._tracer else []), *last]
         self._running: Untimed | None = None
-
-    def add(self, phase: str, untimed: Untimed) -> None:
-        self._coming.append((phase, untimed))
 
     def begin(self) -> None:
         """With the first step."""
@@ -145,9 +146,9 @@ class ObservedTraining:
             self._running.begin()
         return self._running is not None
 
-    def trained(self, passes_per_step: int, rates: Mapping[str, Any], **facts: Any) -> Trained:
+    def trained(self, rates: Mapping[str, Any], **facts: Any) -> Trained:
         """What was seen of the timed steps; see ``Measurement.trained``."""
-        return self.measurement.trained(passes_per_step, self._place, self._plan.rank, rates, **facts)
+        return self.measurement.trained(self._plan.passes_per_step, self._place, self._plan.rank, rates, **facts)
 
     def trace(self, failed: BaseException | None = None) -> Trace:
         """Of the traced steps, once all is over; ``failed`` is what has ended them early."""

@@ -18,6 +18,10 @@ from pytest_llmperf.worker.warm import linux
 # Its end is a matter of milliseconds after that of its pipe.
 _SECONDS = 1.0
 
+# Source: torch/utils/data (_utils/signal_handling.py and dataloader.py), and torch/_utils.py of what a worker raises.
+_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([^.]+)|exited)")
+_RAISED = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)")
+
 
 class DataWorkerError(Exception):
     """A worker has died, or could not fetch; one line."""
@@ -41,16 +45,12 @@ def _begin(rank: int, own: Callable[[int], None] | None, number: int) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """What ends a worker, in one line of what comes through here.
-
-    Raises:
-        DataWorkerError: a worker has died, or could not fetch.
-    """
+    """Raise a ``DataWorkerError`` in the place of whatever says that a worker has died, or could not fetch."""
     try:
         yield
     except Exception as error:
         # Who dies while it hands a batch over leaves a pipe that ends, before its own end is told.
-        line = _line(str(error)) or (_of_the_dead() if isinstance(error, EOFError | ConnectionError) else None)
+        line = _line(str(error)) or (_line_of_the_dead() if isinstance(error, EOFError | ConnectionError) else None)
         if line is None:
             raise
         # PyTorch raises this anew for each child that ends from now on, wherever this process then is.
@@ -58,8 +58,7 @@ def explained() -> Iterator[None]:
         raise DataWorkerError(line) from error
 
 
-def _of_the_dead() -> str | None:
-    """The line of a worker that has died, as PyTorch tells who asks; ``None`` where none has within a second."""
+def _line_of_the_dead() -> str | None:
     until = time.monotonic() + _SECONDS
     while time.monotonic() < until:
         try:
@@ -68,11 +67,6 @@ def _of_the_dead() -> str | None:
             return _line(str(error))
         time.sleep(_SECONDS / 20)
     return None
-
-
-# Source: torch/utils/data (_utils/signal_handling.py and dataloader.py), and torch/_utils.py of what a worker raises.
-_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([^.]+)|exited)")
-_RAISED = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)")
 
 
 def _line(message: str) -> str | None:

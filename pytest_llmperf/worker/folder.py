@@ -49,21 +49,11 @@ class Request:
     @classmethod
     def read(cls, folder: Path) -> Request:
         values = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-        search, passing = values.get("search"), values.get("passing")
-        return cls(
-            spec=TrainSpec.from_dict(values["spec"]),
-            folder=folder,
-            model_config=values["model_config"],
-            memory_limit_bytes=values.get("memory_limit_bytes") or 0,
-            search=Search(**search) if search else None,
-            passing=codec.read(PassingRanges, passing) if passing else None,
-            trace=values.get("trace", True) and not search,
-            inspect=values.get("inspect", True) and not search,
-            all_steps=values.get("all_steps", False),
-            calibrations=values.get("calibrations", ""),
-            recipe=values.get("recipe", "huggingface"),
-            parity=codec.read(ParityOrder, values["parity"]) if values.get("parity") else None,
-        )
+        for name, kind in (("search", Search), ("passing", PassingRanges), ("parity", ParityOrder)):
+            values[name] = codec.read(kind, values[name]) if values.get(name) else None
+        if values["search"]:
+            values |= {"trace": False, "inspect": False}
+        return cls(**values | {"spec": TrainSpec.from_dict(values["spec"]), "folder": folder})
 
 
 _LONGEST_MESSAGE = 300
@@ -85,10 +75,8 @@ def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how:
         # The first line alone may only announce what the others say.
         said = " ".join(line.strip() for line in message.splitlines() if line.strip()) or "no message"
         said = without_secrets(said)  # what is cut is no longer known for a secret
-        if (
-            len(said) > _LONGEST_MESSAGE
-        ):  # CUDA's out-of-memory message goes on about allocator settings; the log has it
-            said = f"{said[:_LONGEST_MESSAGE]}..."
+        # CUDA's out-of-memory message goes on about allocator settings; the log has it all.
+        said = said if len(said) <= _LONGEST_MESSAGE else f"{said[:_LONGEST_MESSAGE]}..."
         message = f"rank {rank}: {type(error).__name__}: {said}"
         lines = "".join(traceback.format_exception(error)).splitlines()
     if how:

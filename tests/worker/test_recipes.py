@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 _TOKENS, _PASSES = 8, 2
 
 
-PLAN = Plan(steps=6, min_steps=6, warmup_steps=1)
+PLAN = Plan(steps=6, min_steps=6, warmup_steps=1, passes_per_step=_PASSES)
 
 
 class Loop:
@@ -39,7 +39,7 @@ class Loop:
         self.num_steps, self.is_over = 0, False
 
     def trained(self) -> Trained:
-        return self.observed.trained(_PASSES, {}, parameters=32, evidence={})
+        return self.observed.trained({}, parameters=32, evidence={})
 
     def run(self) -> None:
         model = torch.nn.Linear(8, 4, bias=False)

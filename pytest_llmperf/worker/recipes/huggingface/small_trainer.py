@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, Trainer, TrainerCallback, set_seed
+from transformers import Trainer, TrainerCallback, set_seed
 from transformers.pytorch_utils import Conv1D
 
 from pytest_llmperf.settings.batch import SEQUENCES
@@ -104,11 +104,8 @@ def _drawn(seed: int, shapes: tuple[torch.Size, ...]) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-# What a row is filled up with, and what its labels say there: it is no part of the loss.
-_PADDING, _IGNORED = 0, -100
-
-# One row in so many is full.
-_FULL = 4
+# What a row is filled up with, and what its labels say there, which is no part of the loss; one row in so many is full.
+_PADDING, _IGNORED, _FULL = 0, -100, 4
 
 
 class UnevenRows(Dataset[dict[str, torch.Tensor]]):
@@ -169,6 +166,14 @@ class SmallSteps:
     """Parameters that decay."""
     product_types: dict[str, str] = field(default_factory=dict)
     """In which type each linear layer's products came out, by its name."""
+
+    def watch_products(self, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            if isinstance(module, (nn.Linear, Conv1D)):
+                module.register_forward_hook(partial(self._product, plain_name(name)))
+
+    def _product(self, name: str, _module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+        self.product_types[name] = str(output.dtype).removeprefix("torch.")
 
 
 class SmallTrainer(Trainer):
@@ -262,7 +267,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         seen = SmallSteps(device=place_for(num_parameters, spec.steps, device))
         if not spec.torch_compile:  # a look from inside would change what is compiled
-            _watch_products(model, seen)
+            seen.watch_products(model)
         trainer = SmallTrainer(
             model=model,
             args=arguments,
@@ -279,12 +284,3 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
         force_tf32(spec, device)
         trainer.train()
     return seen
-
-
-def _watch_products(model: PreTrainedModel, seen: SmallSteps) -> None:
-    def look(name: str, dtype: torch.dtype) -> None:
-        seen.product_types[plain_name(name)] = str(dtype).removeprefix("torch.")
-
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Linear, Conv1D)):
-            module.register_forward_hook(lambda _m, _i, output, name=name: look(name, output.dtype))

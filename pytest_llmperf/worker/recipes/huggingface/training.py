@@ -47,12 +47,13 @@ def train(
     # Before the model: they decide TF32 and start the process group.
     arguments = training_arguments(spec, request.folder, device, steps)
     rates = hardware_rates(device, request.calibrations, request.folder.parent, beat)
-    observed = ObservedTraining(plan, device, beat)
+    observed = ObservedTraining(plan, device, beat, [("inspecting", inspection)] if inspection else ())
     model = build_model(spec, request.model_config, device)
     remarks = list(unused_settings(request.model_config, model))
     compile_layers(spec, model)
-    is_saved = spec.save_checkpoint and not request.search
-    checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if is_saved else None
+    checkpoint = None
+    if spec.save_checkpoint and not request.search:
+        checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir)))
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
     witnesses = Witnesses(spec, model)
@@ -63,17 +64,13 @@ def train(
         facts |= data.evidence(len(observed.measurement.step_seconds) * spec.sequences_per_step)
         facts |= observed.ending.evidence | (checkpoint.evidence if checkpoint else {})
         facts |= {"remarks": remarks} if remarks else {}
-        passes = spec.gradient_accumulation_steps
-        return observed.trained(passes, rates, parameters=model.num_parameters(), evidence=facts)
+        return observed.trained(rates, parameters=model.num_parameters(), evidence=facts)
 
     observed.measured = lambda: measured(seen())
-    if inspection:
-        observed.add("inspecting", inspection)
     asked = Injection.from_environment(spec.gpus)
     if asked.concerns(plan.rank):
         observed.burner = Burner(device, observed.clock, slow=asked.slow, hold=asked.hold, hang=asked.hang)
-    marks = StepMarks(observed, beat, checkpoint, inspection)
-    trainer = WatchedTrainer(model, arguments, data, marks)
+    trainer = WatchedTrainer(model, arguments, data, StepMarks(observed, beat, checkpoint, inspection))
     force_tf32(spec, device)
     failed = trainer.train_watched(alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
@@ -93,6 +90,7 @@ def _plan(spec: TrainSpec, request: Request) -> Plan:
         rank=int(os.environ["RANK"]),
         passing=request.passing,
         all_steps=request.all_steps,
+        passes_per_step=spec.gradient_accumulation_steps,
         is_traced=request.trace,
         exchanges=spec.gpus > 1 and not is_sharded(spec),
         fetches_ahead=spec.data_workers > 0,
