@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity
 
 from pytest_llmperf.observe.measurement import Clock, HostClock, HostMemory, Memory
 from pytest_llmperf.records.launch import CLOCK_REASONS, THROTTLES
+from pytest_llmperf.records.memory_shortage import Room
 from pytest_llmperf.records.trace import Kind
 
 # How Kineto and CUPTI word what the profiler saw: the device's work that is no kernel, the calls of the host.
@@ -152,13 +153,15 @@ def still_allocated() -> int:
     return torch.cuda.memory_allocated()
 
 
-def free_and_total(device: torch.device | None = None) -> tuple[int, int]:
-    """Bytes of the GPU, by the driver; of the current one where none is named.
+def room(device: torch.device | None = None) -> Room:
+    """What the GPU's driver has left, of the current one where none is named, and how often its allocator was in need.
 
     Raises:
         RuntimeError: its context is lost.
     """
-    return torch.cuda.mem_get_info(device)
+    free, total = torch.cuda.mem_get_info(device)
+    counts = torch.cuda.memory_stats(device)
+    return Room("the GPU", total, free, counts.get("num_alloc_retries", 0), counts.get("num_ooms", 0))
 
 
 def allow_share(device: torch.device, share: float) -> None:
@@ -172,18 +175,8 @@ def available_bytes(device: torch.device) -> float:
     return min(free, allowed)
 
 
-def allocator_failures() -> tuple[int, int]:
-    """How often the allocator gave back what it had kept and asked again, and how often it got nothing all the same.
-
-    Raises:
-        RuntimeError: the GPU's context is lost.
-    """
-    counts = torch.cuda.memory_stats()
-    return counts.get("num_alloc_retries", 0), counts.get("num_ooms", 0)
-
-
-def forget_failures() -> None:
-    torch.cuda.reset_accumulated_memory_stats()
+#: Count the allocator's needs anew.
+forget_failures = torch.cuda.reset_accumulated_memory_stats
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -53,11 +53,11 @@ class Headroom:
         """
         gpu = _gpu() if device.type != "cpu" else None
         if gpu is not None:
-            free, total = gpu.free_and_total(device)
-            left = limit_bytes - (total - free)
-            if limit_bytes > total or left <= 0:
-                raise ValueError(f"a limit of {limit_bytes} bytes: {total} there are, {total - free} are held already")
-            gpu.allow_share(device, left / total)
+            room = gpu.room(device)
+            total, held = room.limit_bytes, room.limit_bytes - room.left_bytes
+            if limit_bytes > total or limit_bytes <= held:
+                raise ValueError(f"a limit of {limit_bytes} bytes: {total} there are, {held} are held already")
+            gpu.allow_share(device, (limit_bytes - held) / total)
             return
         import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
 
@@ -119,8 +119,7 @@ class Headroom:
         gpu = _gpu()
         if gpu is not None:
             with suppress(RuntimeError):  # the context is lost
-                free, total = gpu.free_and_total()
-                rooms.append(Room("the GPU", total, free, *gpu.allocator_failures()))
+                rooms.append(gpu.room())
         return tuple(rooms)
 
 

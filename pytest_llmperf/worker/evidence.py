@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, Trainer
 
-from pytest_llmperf.observe.device import allocator_failures, is_gpu
+from pytest_llmperf.observe.device import is_gpu, room
 from pytest_llmperf.settings import fault_injection
 from pytest_llmperf.settings.evidence import RunEvidence
 from pytest_llmperf.settings.setting import stored_evidence
@@ -59,7 +59,7 @@ def _run(training: Training) -> RunEvidence:
     return RunEvidence(
         device_type=training.device.type,
         injected=os.environ.get(fault_injection.VARIABLE, ""),
-        allocator_retries=allocator_failures()[0] if is_gpu(training.device) else 0,
+        allocator_retries=room().retries if is_gpu(training.device) else 0,
         found=attention.found_settings(),
     )
 

@@ -114,7 +114,7 @@ def gpu_with(monkeypatch: pytest.MonkeyPatch, left: int | None, **counts: int) -
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: counts)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda *_: counts)
 
 
 CALLOC = "ncclUnhandledCudaError: Call to CUDA function failed.\nFailed to CUDA calloc async 24 bytes"
