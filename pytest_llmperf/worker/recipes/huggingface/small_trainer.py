@@ -197,19 +197,20 @@ class SmallTrainer(Trainer):
         return loss
 
 
+@dataclass(eq=False)
 class _Watch(TrainerCallback):
-    def __init__(self, model: nn.Module, seen: SmallSteps) -> None:
-        self._model, self._seen = model, seen
+    model: nn.Module
+    seen: SmallSteps
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._seen.weights.append(whole(self._model, self._seen.device))
+        self.seen.weights.append(whole(self.model, self.seen.device))
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._seen.clipped.append(gradients_of(self._model, self._seen.device))
+        self.seen.clipped.append(gradients_of(self.model, self.seen.device))
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        before, after = self._seen.weights[-1], whole(self._model, self._seen.device)
-        self._seen.updates.append({name: after[name] - before[name] for name in after})
+        before, after = self.seen.weights[-1], whole(self.model, self.seen.device)
+        self.seen.updates.append({name: after[name] - before[name] for name in after})
 
 
 def whole(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:

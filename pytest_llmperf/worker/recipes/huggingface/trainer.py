@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,62 +126,55 @@ class WatchedTrainer(Trainer):
         return SequentialSampler(self.train_dataset)
 
 
+@dataclass(eq=False)
 class StepMarks(TrainerCallback):
     """Says where steps begin and end; between those that are timed and those that come later a checkpoint is saved."""
 
-    def __init__(
-        self,
-        observed: ObservedTraining,
-        heartbeat: Heartbeat,
-        checkpoint: Checkpoint | None,
-        inspection: Inspection | None,
-    ) -> None:
-        self.observed, self._heartbeat = observed, heartbeat
-        self._checkpoint, self.inspection = checkpoint, inspection
+    observed: ObservedTraining
+    heartbeat: Heartbeat
+    checkpoint: Checkpoint | None
+    inspection: Inspection | None
 
-    def on_step_begin(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, model: Any = None, **_: Any
-    ) -> None:
+    def on_step_begin(self, _args: Any, state: TrainerState, _control: Any, model: Any = None, **_: Any) -> None:
         if state.global_step == 0:
-            if self._checkpoint:
-                self._checkpoint.check_room(model)
+            if self.checkpoint:
+                self.checkpoint.check_room(model)
             if self.inspection:
                 self.inspection.before(model)
             self.observed.begin()
         elif self.inspection and self.inspection.is_running:
             self.inspection.begin_step(model)
 
-    def on_step_end(
-        self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
-    ) -> None:
+    def on_step_end(self, _args: Any, state: TrainerState, control: TrainerControl, **trained: Any) -> None:
         came = self.observed.step_ended(state.global_step)
         if came == "goes on":
             return
-        if came == "measured" and self._checkpoint:
-            self._checkpoint.check_room(trained["model"], trained["optimizer"])
-            self._heartbeat.enter("saving")
+        if came == "measured" and self.checkpoint:
+            self.checkpoint.check_room(trained["model"], trained["optimizer"])
+            self.heartbeat.enter("saving")
             control.should_save = True
         else:
             control.should_training_stop = came == "over" or not self.observed.go_on()
 
-    def on_save(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._checkpoint:
-            self._checkpoint.end()
-            self._heartbeat.enter("gathering")
-            self._checkpoint.remove()
+    def on_save(self, _args: Any, _state: Any, control: TrainerControl, **_: Any) -> None:
+        if self.checkpoint:
+            self.checkpoint.end()
+            self.heartbeat.enter("gathering")
+            self.checkpoint.remove()
             control.should_training_stop = not self.observed.go_on()
 
 
+@dataclass
 class Checkpoint:
     """The Trainer's own save, once and after all that is timed, into the launch's folder, and removed again.
 
     The heartbeat tells when it begins and ends; its size is evidence that it was made.
     """
 
-    def __init__(self, spec_id: str, folder: Path) -> None:
-        """``folder`` is the Trainer's, for which there may be nothing yet."""
-        self._spec_id, self._folder = spec_id, folder
-        self.num_bytes = 0
+    spec_id: str
+    folder: Path
+    """The Trainer's, for which there may be nothing yet."""
+    num_bytes: int = 0
 
     @property
     def evidence(self) -> dict[str, int]:
@@ -196,10 +190,10 @@ class Checkpoint:
         for state in optimizer.state.values() if optimizer is not None else ():
             tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # of one that is sharded the whole
-        free = free_bytes(self._folder.parent)
+        free = free_bytes(self.folder.parent)
         if needed > free:
             raise RefusedError(
-                f"{self._spec_id}: save_checkpoint writes at least {memory(needed)}, and {self._folder.parent} has "
+                f"{self.spec_id}: save_checkpoint writes at least {memory(needed)}, and {self.folder.parent} has "
                 f"{memory(free)} left; make room there, or leave it out"
             )
 
@@ -207,14 +201,14 @@ class Checkpoint:
         """It was written, on this rank: wait for the others."""
         if dist.is_initialized():
             dist.barrier()
-        self.num_bytes = sum(path.stat().st_size for path in self._folder.rglob("checkpoint-*/**/*") if path.is_file())
+        self.num_bytes = sum(path.stat().st_size for path in self.folder.rglob("checkpoint-*/**/*") if path.is_file())
 
     def remove(self) -> None:
         """On each node, once all have counted."""
         if dist.is_initialized():
             dist.barrier()
         if os.environ["LOCAL_RANK"] == "0":
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def free_bytes(folder: Path) -> int:
