@@ -29,10 +29,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.worker.estimate import prediction_server
+from pytest_llmperf.worker.estimate import operator_counter, prediction_server
 from pytest_llmperf.worker.estimate.gpu_emulation import IN_FP32, SUMMED_IN_FP32, GpuFunctions
 from pytest_llmperf.worker.estimate.memory_estimator import plan
-from pytest_llmperf.worker.estimate.operator_counter import KnownOutputs, OperatorCounter
+from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter, known_output
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -199,22 +199,21 @@ def test_what_an_operator_gave_before_is_what_it_gives(monkeypatch: pytest.Monke
 
     counted()  # from here on all is known
     parts, operators = counted()
-    monkeypatch.setattr(KnownOutputs, "call", lambda _self, function, args, kwargs: function(*args, **kwargs))
+    monkeypatch.setattr(operator_counter, "known_output", lambda function, args, kwargs: function(*args, **kwargs))
     plain_parts, plain_operators = counted()
     assert parts == plain_parts
     assert (operators.operators, operators.flops) == (plain_operators.operators, plain_operators.flops)
 
 
 def test_of_a_storage_that_was_let_go_of_no_view_is_made_from_what_is_known() -> None:
-    known = KnownOutputs()
     with FakeTensorMode() as mode:
         mode.cache_enabled = False  # its own makes the storage larger
         tensor = torch.empty(4, 4)
         view = torch.ops.aten.view.default
-        first, again = (known.call(view, (tensor, [16]), {}) for _ in range(2))
+        first, again = (known_output(view, (tensor, [16]), {}) for _ in range(2))
         assert first.untyped_storage() is again.untyped_storage() is tensor.untyped_storage()
         tensor.untyped_storage().resize_(0)
-        known.call(view, (tensor, [16]), {})
+        known_output(view, (tensor, [16]), {})
         assert tensor.untyped_storage().nbytes() == 0
 
 

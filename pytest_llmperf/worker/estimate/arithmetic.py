@@ -19,7 +19,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
+from inspect import getattr_static
 from math import prod
 from typing import Any
 
@@ -41,35 +42,24 @@ _Arguments = Mapping[str, Any]
 ANSWER = " answer"
 
 
-def _sized(first: str, second: str) -> Callable[[_Arguments], int]:
-    """Of a product of two matrices, or of a matrix and a vector."""
-
-    def flops(given: _Arguments) -> int:
-        return 2 * int(given[first].numel()) * prod(given[second].shape[1:])
-
-    return flops
+def _matrices(given: _Arguments, first: str, second: str) -> int:
+    """Of two matrices, or of a matrix and a vector."""
+    return 2 * int(given[first].numel()) * prod(given[second].shape[1:])
 
 
-def _batched(first: str, second: str) -> Callable[[_Arguments], int]:
-    def flops(given: _Arguments) -> int:
-        _, inner, columns = given[second].shape
-        return 2 * int(given[first].numel()) * int(columns) if inner > 1 else 0
-
-    return flops
+def _batched(given: _Arguments, first: str, second: str) -> int:
+    _, inner, columns = given[second].shape
+    return 2 * int(given[first].numel()) * int(columns) if inner > 1 else 0
 
 
-def _grouped(first: str, second: str) -> Callable[[_Arguments], int]:
+def _grouped(given: _Arguments, first: str, second: str) -> int:
     """Rows or columns in groups, each with a matrix of its own: as if with one, since every one is in one group.
 
     Two flat ones share what is summed over, as the gradient of the groups' matrices does.
     """
-
-    def flops(given: _Arguments) -> int:
-        one, other = given[first], given[second]
-        groups_of_columns = int(one.shape[0]) if one.dim() > other.dim() else 1
-        return 2 * int(one.numel()) * int(other.shape[-1]) // groups_of_columns
-
-    return flops
+    one, other = given[first], given[second]
+    groups_of_columns = int(one.shape[0]) if one.dim() > other.dim() else 1
+    return 2 * int(one.numel()) * int(other.shape[-1]) // groups_of_columns
 
 
 def _convolved(given: _Arguments) -> int:
@@ -82,17 +72,19 @@ def _convolved_backward(given: _Arguments) -> int:
     return 2 * int(place.numel()) * prod(given["weight"].shape[1:]) * sum(given["output_mask"][:2])
 
 
-def _scores(given: _Arguments, sequence: int) -> int:
-    """Of attention's two products; ``sequence``: the dimension that a sequence's tokens are in."""
-    query, key, value = (_known(given, names) for names in _QUERY_KEY_VALUE)
-    rows, sizes = int(query.numel()) // int(query.shape[-1]), int(query.shape[-1]) + int(value.shape[-1])
-    ends_of_queries, ends_of_keys = (_known(given, names) for names in _ENDS)
-    if ends_of_queries is None or ends_of_keys is None:
-        return 2 * rows * int(key.shape[sequence]) * sizes
-    if isinstance(ends_of_keys, FakeTensor) or ends_of_keys.device.type == "meta":  # any may be the longest
-        return 2 * rows * int(_known(given, _LONGEST)) * sizes
-    pairs = int((ends_of_queries.diff() * ends_of_keys.diff()).sum().item())
-    return 2 * pairs * int(query.shape[-2]) * sizes
+def _attention(given: _Arguments, sequence: int, products: int) -> int:
+    """So often attention's two products; ``sequence``: the dimension that a sequence's tokens are in."""
+    query, key, value = (_known(given, names) for names in (("query", "q"), ("key", "k"), ("value", "v")))
+    sizes = int(query.shape[-1]) + int(value.shape[-1])
+    rows, others = int(query.numel()) // int(query.shape[-1]), int(key.shape[sequence])
+    # Where sequences of several lengths follow each other, where each ends.
+    queries, keys = (_known(given, (f"cu_seqlens_{one}", f"cum_seq_{one}")) for one in ("q", "k"))
+    if queries is None or keys is None:
+        return products * 2 * rows * others * sizes
+    if isinstance(keys, FakeTensor) or keys.device.type == "meta":  # any may be the longest
+        return products * 2 * rows * int(_known(given, ("max_seqlen_k", "max_k"))) * sizes
+    pairs = int((queries.diff() * keys.diff()).sum().item())
+    return products * 2 * pairs * int(query.shape[-2]) * sizes
 
 
 def _known(given: _Arguments, names: Iterable[str]) -> Any:
@@ -100,44 +92,28 @@ def _known(given: _Arguments, names: Iterable[str]) -> Any:
     return next((given[name] for name in names if given.get(name) is not None), None)
 
 
-_QUERY_KEY_VALUE = (("query", "q"), ("key", "k"), ("value", "v"))
-# Where sequences of several lengths follow each other, where each ends.
-_ENDS = (("cu_seqlens_q", "cum_seq_q"), ("cu_seqlens_k", "cum_seq_k"))
-_LONGEST = ("max_seqlen_k", "max_k")
-
-
-def _attention(sequence: int, products: int) -> Callable[[_Arguments], int]:
-    return lambda given: products * _scores(given, sequence)
-
-
 _FORWARD, _BACKWARD = 1, 2
 _HEADS_FIRST, _TOKENS_FIRST = -2, -3
 
-_PRODUCTS: dict[str, Callable[[_Arguments], int]] = {
-    "aten::mm": _sized("self", "mat2"),
-    "aten::addmm": _sized("mat1", "mat2"),
-    "aten::_addmm_activation": _sized("mat1", "mat2"),
-    "aten::mv": _sized("self", "vec"),
-    "aten::addmv": _sized("mat", "vec"),
-    "aten::dot": _sized("self", "tensor"),
-    "aten::bmm": _batched("self", "mat2"),
-    "aten::baddbmm": _batched("batch1", "batch2"),
-    "aten::addbmm": _batched("batch1", "batch2"),
-    "aten::_int_mm": _sized("self", "mat2"),
-    "aten::_scaled_mm": _sized("self", "mat2"),
-    "aten::_scaled_mm_v2": _sized("self", "mat2"),
-    "aten::_grouped_mm": _grouped("self", "mat2"),
-    "aten::_scaled_grouped_mm": _grouped("self", "mat2"),
-    "aten::_scaled_grouped_mm_v2": _grouped("self", "mat2"),
-    "transformers::grouped_mm_fallback": _grouped("input", "weight"),
-    "transformers::grouped_mm_fallback_backward": lambda given: _BACKWARD * _grouped("input", "weight")(given),
+
+# What multiplies, the names of its two factors, and the operators that do.
+_FACTORS = (
+    (_matrices, "self", "mat2", "aten::mm aten::_int_mm aten::_scaled_mm aten::_scaled_mm_v2"),
+    (_matrices, "mat1", "mat2", "aten::addmm aten::_addmm_activation"),
+    (_matrices, "self", "vec", "aten::mv"),
+    (_matrices, "mat", "vec", "aten::addmv"),
+    (_matrices, "self", "tensor", "aten::dot"),
+    (_batched, "self", "mat2", "aten::bmm"),
+    (_batched, "batch1", "batch2", "aten::baddbmm aten::addbmm"),
+    (_grouped, "self", "mat2", "aten::_grouped_mm aten::_scaled_grouped_mm aten::_scaled_grouped_mm_v2"),
+    (_grouped, "input", "weight", "transformers::grouped_mm_fallback"),
+)
+_PRODUCTS: Mapping[str, Callable[[_Arguments], int]] = {
+    **{name: partial(own, first=a, second=b) for own, a, b, names in _FACTORS for name in names.split()},
+    "transformers::grouped_mm_fallback_backward": lambda given: _BACKWARD * _grouped(given, "input", "weight"),
     "aten::convolution": _convolved,
     "aten::convolution_overrideable": _convolved,
     "aten::convolution_backward": _convolved_backward,
-    "aten::_flash_attention_forward": _attention(_TOKENS_FIRST, _FORWARD),
-    "aten::_flash_attention_backward": _attention(_TOKENS_FIRST, _BACKWARD),
-    "aten::_efficient_attention_forward": _attention(_TOKENS_FIRST, _FORWARD),
-    "aten::_efficient_attention_backward": _attention(_TOKENS_FIRST, _BACKWARD),
 }
 
 
@@ -152,19 +128,15 @@ def formula(function: OpOverload) -> Callable[[_Arguments], int] | None:
     products = _BACKWARD if backward else _FORWARD
     # The CPU's, CUDA's three kinds, and those of devices that bring their own.
     if namespace == "aten" and own.startswith("_scaled_dot_product_") and "_math" not in own:
-        return _attention(_HEADS_FIRST, products)
-    # flash-attn of every number, and what the hub builds of it under a name with a hash.
-    if "flash_attn" in namespace and (backward or "forward" in own or "fwd" in own):
-        return _attention(_TOKENS_FIRST, products)
+        return partial(_attention, sequence=_HEADS_FIRST, products=products)
+    # PyTorch's own kernels, flash-attn of every number, and what the hub builds of it under a name with a hash.
+    is_kernel = "flash_attn" in namespace or own.startswith(("_flash_attention_", "_efficient_attention_"))
+    if is_kernel and (backward or "forward" in own or "fwd" in own):
+        return partial(_attention, sequence=_TOKENS_FIRST, products=products)
     return None
 
 
-def higher_order(function: HigherOrderOperator, args: Any) -> int:
-    products = {"flex_attention": _FORWARD, "flex_attention_backward": _BACKWARD}.get(function.name(), 0)
-    return products and products * _scores(dict(zip(("query", "key", "value"), args, strict=False)), _HEADS_FIRST)
-
-
-# --- functions that are no operators: their kernels are Triton's, or run products in pieces of the tokens ---
+# Functions that are no operators: their kernels are Triton's, or run products in pieces of the tokens.
 
 
 def _fused_linear_cross_entropy(context: Any, hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
@@ -184,15 +156,11 @@ def _fused_feed_forward(context: Any, tokens: Any, *weights_and_factors: Any) ->
     return 2 * rows * weights * (1 + _BACKWARD * any(context.needs_input_grad))
 
 
-FUSED: tuple[tuple[str, str, Callable[..., int]], ...] = (
-    (
-        "liger_kernel.ops.fused_linear_cross_entropy",
-        "LigerFusedLinearCrossEntropyFunction",
-        _fused_linear_cross_entropy,
-    ),
-    ("liger_kernel.ops.fused_moe", "LigerFusedMoEFunction", _fused_experts),
-    ("liger_kernel.ops.mlp", "LigerMLPFunction", _fused_feed_forward),
-)
+_FUSED: Mapping[str, Callable[..., int]] = {
+    "liger_kernel.ops.fused_linear_cross_entropy LigerFusedLinearCrossEntropyFunction": _fused_linear_cross_entropy,
+    "liger_kernel.ops.fused_moe LigerFusedMoEFunction": _fused_experts,
+    "liger_kernel.ops.mlp LigerMLPFunction": _fused_feed_forward,
+}
 
 
 # QuickMode: a dispatch mode that is called for each operator of a step, where nothing is compiled.
@@ -210,17 +178,34 @@ class QuickMode(TorchDispatchMode):
         return False
 
 
-class Arithmetic(AbstractContextManager["Arithmetic"]):
+@contextmanager
+def replaced(where: Any, **values: Any) -> Iterator[None]:
+    """Let the attributes of ``where`` have these ``values`` while this lasts."""
+    real = {name: getattr_static(where, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(where, name, value)
+        yield
+    finally:
+        for name, value in real.items():
+            setattr(where, name, value)
+
+
+class Arithmetic(QuickMode):
     """Counts the FLOPs of whatever runs under it, by operator: ``with Arithmetic() as arithmetic: step()``.
 
-    A mode of fake tensors may be around it or inside; of a tensor in shards, this rank's products are counted.
+    It sees each operator below autograd, those of the backward pass too. A mode of fake tensors may be around it or
+    inside; of a tensor in shards, this rank's products are counted.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
+        super().__init__()
         self.by_operator: dict[str, int] = defaultdict(int)
         """By an operator's name, ``aten::mm`` say."""
         self._is_silent = False
-        self._active = ExitStack()
+        self._patches = ExitStack()
 
     @property
     def flops(self) -> int:
@@ -243,42 +228,33 @@ class Arithmetic(AbstractContextManager["Arithmetic"]):
             self._is_silent = before
 
     def __enter__(self) -> Arithmetic:  # noqa: PYI034 - Self is newer than the oldest Python here
-        with ExitStack() as stack:
-            for module, function, flops in FUSED:
-                if module in sys.modules:  # else nobody can call it
-                    stack.enter_context(_counted(self, getattr(sys.modules[module], function), flops))
-            stack.enter_context(_Mode(self))
-            self._active = stack.pop_all()
+        for names, flops in _FUSED.items():
+            module, function = names.split()
+            if module in sys.modules:  # else nobody can call it
+                self._patches.enter_context(_counted(self, getattr(sys.modules[module], function), flops))
+        super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._active.close()
-
-
-class _Mode(QuickMode):
-    """Sees each operator below autograd, those of the backward pass too."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, arithmetic: Arithmetic) -> None:
-        super().__init__()
-        self._arithmetic = arithmetic
+        super().__exit__(*error)
+        self._patches.close()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as what it does to this rank's shard
         if isinstance(function, HigherOrderOperator):
-            self._arithmetic.add(function.name(), higher_order(function, args))
+            products = {"flex_attention": _FORWARD, "flex_attention_backward": _BACKWARD}.get(function.name())
+            if products:
+                given = dict(zip(("query", "key", "value"), args, strict=False))
+                self.add(function.name(), _attention(given, _HEADS_FIRST, products))
             return function(*args, **kwargs)
         flops = formula(function)
         answer = function(*args, **kwargs)
-        if flops is None:
-            return answer
-        names = (argument.name for argument in function._schema.arguments)  # noqa: SLF001 - it has no other
-        given = dict(zip(names, args, strict=False)) | kwargs
-        name = function.name().partition(".")[0]
-        self._arithmetic.add(name, flops({**given, ANSWER: answer}))
+        if flops is not None:
+            names = (argument.name for argument in function._schema.arguments)  # noqa: SLF001 - it has no other
+            given = dict(zip(names, args, strict=False)) | kwargs
+            self.add(function.name().partition(".")[0], flops({**given, ANSWER: answer}))
         return answer
 
 
@@ -308,8 +284,7 @@ def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:
     return arithmetic.flops / sequence_length
 
 
-@contextmanager
-def _counted(arithmetic: Arithmetic, function: Any, flops: Callable[..., int]) -> Iterator[None]:
+def _counted(arithmetic: Arithmetic, function: Any, flops: Callable[..., int]) -> AbstractContextManager[None]:
     """``function`` of autograd is counted by its arguments, and what it calls is not."""
     forward, backward = function.forward, function.backward
 
@@ -321,8 +296,4 @@ def _counted(arithmetic: Arithmetic, function: Any, flops: Callable[..., int]) -
         with arithmetic.whole(function.__name__, 0):
             return backward(context, *gradients)
 
-    function.forward, function.backward = staticmethod(counted_forward), staticmethod(quiet_backward)
-    try:
-        yield
-    finally:
-        function.forward, function.backward = staticmethod(forward), staticmethod(backward)
+    return replaced(function, forward=staticmethod(counted_forward), backward=staticmethod(quiet_backward))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 _MIB = 2**20
@@ -30,16 +31,12 @@ def whole(num_bytes: int, granule: int = GRANULE) -> int:
     return -(-num_bytes // granule) * granule
 
 
-@dataclass(eq=False)
-class Block:
-    """A piece of a segment, between its neighbours."""
+class Block(NamedTuple):
+    """A piece of a segment."""
 
     size: int
     address: int
     is_small: bool
-    is_free: bool = False
-    before: Block | None = field(default=None, repr=False)
-    after: Block | None = field(default=None, repr=False)
 
 
 class CachingAllocator:
@@ -49,67 +46,49 @@ class CachingAllocator:
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self._num_segments = 0
-        # By size, then address: as it looks for the best fit.
+        # By kind of segment, in the order of size, then address: as it looks for the best fit.
         self._free: dict[bool, list[Block]] = {True: [], False: []}
+        # The same by where each begins and ends.
+        self._from: dict[int, Block] = {}
+        self._to: dict[int, Block] = {}
 
     def allocate(self, num_bytes: int) -> Block:
         """A block of at least ``num_bytes``."""
         size = max(GRANULE, whole(num_bytes))
-        free = self._free[size <= _SMALL]
-        at = bisect.bisect_left(free, (size, 0), key=_order)
-        if at < len(free):
-            block = free.pop(at)
-            block.is_free = False
+        is_small = size <= _SMALL
+        at = bisect.bisect_left(self._free[is_small], (size, 0))
+        if at < len(self._free[is_small]):
+            block = self._taken(self._free[is_small][at])
         else:
-            block = self._segment(size)
+            large = _LARGE_SEGMENT if size < _OWN_SEGMENT else whole(size, _STEP)
+            self._num_segments += 1
+            block = Block(_SMALL_SEGMENT if is_small else large, self._num_segments * _APART, is_small)
+            self.reserved_bytes += block.size
         rest = block.size - size
-        if rest >= GRANULE if block.is_small else rest > _SMALL:
-            self._split(block, size)
+        if rest >= GRANULE if is_small else rest > _SMALL:
+            self._keep(Block(rest, block.address + size, is_small))
+            block = block._replace(size=size)
         self.allocated_bytes += block.size
         return block
 
     def free(self, block: Block) -> None:
         """Give ``block`` back."""
         self.allocated_bytes -= block.size
-        before, after = block.before, block.after
-        if after is not None and after.is_free:
-            self._forget(after)
-            block.size, block.after = block.size + after.size, after.after
-            if block.after is not None:
-                block.after.before = block
-        if before is not None and before.is_free:
-            self._forget(before)
-            block.size, block.address, block.before = block.size + before.size, before.address, before.before
-            if block.before is not None:
-                block.before.after = block
+        after, before = self._from.get(block.address + block.size), self._to.get(block.address)
+        if after is not None:
+            block = block._replace(size=block.size + self._taken(after).size)
+        if before is not None:
+            block = block._replace(size=block.size + self._taken(before).size, address=before.address)
         self._keep(block)
 
-    def _segment(self, size: int) -> Block:
-        """A new segment in one block."""
-        large = _LARGE_SEGMENT if size < _OWN_SEGMENT else whole(size, _STEP)
-        segment = _SMALL_SEGMENT if size <= _SMALL else large
-        self.reserved_bytes += segment
-        self._num_segments += 1
-        return Block(segment, self._num_segments * _APART, is_small=size <= _SMALL)
-
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.address + size, block.is_small, before=block, after=block.after)
-        if rest.after is not None:
-            rest.after.before = rest
-        block.size, block.after = size, rest
-        self._keep(rest)
-
     def _keep(self, block: Block) -> None:
-        block.is_free = True
-        bisect.insort(self._free[block.is_small], block, key=_order)
+        bisect.insort(self._free[block.is_small], block)
+        self._from[block.address] = self._to[block.address + block.size] = block
 
-    def _forget(self, block: Block) -> None:
+    def _taken(self, block: Block) -> Block:
         free = self._free[block.is_small]
-        free.pop(bisect.bisect_left(free, _order(block), key=_order))
-
-
-def _order(block: Block) -> tuple[int, int]:
-    return block.size, block.address
+        del free[bisect.bisect_left(free, block)], self._from[block.address], self._to[block.address + block.size]
+        return block
 
 
 # Steps of a training, from what one of them made and let go of: each by the allocator that the last one left.
@@ -168,14 +147,21 @@ class _Replay:
         self._living: dict[int, tuple[Change, list[Block]]] = {}
         self._parts: dict[str, int] = {}
 
-    def run(self, changes: Iterable[Change], pieces: Mapping[int, int] | None = None) -> None:
+    def run(self, changes: Iterable[Change], pieces: Mapping[int, int] = MappingProxyType({})) -> None:
         """Do what is recorded; ``pieces``: see ``Recording``."""
         for change in changes:
-            blocks = self._let_go_of(change) if change.number in self._living else []
-            if not blocks and change.num_bytes:
-                number = (pieces or {}).get(change.num_bytes, 1)
-                blocks = [self._allocator.allocate(change.num_bytes // number) for _ in range(number)]
+            blocks: list[Block] = []
+            if change.number in self._living:
+                self.look()  # it is never more than before something is let go of
+                before, blocks = self._living.pop(change.number)
+                self._parts[before.part] -= whole(before.num_bytes)
+                if before.num_bytes != change.num_bytes:
+                    for block in blocks:
+                        self._allocator.free(block)
+                    blocks = []
             if change.num_bytes:
+                number = pieces.get(change.num_bytes, 1)
+                blocks = blocks or [self._allocator.allocate(change.num_bytes // number) for _ in range(number)]
                 self._living[change.number] = change, blocks
                 self._parts[change.part] = self._parts.get(change.part, 0) + whole(change.num_bytes)
 
@@ -187,14 +173,3 @@ class _Replay:
             rounding = self._peak - sum(self.at_peak.values())
             if rounding:
                 self.at_peak["rounding"] = rounding
-
-    def _let_go_of(self, change: Change) -> list[Block]:
-        """The blocks of what ``change`` is of, if it stays as large: else none any more."""
-        self.look()  # it is never more than before something is let go of
-        before, blocks = self._living.pop(change.number)
-        self._parts[before.part] -= whole(before.num_bytes)
-        if before.num_bytes == change.num_bytes:
-            return blocks
-        for block in blocks:
-            self._allocator.free(block)
-        return []

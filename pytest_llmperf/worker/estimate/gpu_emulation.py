@@ -6,7 +6,7 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
+
+from pytest_llmperf.worker.estimate.arithmetic import replaced
 
 # What CUDA's autocast runs in fp32 (torch/include/ATen/autocast_mode.h), which the CPU's mostly does not. A power in
 # the middle of an activation, as in GPT-2's, so makes fp32 of all that follows it.
@@ -168,15 +170,14 @@ def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] 
     answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}
     if not masks:
         answers["_ignore_causal_mask_sdpa"] = True
-    real = {name: getattr(masking_utils, name) for name in answers if hasattr(masking_utils, name)}
-    for name in real:
-        setattr(masking_utils, name, lambda *_, answer=answers[name], **__: answer)
-    try:
-        with _quiet_kernels(called) if liger else nullcontext():
-            yield
-    finally:
-        for name, function in real.items():
-            setattr(masking_utils, name, function)
+    functions = {
+        name: lambda *_, answer=answer, **__: answer for name, answer in answers.items() if hasattr(masking_utils, name)
+    }
+    with ExitStack() as stack:
+        stack.enter_context(replaced(masking_utils, **functions))
+        if liger:
+            _quiet_kernels(stack, called)
+        yield
 
 
 class _NoKernel:
@@ -189,24 +190,14 @@ class _NoKernel:
         return lambda *_, **__: self._called(self._name)
 
 
-@contextmanager
-def _quiet_kernels(called: Callable[[str], None]) -> Iterator[None]:
+def _quiet_kernels(stack: ExitStack, called: Callable[[str], None]) -> None:
     """Liger's functions with their own allocations, and none of their kernels."""
     from liger_kernel import ops  # noqa: PLC0415 - only where Liger is asked for
     from triton.runtime import KernelInterface  # noqa: PLC0415 - comes with Liger
 
-    replaced = []
-    names = [f"{ops.__name__}.{info.name}" for info in pkgutil.iter_modules(ops.__path__)]
-    for module in map(importlib.import_module, names):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, KernelInterface):
-                replaced.append((module, name, value))
-                setattr(module, name, _NoKernel(name, called))
+    for info in pkgutil.iter_modules(ops.__path__):
+        module = importlib.import_module(f"{ops.__name__}.{info.name}")
+        kernels = [name for name, value in vars(module).items() if isinstance(value, KernelInterface)]
+        stack.enter_context(replaced(module, **{name: _NoKernel(name, called) for name in kernels}))
     # It also asks whether the loss's gradient is 1, in a backward pass, where no mode listens.
-    replaced.append((torch, "equal", torch.equal))
-    torch.equal = lambda *_: True
-    try:
-        yield
-    finally:
-        for module, name, value in replaced:
-            setattr(module, name, value)
+    stack.enter_context(replaced(torch, equal=lambda *_: True))

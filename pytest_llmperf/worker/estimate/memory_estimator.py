@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -81,11 +81,7 @@ def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> None:
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
 _WORKSPACES = (32 * 2**20, 32 * 2**20)
 
-_OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adamw_torch": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
-    "adamw_torch_fused": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
-    "sgd": lambda parameters: torch.optim.SGD(parameters, foreach=True),
-}
+_OPTIMIZERS = {"adamw_torch": torch.optim.AdamW, "adamw_torch_fused": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter | None = None) -> dict[str, int]:
@@ -117,26 +113,29 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
             f"{spec.attention} is not modelled for {hf_config.model_type}: it is counted as sdpa, which "
             f"{hf_config.model_type} does not have; known: eager"
         )
-    sharded = spec.parallelism != "ddp"
+    counter = Counter(hf_config.get_text_config().vocab_size, operators)
     with ExitStack() as stack:
-        ranks = stack.enter_context(among_ranks(spec)) if sharded else None
+        ranks = stack.enter_context(among_ranks(spec)) if spec.parallelism != "ddp" else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        masks = attention == spec.attention
-        stack.enter_context(as_on_gpu(liger=spec.liger, masks=masks, called=_called(operators)))
+        stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         model = AutoModelForCausalLM.from_config(
             hf_config, dtype=DTYPES[spec.model_precision], attn_implementation=attention
         )
         refusal.check_direction(model.config)
         model.train()
-        counter = Counter(model.config.get_text_config().vocab_size, operators)
-        _prepare(spec, model, _functions(spec, counter))
+        functions = partial(
+            GpuFunctions,
+            _autocast(spec),
+            counter.vocabulary_size,
+            fused=spec.sdpa_backend != "math",
+            called=counter.called,
+        )
+        _prepare(spec, model, functions)
         if ranks is not None:
             shard(spec, model, ranks)
-        updated, pieces = _updated(model, counter)
-        with counter, counter.resizing():
-            recording = _train(spec, model, updated, counter, pieces)
+        recording = _train(spec, model, counter, functions)
     parts = parts_at_peak(recording, _WORKSPACES)
-    if spec.gpus > 1 and not sharded:  # DDP reduces in buckets of its own, beside the gradients
+    if spec.gpus > 1 and ranks is None:  # DDP reduces in buckets of its own, beside the gradients
         parts["buckets"] = parts["weights"]
     return parts
 
@@ -165,33 +164,33 @@ def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions])
         apply_liger_kernel(model, liger_kernels(spec))
 
 
-def _train(
-    spec: TrainSpec, model: Any, updated: Sequence[torch.nn.Parameter], counter: Counter, pieces: Mapping[int, int]
-) -> Recording:
-    """A training step of an optimizer that has its states and works on ``updated``."""
+def _train(spec: TrainSpec, model: Any, counter: Counter, functions: Callable[[], GpuFunctions]) -> Recording:
+    """A training step of an optimizer that has its states."""
+    updated, pieces = _updated(model, counter)
     gradients = [own.grad for own in updated]
-    counter.part = "weights"
-    for tensor in (*model.parameters(), *model.buffers()):
-        counter.count(tensor)
-    weights = counter.take()
-    optimizer = _OPTIMIZERS[spec.optimizer](updated)
-    _update(optimizer, counter)
-    first_update = counter.take()
-    counter.part = "activations"
-    ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
-    num_micro_batches = min(2, spec.gradient_accumulation_steps)
-    for number in range(1, num_micro_batches + 1):
-        if spec.parallelism != "ddp":  # gradients are reduced, and so sharded, when they are whole
-            model.set_requires_gradient_sync(number == num_micro_batches)
-        # Of many, all but the first are as the second.
-        with counter.times(1 if number < num_micro_batches else spec.gradient_accumulation_steps - number + 1):
-            _forward_and_backward(spec, model, counter, ids)
-    micro_batches = counter.take()
-    for own, gradient in zip(updated, gradients, strict=True):
-        own.grad = gradient
-    with counter.times(1):
+    with counter, counter.resizing():
+        counter.part = "weights"
+        for tensor in (*model.parameters(), *model.buffers()):
+            counter.count(tensor)
+        weights = counter.take()
+        optimizer = _OPTIMIZERS[spec.optimizer](updated, foreach=True)
         _update(optimizer, counter)
-    return Recording(weights, first_update, micro_batches, counter.take(), pieces)
+        first_update = counter.take()
+        counter.part = "activations"
+        ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
+        num_micro_batches = min(2, spec.gradient_accumulation_steps)
+        for number in range(1, num_micro_batches + 1):
+            if spec.parallelism != "ddp":  # gradients are reduced, and so sharded, when they are whole
+                model.set_requires_gradient_sync(number == num_micro_batches)
+            # Of many, all but the first are as the second.
+            with counter.times(1 if number < num_micro_batches else spec.gradient_accumulation_steps - number + 1):
+                _forward_and_backward(spec, model, counter, ids, functions)
+        micro_batches = counter.take()
+        for own, gradient in zip(updated, gradients, strict=True):
+            own.grad = gradient
+        with counter.times(1):
+            _update(optimizer, counter)
+        return Recording(weights, first_update, micro_batches, counter.take(), pieces)
 
 
 def _updated(model: Any, counter: Counter) -> tuple[list[torch.nn.Parameter], dict[int, int]]:
@@ -219,10 +218,12 @@ def _updated(model: Any, counter: Counter) -> tuple[list[torch.nn.Parameter], di
     return found, pieces
 
 
-def _forward_and_backward(spec: TrainSpec, model: Any, counter: Counter, ids: torch.Tensor) -> None:
+def _forward_and_backward(
+    spec: TrainSpec, model: Any, counter: Counter, ids: torch.Tensor, functions: Callable[[], GpuFunctions]
+) -> None:
     counter.part = "activations"
     autocast = _autocast(spec)
-    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None), _functions(spec, counter)():
+    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None), functions():
         output = model(input_ids=ids, labels=ids)
     if autocast is not None and output.logits is not None:
         output.logits = output.logits.float()  # accelerate gives back fp32
@@ -236,15 +237,6 @@ def _update(optimizer: torch.optim.Optimizer, counter: Counter) -> None:
     counter.part = "optimizer"
     optimizer.step()
     optimizer.zero_grad()
-
-
-def _functions(spec: TrainSpec, counter: Counter) -> Callable[[], GpuFunctions]:
-    fused, called = spec.sdpa_backend != "math", _called(counter.operators)
-    return partial(GpuFunctions, _autocast(spec), counter.vocabulary_size, fused=fused, called=called)
-
-
-def _called(operators: OperatorCounter | None) -> Callable[[str], None]:
-    return operators.called if operators else lambda _: None
 
 
 def _autocast(spec: TrainSpec) -> torch.dtype | None:

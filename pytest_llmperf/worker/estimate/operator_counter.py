@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from pytest_llmperf.worker.estimate.arithmetic import DEVICE, Arithmetic, QuickMode
+from pytest_llmperf.worker.estimate.arithmetic import DEVICE, Arithmetic, QuickMode, replaced
 from pytest_llmperf.worker.estimate.caching_allocator import Change
 
 # What asks for a tensor's kind, and makes none: how often depends on who looks. The content of a fake tensor is known
@@ -114,48 +115,32 @@ class _Output(NamedTuple):
     of: int | None
 
 
-class _Answer(NamedTuple):
-    """What an operator gave; no ``None`` is among it where it ``is_one`` tensor."""
-
-    outputs: Sequence[_Output | None]
-    is_one: bool
+# By what was called with what; beside outputs whether the answer is one tensor, and so none of them ``None``. Of the
+# whole process, as PyTorch's own: what one prediction has found serves the next.
+_ANSWERS: dict[tuple[object, ...], tuple[Sequence[_Output | None], bool]] = {}
 
 
-class KnownOutputs:
-    """Calls operators, or makes what they would give; to be asked within a dispatch mode, with a fake one below it."""
-
-    # Of the whole process, as PyTorch's own: what one prediction has found serves the next.
-    _answers: dict[tuple[object, ...], _Answer] = {}  # noqa: RUF012
-    _is_kept: dict[Any, bool] = {}  # noqa: RUF012
-
-    def call(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What ``function`` gives."""
-        if function not in self._is_kept:
-            self._is_kept[function] = _follows_from_shapes(function)
-        if not self._is_kept[function]:
-            return function(*args, **kwargs)
-        tensors: list[FakeTensor] = []
-        key: list[object] = [function, torch.get_default_dtype()]
-        is_told = _add(key, tensors, args)
-        if is_told and kwargs:
-            key += kwargs
-            is_told = _add(key, tensors, tuple(kwargs.values()))
-        if not (is_told and tensors):
-            return function(*args, **kwargs)
-        whole_key = tuple(key)
-        known = self._answers.get(whole_key)
-        if known is not None:
-            made = _made(known, tensors)
-            if made is not None:
-                return made
-        answer = function(*args, **kwargs)
-        if known is None:
-            found = _described(answer, tensors)
-            if found is not None:
-                self._answers[whole_key] = found
-        return answer
+def known_output(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What ``function`` gives, called or made; to be asked within a dispatch mode, with a fake one below it."""
+    tensors: list[FakeTensor] = []
+    key: list[object] = [function, torch.get_default_dtype()]
+    is_told = _follows_from_shapes(function) and _add(key, tensors, (*args, *kwargs, *kwargs.values()))
+    if not (is_told and tensors):
+        return function(*args, **kwargs)
+    known = _ANSWERS.get(tuple(key))
+    made = _made(*known, tensors) if known is not None else None
+    if made is not None:
+        return made
+    answer = function(*args, **kwargs)
+    if known is None:
+        is_one = not isinstance(answer, tuple)
+        found = [(each, _output(each, tensors)) for each in ([answer] if is_one else answer)]
+        if all(output is not None or (each is None and not is_one) for each, output in found):
+            _ANSWERS[tuple(key)] = [output for _, output in found], is_one
+    return answer
 
 
+@cache
 def _follows_from_shapes(function: Any) -> bool:
     """Whether what ``function`` gives is new or a view, and told by the shapes of what it is given."""
     return (
@@ -187,15 +172,8 @@ def _add(key: list[object], tensors: list[FakeTensor], values: Sequence[Any]) ->
     return True
 
 
-def _described(answer: Any, tensors: Sequence[FakeTensor]) -> _Answer | None:
-    """What there is to know of an ``answer``; ``None``: it cannot be made from that."""
-    is_one = not isinstance(answer, tuple)
-    found = [(each, each if each is None else _output(each, tensors)) for each in ([answer] if is_one else answer)]
-    is_whole = all(output is not None or (each is None and not is_one) for each, output in found)
-    return _Answer([output for _, output in found], is_one) if is_whole else None
-
-
 def _output(tensor: Any, tensors: Sequence[FakeTensor]) -> _Output | None:
+    """What there is to know of ``tensor``; ``None``: it cannot be made from that."""
     is_plain = type(tensor) is FakeTensor and tensor.constant is None and tensor.layout is torch.strided
     if not is_plain or tensor.dtype.is_complex or tensor.requires_grad or any(tensor is given for given in tensors):
         return None
@@ -215,10 +193,10 @@ def _output(tensor: Any, tensors: Sequence[FakeTensor]) -> _Output | None:
     return output
 
 
-def _made(answer: _Answer, tensors: Sequence[FakeTensor]) -> Any:
-    """The tensors of an ``answer``; ``None``: not of these, whose storages have another size."""
+def _made(outputs: Sequence[_Output | None], is_one: bool, tensors: Sequence[FakeTensor]) -> Any:
+    """An answer; ``None``: there is none of these tensors, whose storages have another size."""
     made: list[FakeTensor | None] = []
-    for output in answer.outputs:
+    for output in outputs:
         if output is None:
             made.append(None)
             continue
@@ -230,7 +208,7 @@ def _made(answer: _Answer, tensors: Sequence[FakeTensor]) -> Any:
             with torch._C._DisableTorchDispatch():  # noqa: SLF001
                 tensor.set_(storage, output.offset, output.shape, output.stride)
         made.append(FakeTensor(tensors[0].fake_mode, tensor, output.device))
-    return made[0] if answer.is_one else tuple(made)
+    return made[0] if is_one else tuple(made)
 
 
 def _tensor(output: _Output) -> torch.Tensor:
@@ -263,7 +241,6 @@ class Counter(QuickMode):
         self._changes: list[Change] = []
         self._living: dict[int, _Living] = {}
         self._numbers = itertools.count()
-        self._known = KnownOutputs()
 
     def take(self) -> list[Change]:
         """What happened since it was last asked."""
@@ -292,12 +269,16 @@ class Counter(QuickMode):
             storage = tensor.untyped_storage()
             self._living[id(storage)] = _Living(weakref.ref(storage), Change(next(self._numbers), 0, "ignored"))
 
+    def called(self, name: str) -> None:
+        """``name`` was called where no dispatcher sees it."""
+        if self.operators is not None:
+            self.operators.called(name)
+
     def times(self, number: int) -> AbstractContextManager[None]:
         """What runs inside is run so often in a step."""
         return self.operators.times(number) if self.operators else nullcontext()
 
-    @contextmanager
-    def resizing(self) -> Iterator[None]:
+    def resizing(self) -> AbstractContextManager[None]:
         """See storages change their size: FSDP lets go of weights so, and no operator is called."""
         real = torch.UntypedStorage.resize_
 
@@ -307,11 +288,7 @@ class Counter(QuickMode):
                 self._record(id(storage), num_bytes=num_bytes)
             return answer
 
-        torch.UntypedStorage.resize_ = resize
-        try:
-            yield
-        finally:
-            torch.UntypedStorage.resize_ = real
+        return replaced(torch.UntypedStorage, resize_=resize)
 
     def _record(self, key: int, **changed: Any) -> None:
         living = self._living[key]
@@ -332,7 +309,7 @@ class Counter(QuickMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as what it does to this rank's shard
         kwargs = kwargs or {}
-        made = self._known.call(function, args, kwargs)
+        made = known_output(function, args, kwargs)
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self.count(tensor)

@@ -10,20 +10,18 @@ import gc
 import importlib
 import json
 import math
+import multiprocessing
 import os
 import pkgutil
 import re
-import select
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import metadata
-from typing import Any, NoReturn
+from multiprocessing.connection import wait
+from typing import Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -43,20 +41,14 @@ def prepare(request: Mapping[str, Any]) -> None:
     with suppress(Exception):  # what is wrong is the prediction's own to tell
         _ = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config_of(request["model_config"]))]
     spec = request.get("spec", {})
-    if spec.get("liger"):
-        _import_liger()
-    if spec.get("parallelism", "ddp") != "ddp":
-        with suppress(Exception):
-            importlib.import_module("torch.distributed.fsdp")
-
-
-@cache
-def _import_liger() -> None:
     with suppress(Exception):
-        importlib.import_module("liger_kernel.transformers.monkey_patch")
-        ops = importlib.import_module("liger_kernel.ops")
-        for info in pkgutil.iter_modules(ops.__path__):
-            importlib.import_module(f"{ops.__name__}.{info.name}")
+        if spec.get("liger"):
+            importlib.import_module("liger_kernel.transformers.monkey_patch")
+            ops = importlib.import_module("liger_kernel.ops")
+            for info in pkgutil.iter_modules(ops.__path__):
+                importlib.import_module(f"{ops.__name__}.{info.name}")
+        if spec.get("parallelism", "ddp") != "ddp":
+            importlib.import_module("torch.distributed.fsdp")
 
 
 # What a prediction does not look at: how long is measured and by what it is judged, what fills the batches and who
@@ -138,21 +130,20 @@ class _Prediction:
 
 @dataclass
 class _Fork:
-    """One process, and the prediction that it is at."""
+    """One process, the pipe to it, and the prediction that it is at."""
 
-    pid: int
-    asks: int
-    answers: int
+    process: Any
+    pipe: Any
     kind: str
     at: _Prediction | None = None
     until: float = math.inf
     """By when it has to answer."""
-    said: bytes = b""
 
-    def ask(self, prediction: _Prediction) -> None:
-        self.at, self.until = prediction, time.monotonic() + _MOST_SECONDS
-        with suppress(BrokenPipeError):  # it is gone: its end says so
-            os.write(self.asks, json.dumps(prediction.request).encode() + b"\n")
+    def ask(self, prediction: _Prediction | None) -> None:
+        """Let it begin, or end where there is nothing more."""
+        self.at, self.until = prediction, time.monotonic() + _MOST_SECONDS if prediction else math.inf
+        with suppress(OSError):  # it is gone: its end says so
+            self.pipe.send(prediction and prediction.request)
 
 
 class _Server:
@@ -163,12 +154,12 @@ class _Server:
         self._is_open, self._rest, self._count = True, b"", 0
         self._known: dict[str, _Prediction] = {}
         self._waiting: list[_Prediction] = []
-        self._forks: dict[int, _Fork] = {}
+        self._forks: dict[Any, _Fork] = {}
         self._most = min(_AT_ONCE, len(os.sched_getaffinity(0)))
 
     def run(self) -> None:
         """Until nothing more can be asked, and everything is answered."""
-        if select.select([self._asks], [], [], 0)[0]:
+        if wait([self._asks], 0):
             self._read_requests()
         gc.freeze()
         gc.enable()
@@ -180,77 +171,60 @@ class _Server:
             while self._waiting and len(self._forks) < self._most:
                 self._begin(self._waiting.pop(0))
             watched = [*self._forks, *([self._asks] if self._is_open else [])]
-            until = min((fork.until for fork in self._forks.values() if fork.at is not None), default=None)
-            patience = None if until is None else max(0.0, until - time.monotonic())
-            readable, _, _ = select.select(watched, [], [], patience)
-            for descriptor in readable:
-                if descriptor == self._asks:
+            until = min((fork.until for fork in self._forks.values()), default=math.inf)
+            for ready in wait(watched, None if until == math.inf else max(0.0, until - time.monotonic())):
+                if ready == self._asks:
                     self._read_requests()
                 else:
-                    self._read_answer(self._forks[descriptor])
-            self._end_what_hangs()
+                    self._read_answer(self._forks[ready])
+            for fork in self._forks.values():
+                if fork.at is not None and fork.until < time.monotonic():
+                    self._conclude(fork.at, {"error": f"it was not done within {_MOST_SECONDS:g} s"})
+                    fork.at, fork.until = None, math.inf
+                    fork.process.kill()  # whose end is read as any other's
 
     def _read_requests(self) -> None:
         read = os.read(self._asks, 2**20)
         self._is_open = bool(read)
         *lines, self._rest = (self._rest + read).split(b"\n")
         for line in filter(bytes.strip, lines):
-            self._ask(json.loads(line))
-
-    def _ask(self, request: Mapping[str, Any]) -> None:
-        number, self._count = self._count, self._count + 1
-        key = identity(request)
-        prediction = self._known.get(key)
-        if prediction is None:
-            prediction = self._known[key] = _Prediction(request)
-            self._waiting.append(prediction)
-        prediction.numbers.append(number)
-        if prediction.answer is not None:
-            self._tell(number, prediction.answer)
+            request, number = json.loads(line), self._count
+            self._count += 1
+            key = identity(request)
+            if key not in self._known:
+                self._known[key] = _Prediction(request)
+                self._waiting.append(self._known[key])
+            prediction = self._known[key]
+            prediction.numbers.append(number)
+            if prediction.answer is not None:
+                self._tell(number, prediction.answer)
 
     def _begin(self, prediction: _Prediction) -> None:
         prepare(prediction.request)
-        (their_asks, asks), (answers, their_answers) = os.pipe(), os.pipe()
-        pid = os.fork()
-        if not pid:
-            others = [fork.asks for fork in self._forks.values() if fork.asks >= 0]
-            _serve_kind(their_asks, their_answers, [asks, *others])
-        os.close(their_asks)
-        os.close(their_answers)
-        self._forks[answers] = fork = _Fork(pid, asks, answers, kind(prediction.request))
+        context = multiprocessing.get_context("fork")
+        pipe, end = context.Pipe()
+        process = context.Process(target=_serve_kind, args=(end, pipe), daemon=True)
+        process.start()
+        end.close()
+        self._forks[pipe] = fork = _Fork(process, pipe, kind(prediction.request))
         fork.ask(prediction)
 
     def _read_answer(self, fork: _Fork) -> None:
-        read = os.read(fork.answers, 2**20)
-        fork.said += read
-        if read.endswith(b"\n") and fork.at is not None:
-            self._conclude(fork.at, json.loads(fork.said))
-            fork.at, fork.said = None, b""
-            alike = next((one for one in self._waiting if kind(one.request) == fork.kind), None)
-            if alike is not None:
-                self._waiting.remove(alike)
-                fork.ask(alike)
-                return
-            os.close(fork.asks)  # which ends it
-            fork.asks = -1
-        elif not read:
-            self._end(fork)
-
-    def _end_what_hangs(self) -> None:
-        for fork in self._forks.values():
-            if fork.at is not None and fork.until < time.monotonic():
-                self._conclude(fork.at, {"error": f"it was not done within {_MOST_SECONDS:g} s"})
-                fork.at = None
-                os.kill(fork.pid, signal.SIGKILL)  # whose end is read as any other's
-
-    def _end(self, fork: _Fork) -> None:
-        os.close(fork.answers)
-        if fork.asks >= 0:
-            os.close(fork.asks)
-        del self._forks[fork.answers]
-        _, status = os.waitpid(fork.pid, 0)
+        try:
+            answer = fork.pipe.recv()
+        except (EOFError, OSError):  # it has ended
+            del self._forks[fork.pipe]
+            fork.pipe.close()
+            fork.process.join()
+            if fork.at is not None:
+                self._conclude(fork.at, {"error": f"its process ended with {fork.process.exitcode}"})
+            return
         if fork.at is not None:
-            self._conclude(fork.at, {"error": f"its process ended with {os.waitstatus_to_exitcode(status)}"})
+            self._conclude(fork.at, answer)
+        alike = next((one for one in self._waiting if kind(one.request) == fork.kind), None)
+        if alike is not None:
+            self._waiting.remove(alike)
+        fork.ask(alike)
 
     def _conclude(self, prediction: _Prediction, answer: Mapping[str, Any]) -> None:
         prediction.answer = answer
@@ -266,16 +240,11 @@ def serve(asks: int, answers: int) -> int:
     own = os.dup(answers)
     os.write(own, b"\n")  # what has been printed so far may have no end of line
     os.dup2(sys.stderr.fileno(), answers)  # what libraries print from now on is no answer, and swallows none
-    _begin_autograd()
+    # Before fake tensors do: where PyTorch was built for CUDA and sees no GPU, they put a guard in its place that
+    # counts one, and a backward pass that is the first one then starts a thread for it, after which none may fork.
+    torch.ones((), requires_grad=True).backward()
     _Server(asks, own).run()
     return 0
-
-
-def _begin_autograd() -> None:
-    """Before fake tensors do: where PyTorch was built for CUDA and sees no GPU, they put a guard in its place that
-    counts one, and a backward pass that is the first one then starts a thread for it, after which no fork may have one.
-    """
-    torch.ones((), requires_grad=True).backward()
 
 
 def _warm_up() -> None:
@@ -285,18 +254,11 @@ def _warm_up() -> None:
     gc.freeze()  # to look through what the imports have made, again and again, is a sixth of the time
 
 
-def _serve_kind(asks: int, answers: int, parents: Sequence[int]) -> NoReturn:
-    """In the fork: nothing of its parent's is to happen twice, and what is the ``parents`` is closed by them alone."""
-    try:
-        for descriptor in parents:
-            os.close(descriptor)
-        with os.fdopen(asks, "rb") as requests:
-            for request in requests:
-                os.write(answers, json.dumps(_answer(json.loads(request))).encode() + b"\n")
-        os._exit(0)
-    except BaseException:  # noqa: BLE001 - Ctrl-C too
-        traceback.print_exc()
-        os._exit(1)
+def _serve_kind(pipe: Any, parents: Any) -> None:
+    """In the fork; the ``parents`` end is closed by the parent alone."""
+    parents.close()
+    while (request := pipe.recv()) is not None:
+        pipe.send(_answer(request))
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,17 +266,14 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         if "sequence_length" in request:
             return {"flops_per_token": model_flops(request["model_config"], request["sequence_length"])}
         spec = TrainSpec.from_dict(request["spec"])
-        if not request.get("operators"):
-            return {"parts": plan(spec, request["model_config"])}
-        operators = OperatorCounter(traffic=bool(request.get("traffic")))
+        operators = OperatorCounter(traffic=bool(request.get("traffic"))) if request.get("operators") else None
         parts = plan(spec, request["model_config"], operators)
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing
         return {"error": word + " ".join(str(error).split())}
-    return {
-        "parts": parts,
-        "operators": dict(operators.operators),
-        "flops": dict(operators.flops),
-        "versions": versions(liger=spec.liger),
-        **({"traffic": dict(operators.traffic)} if request.get("traffic") else {}),
-    }
+    if operators is None:
+        return {"parts": parts}
+    counted = {"operators": operators.operators, "flops": operators.flops}
+    if request.get("traffic"):
+        counted["traffic"] = operators.traffic
+    return {"parts": parts, "versions": versions(liger=spec.liger), **{name: dict(n) for name, n in counted.items()}}
