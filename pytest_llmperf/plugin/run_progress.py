@@ -99,7 +99,7 @@ class RunProgress:
 
 def _is_tiny(run: Run, item: pytest.Item) -> bool:
     """Whether all that it launches is of a model that a CPU trains in a second, and can run here."""
-    from pytest_llmperf.settings.requirements import why_skip
+    from pytest_llmperf.settings.registry import why_skip
 
     specs, cores = list(specs_of([item])), run.machine.cores
     return bool(specs) and all(

@@ -23,7 +23,7 @@ from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.settings.attention import has_fp32
 from pytest_llmperf.settings.models import is_dropout
 from pytest_llmperf.settings.parallelism import gathered_precision
-from pytest_llmperf.settings.small_spec import plainest, small
+from pytest_llmperf.settings.registry import plainest, small
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: Of a curve that is recorded, where nobody says how many.

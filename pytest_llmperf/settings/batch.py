@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_llmperf.settings.parallelism import few_ranks
@@ -15,17 +15,11 @@ SIZE, AXIS = "micro_batch_size", "micro-batch"
 #: Sequences of a small step, whoever shares them; and its passes at most.
 SEQUENCES, PASSES = 8, 2
 
-#: Tokens of a small sequence at most: more than a block of 128, and no whole number of these.
-LONGEST = 192
+# Tokens of a small sequence at most: more than a block of 128, and no whole number of these.
+_LONGEST = 192
 
 # Powers of two, and what lies in the middle of two of them.
 _SIZES = tuple(sorted({1, *(2**power for power in range(1, 10)), *(3 * 2**power for power in range(8))}))
-
-
-def _problems(spec: TrainSpec) -> Iterator[str]:
-    for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
-        if getattr(spec, name) < 1:
-            yield f"TrainSpec: {name}={getattr(spec, name)} must be at least 1"
 
 
 def _clash(spec: TrainSpec) -> str | None:
@@ -39,7 +33,7 @@ def _clash(spec: TrainSpec) -> str | None:
 
 def _small(spec: TrainSpec) -> Mapping[str, Any]:
     passes = min(spec.gradient_accumulation_steps, PASSES)
-    length = min(spec.sequence_length, LONGEST)
+    length = min(spec.sequence_length, _LONGEST)
     return {
         "gradient_accumulation_steps": passes,
         "micro_batch_size": SEQUENCES // (few_ranks(spec) * passes),
@@ -77,7 +71,7 @@ SETTING = Setting(
         "micro_batch_size": lambda spec: f"mbs{spec.micro_batch_size}",
         "gradient_accumulation_steps": "accum{}",
     },
-    problems=_problems,
+    least={"micro_batch_size": 1, "sequence_length": 1, "gradient_accumulation_steps": 1},
     clash=_clash,
     small=_small,
     plain=lambda _: {"gradient_accumulation_steps": 1, "micro_batch_size": SEQUENCES},

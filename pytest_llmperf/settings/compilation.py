@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Search, Setting, TrainSpec, claimed, equal
+from pytest_llmperf.settings.setting import (
+    Axis,
+    Choice,
+    Evidence,
+    Search,
+    Setting,
+    TrainSpec,
+    at_default,
+    claimed,
+    equal,
+)
 
-#: ``layers`` compiles each repeated layer by itself and leaves the rest alone: PyTorch's regional compilation.
-COMPILE_SCOPES = ("model", "layers")
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
-_OFF: Mapping[str, Any] = {"torch_compile": False, "torch_compile_scope": "model", "torch_compile_mode": "default"}
+# ``layers`` compiles each repeated layer by itself and leaves the rest alone: PyTorch's regional compilation.
+_SCOPES = ("model", "layers")
+_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_FIELDS = ("torch_compile", "torch_compile_mode", "torch_compile_scope")
 
 
 def is_autotuned(mode: str) -> bool:
@@ -20,17 +28,10 @@ def is_autotuned(mode: str) -> bool:
     return mode.startswith("max-autotune")
 
 
-def _clash(spec: TrainSpec) -> str | None:
-    for name in ("torch_compile_mode", "torch_compile_scope"):
-        if getattr(spec, name) != _OFF[name] and not spec.torch_compile:
-            return f"{name}={getattr(spec, name)!r} without torch_compile=True changes nothing"
-    return None
-
-
-def _axis(_base: TrainSpec, _search: Search) -> Axis:
-    choices = [Choice.of("no", **_OFF)]
-    for mode in COMPILE_MODES:
-        for scope in reversed(COMPILE_SCOPES):
+def _axis(base: TrainSpec, _search: Search) -> Axis:
+    choices = [Choice.of("no", **at_default(*_FIELDS)(base))]
+    for mode in _MODES:
+        for scope in reversed(_SCOPES):
             name = scope if mode == "default" else f"{scope} {mode}"
             choices.append(Choice.of(name, torch_compile=True, torch_compile_scope=scope, torch_compile_mode=mode))
     return Axis("compile", tuple(choices))
@@ -68,11 +69,12 @@ def _compile(spec: TrainSpec, evidence: Evidence) -> str | None:
 
 SETTING = Setting(
     name="compilation",
-    fields=("torch_compile", "torch_compile_mode", "torch_compile_scope"),
-    values={"torch_compile_mode": COMPILE_MODES, "torch_compile_scope": COMPILE_SCOPES},
+    fields=_FIELDS,
+    values={"torch_compile_mode": _MODES, "torch_compile_scope": _SCOPES},
     in_id={"torch_compile": "compile", "torch_compile_scope": "{}", "torch_compile_mode": "{}"},
-    clash=_clash,
-    plain=lambda _: _OFF,
+    switch="torch_compile",
+    switched=_FIELDS[1:],
+    plain=at_default(*_FIELDS),
     axis=_axis,
     evidence=CompilationEvidence,
     checks={"torch_compile": _compile},

@@ -6,29 +6,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, claimed, equal, written_as_null
+from pytest_llmperf.settings.setting import (
+    Evidence,
+    Package,
+    Setting,
+    TrainSpec,
+    at_default,
+    claimed,
+    equal,
+    written_as_null,
+)
 
 DATA = ("random", "text")
 #: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones; or a document a row, ``padded``
 #: with what counts in no loss, or, as many a course has it, with padding that counts like any other token.
 ROWS = ("packed", "padded", "padded_in_loss")
-#: When a text is made tokens: before anything is timed, or each row as it is fetched.
-TOKENISING = ("ahead", "on_the_fly")
 
 #: The fields that say which text, and how it is read.
 OF_A_TEXT = ("text", "split", "tokenizer", "rows")
 
-_DEFAULTS: Mapping[str, Any] = {
-    "data": "random",
-    "text": None,
-    "split": "train",
-    "tokenizer": None,
-    "rows": "packed",
-    "tokenise": "ahead",
-    "data_workers": 0,
-    "data_prefetch": None,
-    "data_pinned": True,
-}
+_FIELDS = ("data", *OF_A_TEXT, "tokenise", "data_workers", "data_prefetch", "data_pinned")
 
 
 def has_padding(spec: TrainSpec) -> bool:
@@ -37,10 +34,6 @@ def has_padding(spec: TrainSpec) -> bool:
 
 
 def _problems(spec: TrainSpec) -> Iterator[str]:
-    if spec.data_workers < 0:
-        yield f"TrainSpec: data_workers={spec.data_workers} must be at least 0"
-    if spec.data_prefetch is not None and spec.data_prefetch < 1:
-        yield f"TrainSpec: data_prefetch={spec.data_prefetch} must be at least 1, or left out"
     if spec.data == "text":
         try:
             _ = spec.text_files.fingerprint, spec.tokenizer_files.fingerprint
@@ -49,7 +42,7 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
     elif spec.data in DATA:
         # Where no text is asked for, what says which one changes nothing, and would look as if it did.
         for name in (*OF_A_TEXT, "tokenise"):
-            if getattr(spec, name) != _DEFAULTS[name]:
+            if getattr(spec, name) != getattr(type(spec), name):
                 yield f"TrainSpec: {name}={getattr(spec, name)!r} without data='text' changes nothing"
 
 
@@ -106,10 +99,6 @@ def _data_workers(spec: TrainSpec, evidence: Evidence) -> str | None:
     return equal("a prefetch of", spec.data_prefetch, evidence.data.data_prefetch or None)
 
 
-def _pinned(spec: TrainSpec, evidence: Evidence) -> str | None:
-    return equal("pinned batches", spec.data_pinned, evidence.data.data_pinned)
-
-
 def _tokenised(spec: TrainSpec, evidence: Evidence) -> str | None:
     """By the process that fetches, and by no other."""
     by = evidence.data.tokenised_by or ""
@@ -122,12 +111,14 @@ def _tokenised(spec: TrainSpec, evidence: Evidence) -> str | None:
 
 SETTING = Setting(
     name="data",
-    fields=tuple(_DEFAULTS),
-    values={"data": DATA, "rows": ROWS, "tokenise": TOKENISING},
+    fields=_FIELDS,
+    # A text is made tokens before anything is timed, or each row as it is fetched.
+    values={"data": DATA, "rows": ROWS, "tokenise": ("ahead", "on_the_fly")},
+    least={"data_workers": 0, "data_prefetch": 1},
     in_id={
         "data": "{}",
         "text": lambda spec: "" if spec.text is None else spec.text_files.slug,
-        "split": lambda spec: "" if spec.split == _DEFAULTS["split"] else spec.text_files.split.slug,
+        "split": lambda spec: "" if spec.split == type(spec).split else spec.text_files.split.slug,
         "tokenizer": lambda spec: "" if spec.tokenizer is None else spec.tokenizer_files.slug,
         "rows": "{}",
         "tokenise": "{}",
@@ -139,8 +130,8 @@ SETTING = Setting(
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
     needs=lambda spec: _DATASETS if spec.data == "text" else None,
-    small=lambda _: _DEFAULTS,
+    small=at_default(*_FIELDS),
     evidence=DataEvidence,
-    checks={"data": _data, "data_workers": _data_workers, "data_pinned": _pinned, "tokenise": _tokenised},
+    checks={"data": _data, "data_workers": _data_workers, "data_pinned": "pinned batches", "tokenise": _tokenised},
     moot_on_cpu=frozenset({"data_pinned"}),
 )

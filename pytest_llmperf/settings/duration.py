@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pytest_llmperf.settings.setting import Setting, TrainSpec
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_tolerance
-
-#: Steps of a small training.
-SMALL_STEPS = 2
-
-
-def _problems(spec: TrainSpec) -> Iterator[str]:
-    for name in ("steps", "min_steps"):
-        if getattr(spec, name) < 1:
-            yield f"TrainSpec: {name}={getattr(spec, name)} must be at least 1"
 
 
 def _clash(spec: TrainSpec) -> str | None:
@@ -35,11 +24,11 @@ def _clash(spec: TrainSpec) -> str | None:
 SETTING = Setting(
     name="duration",
     fields=("steps", "min_steps", "warmup_steps", "throughput_tolerance", "memory_tolerance"),
-    problems=_problems,
+    least={"steps": 1, "min_steps": 1},
     clash=_clash,
     small=lambda _: {
-        "steps": SMALL_STEPS,
-        "min_steps": SMALL_STEPS,
+        "steps": 2,
+        "min_steps": 2,
         "warmup_steps": 1,
         "throughput_tolerance": None,
         "memory_tolerance": None,

@@ -18,7 +18,7 @@ from pytest_llmperf.settings.parallelism import ParallelismEvidence
 from pytest_llmperf.settings.precision import PrecisionEvidence
 from pytest_llmperf.settings.recomputation import RecomputationEvidence
 from pytest_llmperf.settings.registry import SETTINGS
-from pytest_llmperf.settings.setting import NotClaimedError, TrainSpec, read_evidence
+from pytest_llmperf.settings.setting import NotClaimedError, Setting, TrainSpec, claimed, equal, read_evidence
 from pytest_llmperf.settings.weights import WeightsEvidence
 from pytest_llmperf.support.suggestions import hint
 
@@ -109,7 +109,7 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
             if name in setting.moot_on_cpu and not evidence.run.is_on_gpu:
                 continue
             try:
-                line = check(spec, evidence)
+                line = _equal(setting, name, check, spec, evidence) if isinstance(check, str) else check(spec, evidence)
             except NotClaimedError as missing:
                 if getattr(spec, name) != getattr(usual, name) or evidence.run.uncollected:
                     yield f"no evidence of {missing} was recorded{_why_not(evidence)}"
@@ -119,6 +119,11 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
                 yield f"{name} was declared to be inactive, and was active"
             elif line is not None and not declared:
                 yield line
+
+
+def _equal(setting: Setting, name: str, words: str, spec: TrainSpec, evidence: Evidence) -> str | None:
+    seen = getattr(getattr(evidence, setting.name), name)
+    return equal(words, getattr(spec, name), claimed(seen, name))
 
 
 def lost(

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Package, Search, Setting, TrainSpec, claimed
-
-#: What Liger's patches can be told to replace, by its own words.
-LIGER_KERNELS = (
-    "rope",
-    "rms_norm",
-    "layer_norm",
-    "swiglu",
-    "geglu",
-    "cross_entropy",
-    "fused_linear_cross_entropy",
+from pytest_llmperf.settings.setting import (
+    Axis,
+    Choice,
+    Evidence,
+    Package,
+    Search,
+    Setting,
+    TrainSpec,
+    at_default,
+    claimed,
 )
 
-# Those that replace a function; the others replace a module's forward pass.
-_FUNCTIONS = frozenset({"rope", "cross_entropy"})
+#: What Liger's patches can be told to replace, by its own words.
+LIGER_KERNELS = tuple("rope rms_norm layer_norm swiglu geglu cross_entropy fused_linear_cross_entropy".split())
 
 # By what a family's feed-forward layers are made of, as Liger's own patches have them.
 _GATED_BY_SILU = (
@@ -47,8 +46,6 @@ def _clash(spec: TrainSpec) -> str | None:
     if spec.liger_kernels == "all":
         return None
     words = spec.liger_kernels.split("+")
-    if not spec.liger:
-        return f"liger_kernels={spec.liger_kernels!r} without liger=True changes nothing"
     unknown = [word for word in words if word not in LIGER_KERNELS]
     if unknown:
         return f"unknown Liger kernel {unknown[0]!r}; known: {', '.join(LIGER_KERNELS)}, joined by '+'"
@@ -123,10 +120,12 @@ SETTING = Setting(
     name="liger",
     fields=("liger", "liger_kernels"),
     in_id={"liger": "liger", "liger_kernels": "{}"},
+    switch="liger",
+    switched=("liger_kernels",),
     clash=_clash,
     why_not_on_cpu=lambda spec: "Liger's Triton kernels need a GPU" if spec.liger else None,
     needs=lambda spec: _LIGER if spec.liger else None,
-    plain=lambda _: {"liger": False, "liger_kernels": "all"},
+    plain=at_default("liger", "liger_kernels"),
     axis=_axis,
     evidence=LigerEvidence,
     checks={"liger": _liger},

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, SpecError, TrainSpec, claimed, equal
+from pytest_llmperf.settings.setting import (
+    Axis,
+    Evidence,
+    Search,
+    Setting,
+    SpecError,
+    TrainSpec,
+    at_default,
+    claimed,
+    equal,
+)
 
 #: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over the ranks of a node (in one node: over half of them), and keeps
 #: replicas of that.
@@ -39,30 +49,21 @@ def on_one_gpu(spec: TrainSpec) -> TrainSpec:
 
 def is_narrower(narrow: TrainSpec, wide: TrainSpec) -> bool:
     """Whether ``narrow`` is the training of ``wide``, with the same work for each GPU, on fewer of them."""
-    if narrow.gpus >= wide.gpus:
-        return False
-    # One GPU has nothing to share: DDP's figure serves every parallelism.
-    try:
-        same = on_one_gpu(wide) if narrow.gpus == 1 else replace(wide, gpus=narrow.gpus)
-    except SpecError:  # a parallelism that takes more GPUs than these
-        return False
-    return same.digest == narrow.digest
+    same = _on_fewer(wide, narrow.gpus) if narrow.gpus < wide.gpus else None
+    return same is not None and same.digest == narrow.digest
 
 
 def narrower(wide: TrainSpec) -> Iterator[TrainSpec]:
     """Every spec that is narrower than ``wide``, from one GPU on."""
-    if wide.gpus > 1:
-        yield on_one_gpu(wide)
-    for gpus in range(2, wide.gpus):
-        try:
-            yield replace(wide, gpus=gpus)
-        except SpecError:  # a parallelism that takes more GPUs than these
-            continue
+    return (spec for gpus in range(1, wide.gpus) if (spec := _on_fewer(wide, gpus)) is not None)
 
 
-def _problems(spec: TrainSpec) -> Iterator[str]:
-    if spec.gpus < 1:
-        yield f"TrainSpec: gpus={spec.gpus} must be at least 1"
+def _on_fewer(wide: TrainSpec, gpus: int) -> TrainSpec | None:
+    # One GPU has nothing to share: DDP's figure serves every parallelism.
+    try:
+        return on_one_gpu(wide) if gpus == 1 else replace(wide, gpus=gpus)
+    except SpecError:  # a parallelism that takes more GPUs than these
+        return None
 
 
 def _clash(spec: TrainSpec) -> str | None:
@@ -126,11 +127,11 @@ SETTING = Setting(
     fields=("gpus", "parallelism"),
     values={"parallelism": PARALLELISMS},
     in_id={"parallelism": "{}"},
-    problems=_problems,
+    least={"gpus": 1},
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
     small=lambda spec: {"gpus": few_ranks(spec)},
-    plain=lambda _: {"gpus": 1, "parallelism": "ddp"},
+    plain=at_default("gpus", "parallelism"),
     axis=_axis,
     evidence=ParallelismEvidence,
     checks={"gpus": _world_size, "parallelism": _parallelism},

@@ -24,8 +24,6 @@ from pytest_llmperf.support.suggestions import hint
 
 __tracebackhide__ = is_refusal
 
-MODEL_PRECISIONS = ("fp32", "bf16", "fp16")
-MIXED_PRECISIONS = ("no", "bf16", "fp16")
 #: torchao's recipes for the products of linear layers; ``no`` leaves them in the compute precision.
 FP8_RECIPES = ("no", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 
@@ -60,11 +58,9 @@ def precision_fields(word: object) -> dict[str, Any]:
 
 def precision_of(spec: TrainSpec) -> str:
     """The one word for its precision; a combination without a word of its own is spelled out."""
-    triple = (spec.model_precision, spec.mixed_precision, spec.tf32)
-    for word, known in PRECISIONS.items():
-        if known == triple:
-            return word
-    return f"{spec.model_precision}-amp-{spec.mixed_precision}" + ("-tf32" if spec.tf32 else "")
+    words = {fields: word for word, fields in PRECISIONS.items()}
+    spelled = f"{spec.model_precision}-amp-{spec.mixed_precision}" + ("-tf32" if spec.tf32 else "")
+    return words.get((spec.model_precision, spec.mixed_precision, spec.tf32), spelled)
 
 
 def compute_precision_of(spec: TrainSpec) -> str:
@@ -170,10 +166,6 @@ def _autocast(spec: TrainSpec, evidence: Evidence) -> str | None:
     return equal("autocast to", _DTYPES[spec.mixed_precision], seen or "none")
 
 
-def _tf32(spec: TrainSpec, evidence: Evidence) -> str | None:
-    return equal("tf32", spec.tf32, claimed(evidence.precision.tf32, "tf32"))
-
-
 def _fp8(spec: TrainSpec, evidence: Evidence) -> str | None:
     seen = evidence.precision
     if spec.fp8 == "no":
@@ -189,7 +181,11 @@ def _fp8(spec: TrainSpec, evidence: Evidence) -> str | None:
 SETTING = Setting(
     name="precision",
     fields=("model_precision", "mixed_precision", "tf32", "fp8"),
-    values={"model_precision": MODEL_PRECISIONS, "mixed_precision": MIXED_PRECISIONS, "fp8": FP8_RECIPES},
+    values={
+        "model_precision": ("fp32", "bf16", "fp16"),
+        "mixed_precision": ("no", "bf16", "fp16"),
+        "fp8": FP8_RECIPES,
+    },
     in_id={"model_precision": precision_of, "fp8": "fp8-{}"},
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
@@ -197,5 +193,5 @@ SETTING = Setting(
     in_fp32=lambda _: {**precision_fields("fp32"), "fp8": "no"},
     axis=_axis,
     evidence=PrecisionEvidence,
-    checks={"model_precision": _weights, "mixed_precision": _autocast, "tf32": _tf32, "fp8": _fp8},
+    checks={"model_precision": _weights, "mixed_precision": _autocast, "tf32": "tf32", "fp8": _fp8},
 )

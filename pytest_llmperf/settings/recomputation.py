@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_llmperf.settings.liger import replaces_rope
-from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Search, Setting, TrainSpec, claimed, equal
+from pytest_llmperf.settings.setting import (
+    Axis,
+    Choice,
+    Evidence,
+    Search,
+    Setting,
+    TrainSpec,
+    at_default,
+    claimed,
+    equal,
+)
 
-#: ``full`` recomputes whole layers; ``selective`` keeps what matrix products and attention gave.
+# ``full`` recomputes whole layers; ``selective`` keeps what matrix products and attention gave.
 CHECKPOINTING_POLICIES = ("full", "selective")
-
-_OFF: Mapping[str, Any] = {"gradient_checkpointing": False, "checkpointing_policy": "full"}
+_FIELDS = ("gradient_checkpointing", "checkpointing_policy")
 
 
 def _clash(spec: TrainSpec) -> str | None:
     if spec.checkpointing_policy == "full":
         return None
-    if not spec.gradient_checkpointing:
-        return f"checkpointing_policy={spec.checkpointing_policy!r} without gradient_checkpointing=True changes nothing"
     if spec.attention == "flex_attention":
         return (
             "selective recomputation cannot keep what flex_attention gave; use another attention, or the policy 'full'"
@@ -33,12 +38,12 @@ def _clash(spec: TrainSpec) -> str | None:
     return None
 
 
-def _axis(_base: TrainSpec, _search: Search) -> Axis:
+def _axis(base: TrainSpec, _search: Search) -> Axis:
     on = [
         Choice.of(policy, gradient_checkpointing=True, checkpointing_policy=policy)
         for policy in reversed(CHECKPOINTING_POLICIES)
     ]
-    return Axis("checkpointing", (Choice.of("none", **_OFF), *on))
+    return Axis("checkpointing", (Choice.of("none", **at_default(*_FIELDS)(base)), *on))
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,13 @@ def _recomputation(spec: TrainSpec, evidence: Evidence) -> str | None:
 
 SETTING = Setting(
     name="recomputation",
-    fields=("gradient_checkpointing", "checkpointing_policy"),
+    fields=_FIELDS,
     values={"checkpointing_policy": CHECKPOINTING_POLICIES},
     in_id={"gradient_checkpointing": "checkpointing", "checkpointing_policy": "{}"},
+    switch="gradient_checkpointing",
+    switched=_FIELDS[1:],
     clash=_clash,
-    plain=lambda _: _OFF,
+    plain=at_default(*_FIELDS),
     axis=_axis,
     evidence=RecomputationEvidence,
     checks={"gradient_checkpointing": _recomputation},

@@ -1,8 +1,12 @@
-"""The settings of a TrainSpec, and what is made of all of them: ids, checks, needs. A new one is listed here."""
+"""The settings of a TrainSpec, and what is made of all of them: ids, checks, needs, small forms. A new one is listed
+here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
 
 from pytest_llmperf.settings import (
     attention,
@@ -17,8 +21,9 @@ from pytest_llmperf.settings import (
     recomputation,
     weights,
 )
-from pytest_llmperf.settings.setting import Package, Setting, TrainSpec
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.settings.batch import PASSES, SEQUENCES
+from pytest_llmperf.settings.setting import Fields, Package, Setting, TrainSpec
+from pytest_llmperf.support.suggestions import first_few, hint
 
 #: In the order in which a search decides.
 SETTINGS: tuple[Setting, ...] = (
@@ -46,41 +51,91 @@ def words_in_id(spec: TrainSpec) -> Iterator[str]:
         for name, words in setting.in_id.items():
             if callable(words):
                 yield words(spec)
-            elif getattr(spec, name) != getattr(type(spec), name):
+            elif _is_set(spec, name):
                 yield words.format(getattr(spec, name))
 
 
-def value_problem(spec: TrainSpec) -> str | None:
-    """Why a value cannot be, in one line; fields are of their types.
+def _is_set(spec: TrainSpec, name: str) -> bool:
+    return bool(getattr(spec, name) != getattr(type(spec), name))
+
+
+def value_problems(spec: TrainSpec) -> Iterator[str]:
+    """Why values cannot be, a line each; fields are of their types.
 
     Raises:
         SpecError: there is no such text or tokenizer.
     """
-    return next((line for setting in SETTINGS for line in _problems(setting, spec)), None)
+    for setting in SETTINGS:
+        for name, least in setting.least.items():
+            value = getattr(spec, name)
+            if value is not None and value < least:
+                or_none = ", or left out" if getattr(type(spec), name) is None else ""
+                yield f"TrainSpec: {name}={value} must be at least {least}{or_none}"
+        yield from setting.problems(spec)
+        for name, known in setting.values.items():
+            value = getattr(spec, name)
+            if value not in known:
+                yield f"TrainSpec: unknown {name} {value!r}{hint(value, known)}; known: {first_few(known)}"
 
 
-def _problems(setting: Setting, spec: TrainSpec) -> Iterator[str]:
-    yield from setting.problems(spec)
-    for name, known in setting.values.items():
-        value = getattr(spec, name)
-        if value not in known:
-            yield f"TrainSpec: unknown {name} {value!r}{hint(value, known)}; known: {_some(known)}"
-
-
-def _some(known: tuple[str, ...]) -> str:
-    return ", ".join(known[:8]) + (f", … ({len(known)} in all)" if len(known) > 8 else "")  # noqa: PLR2004
-
-
-def clash(spec: TrainSpec) -> str | None:
-    """Why these settings cannot train together and what to do instead, in one line; ``None`` where they can."""
-    return next((line for setting in SETTINGS if (line := setting.clash(spec))), None)
-
-
-def why_not_on_cpu(spec: TrainSpec) -> str | None:
-    """Why it trains on a GPU only."""
-    return next((why for setting in SETTINGS if (why := setting.why_not_on_cpu(spec))), None)
+def clashes(spec: TrainSpec) -> Iterator[str]:
+    """Why these settings cannot train together and what to do instead, a line each."""
+    for setting in SETTINGS:
+        for name in setting.switched:
+            if _is_set(spec, name) and not getattr(spec, setting.switch):
+                yield f"{name}={getattr(spec, name)!r} without {setting.switch}=True changes nothing"
+        line = setting.clash(spec)
+        if line:
+            yield line
 
 
 def packages(spec: TrainSpec) -> Iterator[Package]:
     """What it needs installed beside what every training does."""
     return (package for setting in SETTINGS if (package := setting.needs(spec)) is not None)
+
+
+def missing_package(spec: TrainSpec) -> str | None:
+    """The package that its settings need and this environment does not have, and how to install it."""
+    missing = (package for package in packages(spec) if find_spec(package.module) is None)
+    return next((f"{spec.id} needs {package.name}: pip install {package.install}" for package in missing), None)
+
+
+def why_skip(spec: TrainSpec, *, num_gpus: int, num_cores: int) -> str | None:
+    """Why it cannot run here, said before anything is launched; ``num_gpus`` 0 is the CPU."""
+    if num_gpus and spec.gpus > num_gpus:
+        return f"{spec.id} needs {spec.gpus} GPUs, this run may use {num_gpus} (--gpus)"
+    if not num_gpus:
+        if spec.gpus > num_cores:
+            return f"{spec.id} needs {spec.gpus} ranks, this CPU runs {num_cores} at a time"
+        why = next((why for setting in SETTINGS if (why := setting.why_not_on_cpu(spec))), None)
+        if why:
+            return f"{spec.id}: {why}; run with --gpus {spec.gpus}"
+    return missing_package(spec)
+
+
+# A spec made small, and its plainest form: what parity trains in their place.
+
+
+def small(spec: TrainSpec) -> TrainSpec:
+    """``spec`` with a step of ``SEQUENCES`` short sequences, on as few ranks as show that they share it."""
+    return _changed(spec, *(setting.small for setting in SETTINGS))
+
+
+def plainest(spec: TrainSpec) -> TrainSpec:
+    """The same small training with nothing that makes it fast: what is left decides what is learnt."""
+    return _changed(spec, *(setting.small for setting in SETTINGS), *(setting.plain for setting in SETTINGS))
+
+
+def in_pieces(plain: TrainSpec) -> TrainSpec:
+    """The plain form with each step in several passes: another order of the same sums."""
+    return replace(plain, gradient_accumulation_steps=SEQUENCES // PASSES, micro_batch_size=PASSES)
+
+
+def in_fp32(spec: TrainSpec) -> TrainSpec:
+    """``spec`` in fp32, where rounding hides least; attention by a kernel that has fp32 where its own has none."""
+    return _changed(spec, *(setting.in_fp32 for setting in SETTINGS))
+
+
+def _changed(spec: TrainSpec, *parts: Fields) -> TrainSpec:
+    values: dict[str, Any] = {name: value for part in parts for name, value in part(spec).items()}
+    return replace(spec, **values)

@@ -6,7 +6,7 @@ file name, which applies it and witnesses it. ``registry.py`` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,10 +16,7 @@ if TYPE_CHECKING:  # both are made of settings, whose functions only take them
 else:
     Evidence = TrainSpec = Any
 
-__all__ = [
-    "Axis", "Choice", "Evidence", "NotClaimedError", "Package", "Search", "Setting", "SpecError", "TrainSpec",
-    "claimed", "equal", "is_refusal", "read_evidence", "stored_evidence", "written_as_null",
-]  # fmt: skip
+__all__ = ["Evidence", "TrainSpec"]  # for the settings, beside what is defined here
 
 
 class SpecError(ValueError):
@@ -33,16 +30,13 @@ def is_refusal(caught: Any) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """What one choice of a search sets."""
+    """What one choice of a search sets: fields of a TrainSpec; its name is for people, beside the axis' own."""
 
     name: str
-    """For people, beside the axis' name."""
     fields: tuple[tuple[str, Any], ...]
-    """Of a TrainSpec."""
 
     @classmethod
     def of(cls, name: str, **fields: Any) -> Choice:
-        """It sets ``fields``."""
         return cls(name, tuple(fields.items()))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
@@ -58,18 +52,15 @@ class Axis:
     choices: tuple[Choice, ...]
 
     @classmethod
-    def over(cls, field: str, values: Iterable[Any]) -> Axis:
+    def over(cls, field: str, values: Sequence[Any]) -> Axis:
         """Of one ``field`` of a TrainSpec."""
-        return cls(field, tuple(Choice(_word(value), ((field, value),)) for value in values))
+        words = [str(value).lower() if value is None or isinstance(value, bool) else str(value) for value in values]
+        return cls(field, tuple(Choice.of(word, **{field: value}) for word, value in zip(words, values, strict=True)))
 
     @property
     def fields(self) -> frozenset[str]:
         """What its choices set."""
         return frozenset(name for choice in self.choices for name, _ in choice.fields)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 @dataclass(frozen=True)
@@ -87,13 +78,11 @@ class Search:
 
 @dataclass(frozen=True)
 class Package:
-    """What a setting needs installed."""
+    """What a setting needs installed: a module, its name for people, and what pip is given."""
 
     module: str
     name: str
-    """As people call it."""
     install: str
-    """What pip is given."""
     preload: str = ""
     """The word by which a server imports it ahead of a launch; empty: it does not."""
 
@@ -121,6 +110,18 @@ def equal(what: str, asked: object, seen: object) -> str | None:
     return None if asked == seen else f"asked for {what} {asked}, the run had {seen}"
 
 
+Fields = Callable[[TrainSpec], Mapping[str, Any]]
+
+
+def nothing(_spec: TrainSpec) -> Mapping[str, Any]:
+    return {}
+
+
+def at_default(*names: str) -> Fields:
+    """These fields as a spec has them that does not name them."""
+    return lambda spec: {name: getattr(type(spec), name) for name in names}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One setting, all of it."""
@@ -131,26 +132,32 @@ class Setting:
     """Of TrainSpec, which are decided together."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By field the words that it may have."""
+    least: Mapping[str, int] = field(default_factory=dict)
+    """By field the smallest number that it may be."""
     in_id: Mapping[str, str | Callable[[TrainSpec], str]] = field(default_factory=dict)
     """By field what an id says of it: words with its value, where that is not the default; or whatever is returned."""
     problems: Callable[[TrainSpec], Iterator[str]] = lambda _: iter(())
     """Why its values cannot be, whatever the others are; before the spec has an id."""
+    switch: str = ""
+    """The field that is off by default, and without which those of ``switched`` change nothing."""
+    switched: Sequence[str] = ()
     clash: Callable[[TrainSpec], str | None] = lambda _: None
     """Why it cannot be with the model or with other settings, and what to do instead."""
     why_not_on_cpu: Callable[[TrainSpec], str | None] = lambda _: None
     needs: Callable[[TrainSpec], Package | None] = lambda _: None
-    small: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
+    small: Fields = nothing
     """Its fields in a spec made small for parity."""
-    plain: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
+    plain: Fields = nothing
     """Its fields where nothing makes the training fast."""
-    in_fp32: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
+    in_fp32: Fields = nothing
     """Its fields in fp32, where they differ."""
     axis: Callable[[TrainSpec, Search], Axis | None] = lambda *_: None
     """What a search may change of it."""
     evidence: type[Any] | None = None
     """What a training tells of it: a dataclass whose fields are the keys of the stored evidence."""
-    checks: Mapping[str, Callable[[TrainSpec, Evidence], str | None]] = field(default_factory=dict)
-    """By field, why what was seen contradicts the spec. Those fields can be declared to change nothing."""
+    checks: Mapping[str, str | Callable[[TrainSpec, Evidence], str | None]] = field(default_factory=dict)
+    """By field, why what was seen contradicts the spec; or words for it, where its evidence of that name must equal it.
+    Those fields can be declared to change nothing."""
     lost: Callable[[TrainSpec, Sequence[Evidence], Sequence[Evidence]], str | None] = lambda *_: None
     """What launches had no more of what their baseline's had."""
     moot_on_cpu: frozenset[str] = frozenset()

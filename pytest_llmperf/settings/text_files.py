@@ -9,25 +9,36 @@ asks a network.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pytest_llmperf.settings.models import slugged, why_not_found
 from pytest_llmperf.support import files as fingerprint
+from pytest_llmperf.support.suggestions import first_few
 
-# A split of a text, and the slice of it that is read, in the words of ``datasets``: ``train[:10%]``. Pure.
+#: The column that is read.
+COLUMN = "text"
 
+_SHIPPED = Path(__file__).parent / "text"
+_FORMATS = (".parquet", ".txt")
+_HUB_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<folder>[\w./-]+))?", re.ASCII)
 
-_WORDS = re.compile(r"(?P<name>\w+)(?:\[(?P<first>-?\d+%?)?:(?P<last>-?\d+%?)?\])?", re.ASCII)
+# What the hub calls the splits in file names.
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing", "eval"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+}
 
-_EXPECTED = "expected a split, or a slice of one as datasets has them: train, train[:10%], train[100:200], test[-5%:]"
+_SLICE = re.compile(r"(?P<name>\w+)(?:\[(?P<first>-?\d+%?)?:(?P<last>-?\d+%?)?\])?", re.ASCII)
 _WHOLE = 100
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows of which files."""
+    """Which rows of which files, in the words of ``datasets``: ``train[:10%]``."""
 
     name: str
     """``train``, ``validation``, ``test`` or another."""
@@ -41,15 +52,20 @@ class Split:
         Raises:
             ValueError: they are no split, or of a slice that is empty whatever the text holds; in one line.
         """
-        found = _WORDS.fullmatch(words)
+        found = _SLICE.fullmatch(words)
+        bounds = [bound for bound in (found["first"], found["last"]) if bound is not None] if found else []
+        problem = ""
         if found is None:
-            raise ValueError(f"split={words!r} is none; {_EXPECTED}")
-        bounds = [bound for bound in (found["first"], found["last"]) if bound is not None]
-        for bound in bounds:
-            if bound.endswith("%") and abs(int(bound[:-1])) > _WHOLE:
-                raise ValueError(f"split={words!r} goes beyond 100 %; {_EXPECTED}")
-        if _is_empty(found["first"] or "0", found["last"]):
-            raise ValueError(f"split={words!r} is empty; {_EXPECTED}")
+            problem = "is none"
+        elif any(bound.endswith("%") and abs(int(bound[:-1])) > _WHOLE for bound in bounds):
+            problem = "goes beyond 100 %"
+        elif _is_empty(found["first"] or "0", found["last"]):
+            problem = "is empty"
+        if found is None or problem:
+            raise ValueError(
+                f"split={words!r} {problem}; expected a split, or a slice of one as datasets has them: train, "
+                "train[:10%], train[100:200], test[-5%:]"
+            )
         return cls(found["name"], words)
 
     @property
@@ -63,24 +79,9 @@ def _is_empty(first: str, last: str | None) -> bool:
     """As far as that can be told without the number of rows: bounds that count from one end, in one unit."""
     if last is None:
         return False
-    if int(last.rstrip("%")) == 0:
-        return True
-    like = first.endswith("%") == last.endswith("%") or first == "0"
     a, b = (int(bound.rstrip("%")) for bound in (first, last))
-    return like and (a < 0) == (b < 0) and a >= b
-
-
-#: The column that is read.
-COLUMN = "text"
-
-_SHIPPED = Path(__file__).parent / "text"
-_FORMATS = (".parquet", ".txt")
-_HUB_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<folder>[\w./-]+))?", re.ASCII)
-
-# What the hub calls the splits in file names.
-_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "eval": "test"} | dict.fromkeys(
-    ("validation", "valid", "val", "dev"), "validation"
-)
+    like = first.endswith("%") == last.endswith("%") or first == "0"
+    return b == 0 or (like and (a < 0) == (b < 0) and a >= b)
 
 
 @dataclass(frozen=True)
@@ -120,16 +121,16 @@ def resolve_text(text: str | None, split: str) -> TextFiles:
     """
     wanted = Split.parse(split)
     try:
-        where = _SHIPPED if text is None else _path(text)
-        name = "" if text is None else _name(text, where)
-        if where.is_file():
-            return TextFiles(name, wanted, _of_one_file(where, wanted))
-        files = _listed(where)
-        if not files:
-            raise ValueError(f"text={text!r}: {_why_empty(where)}")
-        return TextFiles(name, wanted, _of_split(files, wanted, where))
+        where, name = _SHIPPED, ""
+        if text is not None:
+            where = _path(text)
+            # The hub's cache names folders by commit.
+            own = text.rstrip("/").rpartition("/")[2] if "snapshots" in where.parts else where.absolute().name
+            name = slugged(own.removesuffix(where.suffix) if where.is_file() else own, "text")
+        files = _of_one_file(where, wanted) if where.is_file() else _of_folder(where, wanted, text)
+        return TextFiles(name, wanted, files)
     except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~ of no user
-        raise ValueError(f"text={text!r}: cannot be looked up ({getattr(error, 'strerror', None) or error})") from None
+        raise ValueError(f"text={text!r}: cannot be looked up ({why_not_found(error)})") from None
 
 
 def _path(text: str) -> Path:
@@ -142,31 +143,20 @@ def _path(text: str) -> Path:
             f"text={text!r}: no such file or folder; expected parquet, .txt, a folder of either, or the name of a "
             "dataset that is cached, e.g. Salesforce/wikitext/wikitext-2-raw-v1"
         )
-    return _cached_on_hub(text, hub["repository"], hub["folder"])
-
-
-def _cached_on_hub(text: str, repository: str, folder: str | None) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only hub names pay for this import
 
     try:
-        snapshot = Path(snapshot_download(repository, repo_type="dataset", local_files_only=True))
+        snapshot = Path(snapshot_download(hub["repository"], repo_type="dataset", local_files_only=True))
     except (OSError, ValueError):  # not there, or a name that no dataset can have
         snapshot = None
-    path = snapshot and (snapshot / folder if folder else snapshot)
-    if path is None or not path.exists():
-        part = f" --include '{folder}/*'" if folder else ""
+    cached = snapshot and snapshot / (hub["folder"] or "")
+    if cached is None or not cached.exists():
+        part = f" --include '{hub['folder']}/*'" if hub["folder"] else ""
         raise ValueError(
             f"text={text!r}: no such path, and not in the Hugging Face cache; "
-            f"fetch it first with: hf download --repo-type dataset {repository}{part}"
+            f"fetch it first with: hf download --repo-type dataset {hub['repository']}{part}"
         )
-    return path
-
-
-def _name(text: str, path: Path) -> str:
-    # The hub's cache names folders by commit.
-    own = text.rstrip("/").rpartition("/")[2] if "snapshots" in path.parts else path.absolute().name
-    own = own.removesuffix(path.suffix) if path.is_file() else own
-    return re.sub(r"[^a-z0-9.]+", "-", own.lower()).strip("-") or "text"
+    return cached
 
 
 def _of_one_file(path: Path, split: Split) -> tuple[Path, ...]:
@@ -177,7 +167,26 @@ def _of_one_file(path: Path, split: Split) -> tuple[Path, ...]:
     return (path,)
 
 
-def _listed(folder: Path) -> list[Path]:
+def _of_folder(folder: Path, split: Split, text: str | None) -> tuple[Path, ...]:
+    by_split: dict[str, list[Path]] = {}
+    for path in _listed(folder):
+        by_split.setdefault(_split_of(path, folder, split.name), []).append(path)
+    if not by_split:
+        inside = sorted({path.parent.name for path in folder.glob("*/*.parquet")})
+        why = "the folder holds neither .parquet nor .txt files"
+        if inside:
+            example = f"e.g. text='{folder / inside[0]}'"
+            why = f"its data lies in folders, expected one of them: {first_few(inside)}, {example}"
+        raise ValueError(f"text={text!r}: {why}")
+    named = sorted(name for name in by_split if name)
+    if split.name in named:
+        return tuple(by_split[split.name])
+    if not named and split.name == "train":  # files that say nothing of splits are one
+        return tuple(by_split[""])
+    raise ValueError(f"{folder}: no split {split.name!r}, expected one of: {first_few(named or ['train'])}")
+
+
+def _listed(folder: Path) -> Sequence[Path]:
     """All files of the first place and format that has some: here, in ``data/``, in folders named after splits."""
     for suffix in _FORMATS:
         split_folders = [each for each in folder.iterdir() if each.is_dir() and each.name in _SPLITS]
@@ -185,51 +194,24 @@ def _listed(folder: Path) -> list[Path]:
             found = sorted(path for place in places for path in place.glob(f"*{suffix}") if path.is_file())
             if found:
                 return found
-    return []
-
-
-def _why_empty(folder: Path) -> str:
-    inside = sorted({path.parent.name for path in folder.glob("*/*.parquet")})
-    if inside:
-        return f"its data lies in folders, expected one of them: {_some(inside)}, e.g. text='{folder / inside[0]}'"
-    return "the folder holds neither .parquet nor .txt files"
-
-
-def _of_split(files: Sequence[Path], split: Split, folder: Path) -> tuple[Path, ...]:
-    by_split: dict[str, list[Path]] = {}
-    for path in files:
-        by_split.setdefault(_split_of(path, folder, split.name), []).append(path)
-    named = {name for name in by_split if name}
-    if split.name in named:
-        return tuple(by_split[split.name])
-    if not named and split.name == "train":  # files that say nothing of splits are one
-        return tuple(files)
-    raise ValueError(f"{folder}: no split {split.name!r}, expected one of: {_some(sorted(named) or ['train'])}")
+    return ()
 
 
 def _split_of(path: Path, folder: Path, wanted: str) -> str:
     """The split that a file's name begins with, or its folder's; empty where neither says."""
     for word in (re.split(r"[-_.]", path.stem)[0].lower(), path.parent.name if path.parent != folder else ""):
-        if word == wanted:
-            return wanted
-        if word in _SPLITS:
-            return _SPLITS[word]
+        if word == wanted or word in _SPLITS:
+            return wanted if word == wanted else _SPLITS[word]
     return ""
-
-
-def _some(names: Iterable[str]) -> str:
-    known = list(names)
-    most = 8
-    return ", ".join(known[:most]) + (f", … ({len(known)} in all)" if len(known) > most else "")
 
 
 # The files of a tokenizer: a folder as ``save_pretrained`` leaves it, a ``tokenizer.json``; or none, for bytes.
 
+# Of the tokenizer that needs no file: bytes, end-of-text and padding (``worker/recipes/huggingface/text.py``).
+_BYTES = "bytes-258"
 
-#: Of the tokenizer that needs no file: bytes, end-of-text and padding (``worker/recipes/huggingface/text.py``).
-BYTES = "bytes-258"
-
-# What tokenizers of the families say of themselves; of other files in the folder none has a say.
+# What tokenizers of the families say of themselves, in the order of fingerprints; of other files in the folder none has
+# a say.
 _FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt "
     "tokenizer.model spiece.model"
@@ -252,15 +234,14 @@ class TokenizerFiles:
         Raises:
             OSError: a file cannot be read.
         """
-        return fingerprint.of_files((path.name, path) for path in self.files) if self.files else BYTES
+        return fingerprint.of_files((path.name, path) for path in self.files) if self.files else _BYTES
 
     @property
     def slug(self) -> str:
         if self.path is None:
             return "bytes"
-        own = self.path.absolute().parent.name if self.path.is_file() else self.path.absolute().name
-        words = re.sub(r"[^a-z0-9.]+", "-", own.lower()).strip("-") or "tokenizer"
-        return f"{words}-{self.fingerprint[:6]}"
+        folder = self.path.absolute().parent if self.path.is_file() else self.path.absolute()
+        return f"{slugged(folder.name, 'tokenizer')}-{self.fingerprint[:6]}"
 
 
 def resolve_tokenizer(name: str | None) -> TokenizerFiles:
@@ -282,9 +263,7 @@ def resolve_tokenizer(name: str | None) -> TokenizerFiles:
             raise ValueError(f"tokenizer={name!r}: no such file or folder, {expected}")
         files = tuple(path / each for each in _FILES if (path / each).is_file())
     except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~ of no user
-        raise ValueError(
-            f"tokenizer={name!r}: cannot be looked up ({getattr(error, 'strerror', None) or error})"
-        ) from None
+        raise ValueError(f"tokenizer={name!r}: cannot be looked up ({why_not_found(error)})") from None
     if not _ENOUGH & {file.name for file in files}:
         raise ValueError(f"tokenizer={name!r}: the folder holds no tokenizer, {expected}")
     return TokenizerFiles(path, files)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 from pytest_llmperf.settings import models, registry, text_files
@@ -126,8 +127,8 @@ class TrainSpec:
         return (), {"model": self.model}  # pickle and copy go through __new__ too, and set the fields afterwards
 
     def __post_init__(self) -> None:
-        problem = next(_type_problems(self), None) or registry.value_problem(self)
-        if problem is None and (line := registry.clash(self)) is not None:
+        problem = next(chain(_type_problems(self), registry.value_problems(self)), None)
+        if problem is None and (line := next(registry.clashes(self), None)) is not None:
             problem = f"{self.id}: {line}"
         if problem is not None:
             raise SpecError(problem)

@@ -16,15 +16,12 @@ _LAST_SMALL_SEED = _SEEDS - 64
 
 
 def _problems(spec: TrainSpec) -> Iterator[str]:
-    if spec.weights is not None and not _is_folder(spec.weights):
-        yield f"TrainSpec: weights={spec.weights!r} names no folder, expected one as save_pretrained writes it"
-
-
-def _is_folder(name: str) -> bool:
     try:
-        return bool(name) and Path(name).is_dir()
+        is_folder = spec.weights is None or bool(spec.weights and Path(spec.weights).is_dir())
     except OSError:  # too long a name, or a parent that may not be read
-        return False
+        is_folder = False
+    if not is_folder:
+        yield f"TrainSpec: weights={spec.weights!r} names no folder, expected one as save_pretrained writes it"
 
 
 def _clash(spec: TrainSpec) -> str | None:

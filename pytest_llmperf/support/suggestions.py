@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Likenesses, from 0 to 1: below the first, names have little in common; from the second on, what differs is a slip of
 # the fingers.
@@ -29,6 +29,11 @@ def hint(name: str, known: Iterable[str]) -> str:
     """``, did you mean 'liger'?``, to go behind the name; empty where nobody can tell."""
     found = nearest(name, known)
     return f", did you mean {found!r}?" if found else ""
+
+
+def first_few(names: Sequence[str], most: int = 8) -> str:
+    """As many as a line bears."""
+    return ", ".join(names[:most]) + (f", … ({len(names)} in all)" if len(names) > most else "")
 
 
 def _shared_start(a: str, b: str) -> int:

@@ -15,7 +15,7 @@ from pytest_llmperf.run import plan
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.coverage import Width
 from pytest_llmperf.run.errors import CannotRunError, DidNotTrainError
-from pytest_llmperf.settings.small_spec import small
+from pytest_llmperf.settings.registry import small
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher
 from tests.unit.judge.test_training_parity import PLAIN, training

@@ -21,7 +21,7 @@ from pytest_llmperf.judge.store import CAPACITY, BaselineStore, Store
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.judge.verdict import Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.small_spec import small
+from pytest_llmperf.settings.registry import small
 
 __all__ = ["main", "replayed", "small", "written_again"]
 

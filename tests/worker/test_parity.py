@@ -15,7 +15,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.parity import OWN
 from pytest_llmperf.settings.parallelism import gathered_precision
-from pytest_llmperf.settings.small_spec import plainest
+from pytest_llmperf.settings.registry import plainest
 from tests.worker.engine import checks
 from tests.worker.parity import AS_ON_GPUS, NO_CHANGE, Plain, figures
 from tests.worker.parity_faults import FAULTS

@@ -26,7 +26,7 @@ from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import BISECT
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.settings.requirements import why_skip
+from pytest_llmperf.settings.registry import why_skip
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats, quantities
 from pytest_llmperf.support.quantities import argument

@@ -22,7 +22,7 @@ from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.trial_store import TrialStore
 from pytest_llmperf.run.tuning.trials import Trials
-from pytest_llmperf.settings.requirements import why_skip
+from pytest_llmperf.settings.registry import why_skip
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats

@@ -25,7 +25,7 @@ from pytest_llmperf.run.tuning.forecast import (
 from pytest_llmperf.run.tuning.trial_stage import Prior, SideBySide, TrialStage, compiles
 from pytest_llmperf.run.tuning.trials import Trials, Tried, Tuning, TuningOrder
 from pytest_llmperf.settings.parallelism import on_one_gpu
-from pytest_llmperf.settings.requirements import why_skip
+from pytest_llmperf.settings.registry import why_skip
 from pytest_llmperf.settings.space import Candidates
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
 

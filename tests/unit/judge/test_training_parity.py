@@ -16,7 +16,7 @@ from pytest_llmperf.run.preconditions import need_the_same_training
 from pytest_llmperf.settings.models import built_in_names, resolve, small_config
 from pytest_llmperf.settings.optimizer import true_optimizer
 from pytest_llmperf.settings.parallelism import gathered_precision
-from pytest_llmperf.settings.small_spec import in_fp32, plainest, small
+from pytest_llmperf.settings.registry import in_fp32, plainest, small
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 

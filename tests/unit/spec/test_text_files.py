@@ -14,7 +14,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.integrity import same_settings
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.settings import requirements, text_files
+from pytest_llmperf.settings import registry, text_files
 from pytest_llmperf.settings.text_files import Split
 from pytest_llmperf.settings.train_spec import SpecError
 from tests.fakes import Fake, launch_of
@@ -177,10 +177,10 @@ def test_a_tokenizer_that_is_none_is_told_in_one_line(tmp_path: Path, make: str,
 
 
 def test_without_datasets_a_text_is_skipped_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name == "datasets" else find_spec(name))
-    why = requirements.why_skip(SPEC, num_gpus=0, num_cores=2)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "datasets" else find_spec(name))
+    why = registry.why_skip(SPEC, num_gpus=0, num_cores=2)
     assert why == f"{SPEC.id} needs datasets, which reads texts: pip install 'pytest-llmperf[text]'"
-    assert requirements.why_skip(replace(SPEC, data="random"), num_gpus=0, num_cores=2) is None
+    assert registry.why_skip(replace(SPEC, data="random"), num_gpus=0, num_cores=2) is None
 
 
 def test_a_launch_that_read_another_text_is_invalid() -> None:

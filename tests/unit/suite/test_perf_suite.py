@@ -22,7 +22,7 @@ from pytest_llmperf.settings.models import resolve
 from pytest_llmperf.settings.parallelism import PARALLELISMS
 from pytest_llmperf.settings.precision import FP8_RECIPES
 from pytest_llmperf.settings.recomputation import CHECKPOINTING_POLICIES
-from pytest_llmperf.settings.small_spec import small
+from pytest_llmperf.settings.registry import small
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -28,7 +28,7 @@ from pytest_llmperf.records.parity import (
 from pytest_llmperf.settings.models import small_config
 from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
 from pytest_llmperf.settings.precision import label_of
-from pytest_llmperf.settings.small_spec import in_fp32, in_pieces
+from pytest_llmperf.settings.registry import in_fp32, in_pieces
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import replacing
