@@ -23,6 +23,11 @@ from pytest_llmperf.settings.setting import Axis, Choice, Search, SpecError
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.suggestions import hint
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 #: A larger space is not looked at as a whole: so many of it are, chosen at random, with all that differ from its spec
 #: by one choice, and with its recipes. To make a spec takes an eighth of a millisecond.
 MOST = 20_000
@@ -76,16 +81,14 @@ class Space:
 
     def candidates(self) -> Candidates:
         """Each combination as a spec; of a space of more than ``MOST``, so many of them."""
-        found, refused, looked = dict[TrainSpec, None](), Counter[str](), 0
-        for choices in self._combinations():
-            looked += 1
+        found, refused = dict[TrainSpec, None](), Counter[str]()
+        combinations = self._combinations()
+        for choices in combinations:
             try:
-                spec = self.spec(choices)
+                found[self.spec(choices)] = None
             except SpecError as error:
-                refused[_reason(str(error))] += 1
-                continue
-            found[spec] = None
-        return Candidates(tuple(found), refused, max(0, self.size - looked))
+                refused[str(error).partition(": ")[2] or str(error)] += 1  # without the id that it begins with
+        return Candidates(tuple(found), refused, self.size - len(combinations))
 
     def spec(self, choices: Sequence[Choice]) -> TrainSpec:
         """The base with these choices.
@@ -109,9 +112,7 @@ class Space:
     def _beside(self, spec: TrainSpec) -> Iterator[tuple[str, TrainSpec | SpecError]]:
         values = spec.to_dict()
         for axis in self.axes:
-            for choice in axis.choices:
-                if choice.holds(values):
-                    continue
+            for choice in (one for one in axis.choices if not one.holds(values)):
                 other: TrainSpec | SpecError
                 try:
                     other = TrainSpec(**{**values, **dict(choice.fields)})
@@ -140,15 +141,15 @@ class Space:
 
         What cannot be is left out.
         """
-        found = []
+        found = dict[tuple[TrainSpec, ...], None]()
         for sizes in self._recipes():
             specs = list[TrainSpec]()
             for choices in sizes:
                 with suppress(SpecError):
                     specs.append(self.spec(choices))
             if specs and specs[0] != self.base:
-                found.append(tuple(sorted(specs, key=lambda spec: -spec.micro_batch_size)))
-        return tuple(dict.fromkeys(found))
+                found[tuple(sorted(specs, key=lambda spec: -spec.micro_batch_size))] = None
+        return tuple(found)
 
     def _recipes(self) -> Iterator[list[tuple[Choice, ...]]]:
         first = self._nearest()
@@ -168,52 +169,28 @@ class Space:
             if own <= dict(choice.fields).get(SIZE, 0) <= LARGER * own:
                 yield (*choices[:place], choice, *choices[place + 1 :])
 
-    def _combinations(self) -> Iterator[tuple[Choice, ...]]:
+    def _combinations(self) -> Sequence[tuple[Choice, ...]]:
         first = self._nearest()
-        yield first
         if self.size <= MOST:
-            yield from (one for one in itertools.product(*(axis.choices for axis in self.axes)) if one != first)
-            return
-        seen = {first}
-        chance = random.Random(_SEED)  # noqa: S311 - the same space gives the same candidates
+            return [first, *(one for one in itertools.product(*(axis.choices for axis in self.axes)) if one != first)]
+        chosen = dict.fromkeys([first])
         for place, axis in enumerate(self.axes):
-            for choice in axis.choices:
-                seen.add(one := (*first[:place], choice, *first[place + 1 :]))
-                if one != first:
-                    yield one
-        for one in itertools.chain(*self._recipes()):
-            if one not in seen:
-                seen.add(one)
-                yield one
-        while len(seen) < MOST:
-            one = tuple(chance.choice(axis.choices) for axis in self.axes)
-            if one not in seen:
-                seen.add(one)
-                yield one
+            chosen |= dict.fromkeys((*first[:place], choice, *first[place + 1 :]) for choice in axis.choices)
+        chosen |= dict.fromkeys(itertools.chain(*self._recipes()))
+        chance = random.Random(_SEED)  # noqa: S311 - the same space gives the same candidates
+        while len(chosen) < MOST:
+            chosen[tuple(chance.choice(axis.choices) for axis in self.axes)] = None
+        return [*chosen]
 
     def _nearest(self) -> tuple[Choice, ...]:
         values: dict[str, Any] = self.base.to_dict()
         return tuple(next((one for one in axis.choices if one.holds(values)), axis.choices[0]) for axis in self.axes)
 
 
-def _reason(error: str) -> str:
-    """Without the id that a refusal begins with."""
-    return error.partition(": ")[2] or error
-
-
 # A space of one's own: axes as TOML, or as data in Python, made the same way.
 
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _KNOWN = tuple(one.name for one in fields(TrainSpec))
-_MODEL = "model"
 _HOW_TO_MEASURE = frozenset("steps min_steps warmup_steps throughput_tolerance memory_tolerance".split())
-_PRECISION = "precision"
-"""The fixture's word for three fields."""
 
 
 def read_axes(path: Path) -> tuple[Axis, ...]:
@@ -224,15 +201,13 @@ def read_axes(path: Path) -> tuple[Axis, ...]:
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: no space could be read ({error.strerror or error})") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"{path}: no space could be read ({error})") from None
-    unknown = [name for name in document if name != "axes"]
-    if unknown or not document:
-        what = f"unknown {unknown[0]!r}" if unknown else "it is empty"
-        raise SpecError(f"{path}: {what}, expected one table [axes], e.g. micro_batch_size = [8, 16]")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"{path}: no space could be read ({getattr(error, 'strerror', None) or error})") from None
     try:
+        unknown = [name for name in document if name != "axes"]
+        if unknown or not document:
+            what = f"unknown {unknown[0]!r}" if unknown else "it is empty"
+            raise SpecError(f"{what}, expected one table [axes], e.g. micro_batch_size = [8, 16]")
         return axes_of(document["axes"])
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
@@ -261,25 +236,23 @@ def _axis(name: str, choices: object) -> Axis:
     for place, value in enumerate(choices):
         if any(type(value) is type(other) and value == other for other in choices[:place]):
             raise SpecError(f"axis {name!r} has {value!r} twice, expected each value once")
-    if name == _PRECISION:
+    if name == "precision":  # the fixture's word for three fields
         return Axis(name, tuple(Choice(str(word), tuple(precision_fields(word).items())) for word in choices))
     _check(name, name)
     return Axis.over(name, choices)
 
 
-def _fields(axis: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _fields(axis: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if name == _PRECISION:
-            found += precision_fields(value).items()
-            continue
-        _check(axis, name)
-        found.append((name, value))
-    return found
+        if name == "precision":
+            yield from precision_fields(value).items()
+        else:
+            _check(axis, name)
+            yield name, value
 
 
 def _check(axis: str, field: str) -> None:
-    if field == _MODEL:
+    if field == "model":
         raise SpecError(f"axis {axis!r} sets the model, expected fields that train the same one")
     if field in _HOW_TO_MEASURE:
         raise SpecError(f"axis {axis!r} sets {field}, expected what is trained: how it is measured is the search's")
@@ -288,7 +261,6 @@ def _check(axis: str, field: str) -> None:
 
 
 # The axes of a spec of which nobody has said what may change: what makes training faster and not different.
-
 
 #: What ``allowed`` may name: of these trainings none need learn as the others do.
 ALLOWED = (*PRECISIONS, "fp8", *RUNNABLE_OPTIMIZERS)
@@ -316,18 +288,14 @@ def default_axes(
         if word not in ALLOWED:
             raise SpecError(f"allowed {word!r}{hint(word, ALLOWED)}; known: precisions, fp8 and names of optimizers")
     search = Search(on_cpu, words, frozenset(fixed), global_batch)
-    axes = (axis for setting in SETTINGS if (axis := setting.axis(base, search)) is not None)
+    axes = [axis for setting in SETTINGS if (axis := setting.axis(base, search)) is not None]
     # Sizes have to be decided even where there is one: accumulation makes up for what a micro-batch lacks.
-    return tuple(
-        axis
-        for axis in axes
-        if (len(axis.choices) > 1 and not axis.fields & search.fixed)
-        or (axis.name == SIZES and global_batch is not None)
-    )
+    needed = SIZES if global_batch is not None else ""
+    free = [axis for axis in axes if len(axis.choices) > 1 and not axis.fields & search.fixed]
+    return tuple(axis for axis in axes if axis in free or axis.name == needed)
 
 
 # Traits: of a spec what may make it fast, one by one, as a model of many configurations counts them.
-
 
 # How long to measure says nothing, and what goes along with another trait nothing new.
 _NO_TRAIT = frozenset(
@@ -338,45 +306,36 @@ _NO_TRAIT = frozenset(
 
 def traits(specs: Sequence[TrainSpec]) -> tuple[Mapping[str, Any], ...]:
     """Of each spec its traits; only those in which ``specs`` differ. Liger's kernels are one trait each."""
-    found = [_traits(spec) for spec in specs]
+    found = []
+    for spec in specs:
+        values = {name: value for name, value in spec.to_dict().items() if name not in _NO_TRAIT}
+        kernels = spec.liger_kernels.split("+") if spec.liger_kernels != "all" else liger_kernels(spec)
+        each = {f"liger {name}": spec.liger and name in kernels for name in LIGER_KERNELS}
+        found.append({**values, "liger": spec.liger, **each})
     varying = [name for name in found[0] if len({str(one[name]) for one in found}) > 1] if found else []
     return tuple({name: one[name] for name in varying} for one in found)
-
-
-def _traits(spec: TrainSpec) -> dict[str, Any]:
-    values = {name: value for name, value in spec.to_dict().items() if name not in _NO_TRAIT}
-    kernels = spec.liger_kernels.split("+") if spec.liger_kernels != "all" else liger_kernels(spec)
-    values["liger"] = spec.liger
-    return values | {f"liger {name}": spec.liger and name in kernels for name in LIGER_KERNELS}
 
 
 # Recipes: choices that do well together wherever they were tried, which a search tries before it knows anything.
 
 
-_FUSED_STEP: Mapping[str, Any] = {"optimizer": "adamw_torch_fused"}
-_ALL_KERNELS: Mapping[str, Any] = {"liger": True, "liger_kernels": "all"}
-_LOSS_ALONE: Mapping[str, Any] = {"liger": True, "liger_kernels": LOSS}
-_LAYERS: Mapping[str, Any] = {
-    "torch_compile": True,
-    "torch_compile_scope": "layers",
-    "torch_compile_mode": "default",
-}
-
-
 def recipes(base: TrainSpec) -> tuple[Mapping[str, Any], ...]:
     """Of a model like ``base``'s: fields of a TrainSpec."""
+    layers = {"torch_compile": True, "torch_compile_scope": "layers", "torch_compile_mode": "default"}
+    fused_step = {"optimizer": "adamw_torch_fused"}
     if not liger_kernels(base):
-        return ({**_LAYERS, **_FUSED_STEP},)
-    return ({**_ALL_KERNELS, **_FUSED_STEP}, {**_LAYERS, **_LOSS_ALONE, **_FUSED_STEP})
+        return ({**layers, **fused_step},)
+    return (
+        {"liger": True, "liger_kernels": "all", **fused_step},
+        {**layers, "liger": True, "liger_kernels": LOSS, **fused_step},
+    )
 
 
 def followed(recipe: Mapping[str, Any], axes: Sequence[Axis], first: Sequence[Choice]) -> tuple[Choice, ...]:
     """Of each axis the choice that ``recipe`` makes; where it makes none that there is, what ``first`` has."""
-    return tuple(next(_agreeing(recipe, axis), own) for axis, own in zip(axes, first, strict=True))
 
+    def agrees(choice: Choice) -> bool:
+        said = [recipe[name] == value for name, value in choice.fields if name in recipe]
+        return bool(said) and all(said)
 
-def _agreeing(recipe: Mapping[str, Any], axis: Axis) -> Iterator[Choice]:
-    for choice in axis.choices:
-        told = [recipe[name] == value for name, value in choice.fields if name in recipe]
-        if told and all(told):
-            yield choice
+    return tuple(next(filter(agrees, axis.choices), own) for axis, own in zip(axes, first, strict=True))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_llmperf.settings import models, registry, text_files
 from pytest_llmperf.settings.data import has_padding
@@ -25,6 +25,7 @@ _HOW = {"work": False}
 # A field that came after the first stored baselines: at its default it is no part of the digest.
 _LATER = {"later": True}
 
+_T = TypeVar("_T")
 
 # For pytest: a refusal is about the caller's line. Of the whole module, since the `__init__` that dataclass writes has
 # no other place for it; a defect of ours still shows its frames.
@@ -135,10 +136,7 @@ class TrainSpec:
 
     @property
     def architecture(self) -> models.Model:
-        try:
-            return models.resolve(self.model)
-        except ValueError as error:
-            raise SpecError(str(error)) from None
+        return _resolved("", models.resolve, self.model)
 
     @property
     def text_files(self) -> TextFiles:
@@ -147,10 +145,7 @@ class TrainSpec:
         Raises:
             SpecError: there is no such text, or no such split of it.
         """
-        try:
-            return text_files.resolve_text(self.text, self.split)
-        except ValueError as error:
-            raise SpecError(f"TrainSpec: {error}") from None
+        return _resolved("TrainSpec: ", text_files.resolve_text, self.text, self.split)
 
     @property
     def tokenizer_files(self) -> TokenizerFiles:
@@ -159,10 +154,7 @@ class TrainSpec:
         Raises:
             SpecError: there is no such tokenizer.
         """
-        try:
-            return text_files.resolve_tokenizer(self.tokenizer)
-        except ValueError as error:
-            raise SpecError(f"TrainSpec: {error}") from None
+        return _resolved("TrainSpec: ", text_files.resolve_tokenizer, self.tokenizer)
 
     @property
     def has_padding(self) -> bool:
@@ -234,6 +226,13 @@ class TrainSpec:
             SpecError: an unknown field (with the nearest known one) or an invalid value.
         """
         return cls(**values)
+
+
+def _resolved(prefix: str, resolve: Callable[..., _T], *names: str | None) -> _T:
+    try:
+        return resolve(*names)
+    except ValueError as error:
+        raise SpecError(f"{prefix}{error}") from None
 
 
 def _hashed(text: str) -> str:
