@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class Model:
         window = self.config.get("sliding_window")
         return isinstance(window, int) and window < sequence_length
 
-    @property
+    @cached_property
     def geometry(self) -> Geometry | None:
         """Sizes for the arithmetic; ``None`` for a family whose arithmetic is not known here (MoE, state space)."""
         config = self.config
@@ -137,7 +137,7 @@ class Model:
         )
 
 
-@lru_cache(maxsize=1)
+@cache
 def built_in_names() -> list[str]:
     """The models that need no file of the user's."""
     return sorted(path.stem for path in _CONFIGS.glob("*.json"))
@@ -149,20 +149,24 @@ def resolve(name: str) -> Model:
     Raises:
         ValueError: unknown name (with the nearest known one), or a file that is no usable configuration.
     """
+    if name in built_in_names():
+        return _built_in(name)
     try:
-        built_in = name in built_in_names()
-        path = _CONFIGS / f"{name}.json" if built_in else _config_path(name)
+        path = _config_path(name)
         state = path.stat()
     except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~ of no user
         raise ValueError(f"model {name!r}: cannot be looked up ({why_not_found(error)})") from None
     config, fingerprint = _load(path.absolute(), state.st_mtime_ns, state.st_size)
-    if built_in:
-        return Model(name, config, fingerprint)
     own = path.parent.name if path.name == "config.json" else path.stem
     if "snapshots" in path.parts:  # the hub's cache names folders by commit
         own = name.rsplit("/", 1)[-1]
     # Two configurations may share a folder name: the fingerprint keeps their ids, and so their baselines, apart.
     return Model(f"{slugged(own, 'model')}-{fingerprint[:6]}", config, fingerprint)
+
+
+@cache
+def _built_in(name: str) -> Model:
+    return Model(name, *_load(_CONFIGS / f"{name}.json", 0, 0))
 
 
 def why_not_found(error: Exception) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from pytest_llmperf.settings.models import slugged, why_not_found
@@ -21,7 +21,6 @@ from pytest_llmperf.support.suggestions import first_few
 #: The column that is read.
 COLUMN = "text"
 
-_SHIPPED = Path(__file__).parent / "text"
 _FORMATS = (".parquet", ".txt")
 _HUB_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<folder>[\w./-]+))?", re.ASCII)
 
@@ -119,18 +118,24 @@ def resolve_text(text: str | None, split: str) -> TextFiles:
     Raises:
         ValueError: there are none, in one line.
     """
+    if text is None:
+        return _shipped(split)
     wanted = Split.parse(split)
     try:
-        where, name = _SHIPPED, ""
-        if text is not None:
-            where = _path(text)
-            # The hub's cache names folders by commit.
-            own = text.rstrip("/").rpartition("/")[2] if "snapshots" in where.parts else where.absolute().name
-            name = slugged(own.removesuffix(where.suffix) if where.is_file() else own, "text")
+        where = _path(text)
+        # The hub's cache names folders by commit.
+        own = text.rstrip("/").rpartition("/")[2] if "snapshots" in where.parts else where.absolute().name
+        name = slugged(own.removesuffix(where.suffix) if where.is_file() else own, "text")
         files = _of_one_file(where, wanted) if where.is_file() else _of_folder(where, wanted, text)
         return TextFiles(name, wanted, files)
     except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~ of no user
         raise ValueError(f"text={text!r}: cannot be looked up ({why_not_found(error)})") from None
+
+
+@cache
+def _shipped(split: str) -> TextFiles:
+    wanted = Split.parse(split)
+    return TextFiles("", wanted, _of_folder(Path(__file__).parent / "text", wanted, ""))
 
 
 def _path(text: str) -> Path:
@@ -167,7 +172,7 @@ def _of_one_file(path: Path, split: Split) -> tuple[Path, ...]:
     return (path,)
 
 
-def _of_folder(folder: Path, split: Split, text: str | None) -> tuple[Path, ...]:
+def _of_folder(folder: Path, split: Split, text: str) -> tuple[Path, ...]:
     by_split: dict[str, list[Path]] = {}
     for path in _listed(folder):
         by_split.setdefault(_split_of(path, folder, split.name), []).append(path)

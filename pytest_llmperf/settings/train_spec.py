@@ -248,25 +248,27 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "float | None": (float, int, type(None)),
 }
 
+# By name as it is declared; asked once, since a suite makes hundreds of specs.
+_DECLARED: Mapping[str, str] = {each.name: str(each.type) for each in fields(TrainSpec)}
+
 
 def _type_problems(spec: TrainSpec) -> Iterator[str]:
-    for f in fields(spec):
-        value, expected = getattr(spec, f.name), str(f.type)
+    for name, expected in _DECLARED.items():
+        value = getattr(spec, name)
         # bool is an int to Python, and never one to a user.
         if not isinstance(value, _TYPES[expected]) or (expected != "bool" and isinstance(value, bool)):
-            yield f"TrainSpec: {f.name}={value!r} must be {expected}, not {type(value).__name__}"
+            yield f"TrainSpec: {name}={value!r} must be {expected}, not {type(value).__name__}"
 
 
 def _check_fields(values: Mapping[str, Any]) -> None:
-    known = tuple(f.name for f in fields(TrainSpec))
     for name in values:
         if name == "precision":
             raise SpecError(
                 "TrainSpec has no field 'precision', which is the fixture's word for three of its fields: "
                 "model_precision, mixed_precision and tf32"
             )
-        if name not in known:
-            raise SpecError(f"TrainSpec has no field {name!r}{hint(name, known)}")
+        if name not in _DECLARED:
+            raise SpecError(f"TrainSpec has no field {name!r}{hint(name, _DECLARED)}")
     if "model" not in values:
         raise SpecError("TrainSpec needs a model, e.g. model='llama-3.2-1b'")
 
