@@ -11,7 +11,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.settings.small_spec import small
+from pytest_llmperf.settings.registry import small
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import TrainSpec
 

@@ -16,7 +16,7 @@ from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.records.results_document import Elsewhere, Planned, Skipped
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.run.errors import CannotRunError
-from pytest_llmperf.settings.requirements import missing_package, why_skip
+from pytest_llmperf.settings.registry import missing_package, why_skip
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Baseline
