@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import site
 import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping
@@ -30,8 +31,10 @@ def loaded() -> dict[str, str]:
         found = {
             re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(): each.version for each in _imported_distributions()
         }
-    for folder in map(Path, sys.path):
-        for path in sorted(folder.glob("*.pth")) if folder.name in ("site-packages", "dist-packages") else ():
+    # A folder that is only on the path has its own read by nobody.
+    own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    for folder in map(Path, () if sys.flags.no_site else [*site.getsitepackages(), *own]):
+        for path in sorted(folder.glob("*.pth")):
             with suppress(OSError):
                 lines = [line for line in path.read_bytes().splitlines() if line.startswith((b"import ", b"import\t"))]
                 if lines:

@@ -405,26 +405,28 @@ def test_modes_of_the_interpreter_are_told_where_they_are_on(monkeypatch: pytest
 
 
 def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = tmp_path / "site-packages"
-    about = site / "fast_thing-1.2.dist-info"
+    packages = tmp_path / "site-packages"
+    about = packages / "fast_thing-1.2.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: Fast_Thing\nVersion: 1.2\n")
     (about / "top_level.txt").write_text("fast_thing\n")
-    (site / "fast_thing.py").write_text("x = 1\n")
-    (site / "start.pth").write_text("# none\nimport sys\n")
+    (packages / "fast_thing.py").write_text("x = 1\n")
+    (packages / "start.pth").write_text("# none\nimport sys\n")
     (about / "RECORD").write_text("fast_thing.py,sha256=another,6\n")
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setitem(sys.modules, "fast_thing", SimpleNamespace(__file__=str(site / "fast_thing.py")))
-    broken = site / "broken_off-1.0.dist-info"  # files, and no name
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.setitem(sys.modules, "fast_thing", SimpleNamespace(__file__=str(packages / "fast_thing.py")))
+    broken = packages / "broken_off-1.0.dist-info"  # files, and no name
     broken.mkdir()
     (broken / "RECORD").write_text("broken_off.py,,\n")
     monkeypatch.setitem(sys.modules, "broken_off", ModuleType("broken_off"))
     installed.known.cache_clear()
     installed._imported_distributions.cache_clear()
     assert installed.loaded()["fast-thing"] == "1.2"
+    assert "start.pth" not in installed.loaded()  # Python reads those of its own folders alone
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(packages)])
     assert "start.pth" in installed.loaded()
     assert "fast_thing.py" not in installed.patched_files()  # its size and date are RECORD's
-    (site / "fast_thing.py").write_text("x = 100\n")
+    (packages / "fast_thing.py").write_text("x = 100\n")
     assert "fast_thing.py" in installed.patched_files()
     installed.known.cache_clear()
     installed._imported_distributions.cache_clear()
