@@ -21,8 +21,8 @@ from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.run import Run
+from pytest_llmperf.run.search_store import TrialStore
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.run.trial_store import TrialStore
 from pytest_llmperf.run.tuning.forecast import StepPredictions, counted_prior
 from pytest_llmperf.run.tuning.trials import Trials
 from pytest_llmperf.settings.space import Space, read_axes

@@ -25,17 +25,16 @@ from pytest_llmperf.judge.yardstick import (
     side_of,
 )
 from pytest_llmperf.launch.candidates import History, NoRoomError, NotMadeError, Span
-from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, counts
 from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.run.pair_store import PairStore
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs
 from pytest_llmperf.run.paired_comparison import Side as Turn
 from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.run.trial_store import surroundings
+from pytest_llmperf.run.search_store import PairStore, surroundings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats
 
@@ -50,16 +49,11 @@ _INTERVAL = 0.975
 # Seconds: with less than that left, whatever ends was ended by the clock.
 _NEXT_TO_NOTHING = 1.0
 
-Watch = Callable[[str], None]
-Decide = Callable[[Pairs], Look]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionOrder:
     """What was asked for."""
 
-    good: str
-    bad: str
     by: By | None = None
     """``None``: by the first in which the ends differ."""
     seconds: float = 3600.0
@@ -141,7 +135,9 @@ class Bisection:
 class Bisector:
     """One case and one history."""
 
-    def __init__(self, caller: Caller, spec: TrainSpec, order: BisectionOrder, history: History, watch: Watch) -> None:
+    def __init__(
+        self, caller: Caller, spec: TrainSpec, order: BisectionOrder, history: History, watch: Callable[[str], None]
+    ) -> None:
         self._caller, self._spec, self._order, self._history, self._watch = caller, spec, order, history, watch
         self._policy = caller.policy(spec)
         self._steps: list[Step] = []
@@ -164,7 +160,7 @@ class Bisector:
                 found = replace(found, yardstick=yardstick)
                 if yardstick is not None:
                     found = replace(found, notes=(*found.notes, *self._caution(yardstick)))
-                    self._divided(beside, lineage, yardstick, alpha)
+                    self._divide(beside, lineage, yardstick, alpha)
             except KeyboardInterrupt:
                 ended = "interrupted"
             notes = (*found.notes, *beside.notes)
@@ -172,11 +168,7 @@ class Bisector:
             return found if found.yardstick is None else self._concluded(found, lineage, beside, alpha)
 
     def _ends(self, beside: BesideGood, bad: Candidate, alpha: float) -> Yardstick | None:
-        """In what they differ.
-
-        Raises:
-            CaseFailedError: one of them cannot be launched.
-        """
+        """In what they differ."""
         self._watch(f"the ends: {beside.good.shown} (good) and {bad.shown} (bad), in turns")
         yardstick: list[Yardstick | None] = [None]
         order = criteria(self._order.by, on_cpu=self._caller.run.on_cpu)
@@ -192,36 +184,29 @@ class Bisector:
             raise CaseFailedError(f"--bad {bad.shown}: {step.reason}")
         return yardstick[0]
 
-    def _caution(self, yardstick: Yardstick) -> tuple[str, ...]:
-        on_cpu = self._caller.run.on_cpu
+    def _caution(self, yardstick: Yardstick) -> list[str]:
+        on_cpu, found = self._caller.run.on_cpu, []
         if yardstick.by != "speed":
             told = "step times are by a CPU's clock, which shows its other work too: they decided nothing here"
-            return (told,) if on_cpu else ()
-        found = []
+            return [told] if on_cpu else []
         if on_cpu:
             found.append("a CPU's clock shows its other work too: see whether --by counts tells the ends apart")
-        scatter = yardstick.error * math.sqrt(self._steps[0].pairs)
-        if abs(yardstick.size) < _CLEAR * scatter:
-            more = 4 * self._order.max_pairs
+        if abs(yardstick.size) < _CLEAR * yardstick.error * math.sqrt(self._steps[0].pairs):
             why = "the ends are hardly further apart than one pair scatters, and chance may have enlarged that"
-            found.append(f"{why}: its answer is worth little without --max-pairs {more}")
-        return tuple(found)
+            found.append(f"{why}: its answer is worth little without --max-pairs {4 * self._order.max_pairs}")
+        return found
 
-    def _divided(self, beside: BesideGood, lineage: Lineage, yardstick: Yardstick, alpha: float) -> None:
+    def _divide(self, beside: BesideGood, lineage: Lineage, yardstick: Yardstick, alpha: float) -> None:
         def decide(pairs: Pairs) -> Look:
             return side_of(pairs, yardstick, self._policy, alpha=alpha, budget=self._order.max_pairs)
 
-        while not beside.ended:
-            candidate = lineage.following(self._sides)
-            if candidate is None:
-                return
+        while not beside.ended and (candidate := lineage.following(self._sides)) is not None:
             num = len(lineage.suspects(self._sides))
             self._watch(f"step {len(self._steps)}, about {most_steps(num)} left of {num} suspects: {candidate.told}")
             step = beside.compared(candidate, decide)
             self._steps.append(step)
-            self._watch(
-                f"{candidate.shown}: {step.side or 'not decided'}" + (f": {step.reason}" if step.reason else "")
-            )
+            why = f": {step.reason}" if step.reason else ""
+            self._watch(f"{candidate.shown}: {step.side or 'not decided'}{why}")
 
     @property
     def _sides(self) -> dict[str, Side]:
@@ -243,25 +228,23 @@ class Bisector:
         if not pairs or not others:
             return replace(found, last_good=last_good)
         now, then = pairs[-1][1], others[-1][1 if name else 0]
-        steps = {step.candidate.name: step for step in reversed(self._steps)}
+        changes = {step.candidate.name: step.change for step in reversed(self._steps)}
         words = points_to(step_difference(then.trace, now.trace)) if then.trace and now.trace else ""
         return replace(
             found,
             last_good=last_good,
-            change=_between(steps.get(name or ""), steps.get(first_bad.name)),
+            change=_between(changes.get(name or ""), changes.get(first_bad.name)),
             exact=(*beside.exact_differences(then, now), *then.differences(now)),
             diagnosis=words,
         )
 
 
-def _between(good: Step | None, bad: Step | None) -> Change | None:
+def _between(good: Change | None, bad: Change | None) -> Change | None:
     """The second over the first, both held against the same end; ``None`` is that end itself."""
-    if bad is None or bad.change is None:
-        return None
-    if good is None or good.change is None:
-        return bad.change
-    log = bad.change.log - good.change.log
-    wide = math.hypot(bad.change.log - bad.change.low, good.change.log - good.change.low)
+    if bad is None or good is None:
+        return bad
+    log = bad.log - good.log
+    wide = math.hypot(bad.log - bad.low, good.log - good.low)
     return Change(log, log - wide, log + wide)
 
 
@@ -291,32 +274,30 @@ class BesideGood:
     def __exit__(self, *_error: object) -> None:
         self._store.release()
 
-    def compared(self, candidate: Candidate, decide: Decide, *, is_end: bool = False) -> Step:
+    def compared(self, candidate: Candidate, decide: Callable[[Pairs], Look], *, is_end: bool = False) -> Step:
         """What ``decide`` says of ``candidate``, by as many pairs as it takes; one that ``is_end`` is always tried.
 
         Raises:
             CaseFailedError: the good end cannot be launched, or the disk is full.
         """
         known = self._store.known(candidate.name)
-        kept = known.pairs
-        if kept:
-            self.pairs[candidate.name] = kept
-            told = decide(kept)
+        if known.pairs:
+            self.pairs[candidate.name] = known.pairs
+            told = decide(known.pairs)
             if not told.goes_on:
                 return self._step(candidate, told, was_kept=True)
         if known.failure and not is_end:
             return Step(candidate=candidate, side="skipped", reason=known.failure, was_kept=True)
         try:
-            return self._launched(candidate, decide, kept)
+            return self._launched(candidate, decide, known.pairs)
         except NoRoomError as error:
             raise CaseFailedError(f"{candidate.shown}: {error}; free some: the same command goes on") from None
         except NotMadeError as error:
             return Step(candidate=candidate, side="skipped", reason=str(error))
 
-    def _launched(self, candidate: Candidate, decide: Decide, kept: Pairs) -> Step:
+    def _launched(self, candidate: Candidate, decide: Callable[[Pairs], Look], kept: Pairs) -> Step:
         if self._left <= _NEXT_TO_NOTHING:
-            self.ended = "time"
-            return Step(candidate=candidate, side=None, reason="no time was left for it")
+            return self._out_of_time(candidate, "no time was left for it")
         try:
             self._good_turn = self._good_turn or self._turn(self.good)
         except NotMadeError as error:
@@ -341,7 +322,7 @@ class BesideGood:
         try:
             turns = comparison.take_turns(sides, judge, kept)
         except LaunchFailed as error:
-            return self._failed(candidate, error)
+            return self._failed(candidate, error.failure)
         if wrong and comparison.troubles(sides[0], turns.before):
             raise CaseFailedError(f"--good {self.good.shown}: {wrong[0]}")
         if wrong:
@@ -349,16 +330,19 @@ class BesideGood:
         self.notes += tuple(note for note in turns.notes if note not in self.notes)
         return self._step(candidate, answers[0])
 
-    def _failed(self, candidate: Candidate, error: LaunchFailed) -> Step:
+    def _failed(self, candidate: Candidate, failure: Failure) -> Step:
         if self._left <= _NEXT_TO_NOTHING:
-            self.ended = "time"
-            return Step(candidate=candidate, side=None, reason="time was over")
-        reason = f"{error.failure.reason}; logs: {error.failure.folder}"
-        if error.failure.message.endswith(f"(under {self.good.shown})"):
+            return self._out_of_time(candidate, "time was over")
+        reason = f"{failure.reason}; logs: {failure.folder}"
+        if failure.message.endswith(f"(under {self.good.shown})"):
             raise CaseFailedError(f"--good {self.good.shown}: {reason}")
-        if error.failure.kind == "unwritable":  # no other candidate would fare better
+        if failure.kind == "unwritable":  # no other candidate would fare better
             raise CaseFailedError(reason)
-        return self._skipped(candidate, reason, lasts=error.failure.kind in _LASTING)
+        return self._skipped(candidate, reason, lasts=failure.kind in _LASTING)
+
+    def _out_of_time(self, candidate: Candidate, reason: str) -> Step:
+        self.ended = "time"
+        return Step(candidate=candidate, side=None, reason=reason)
 
     def _skipped(self, candidate: Candidate, reason: str, *, lasts: bool = True) -> Step:
         if lasts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from pytest_llmperf.run.errors import CaseFailedError
@@ -91,19 +90,11 @@ def tuning_space(spec: TrainSpec, over: object, runners_up: object) -> Space:
     )
 
 
-# What decides what is learnt, but for how it rounds.
-_LEARNT: Mapping[str, Callable[[TrainSpec], object]] = {
-    "model": lambda spec: spec.model,
-    "optimizer": learnt_by,
-    "sequence_length": lambda spec: spec.sequence_length,
-    "seed": lambda spec: spec.seed,
-}
-
-
 def need_the_same_training(a: TrainSpec, b: TrainSpec) -> None:
-    """Two that are to learn the same are of one plain form, but for their precision."""
-    for what, of in _LEARNT.items():
-        if of(a) != of(b):
+    """Two that are to learn the same are of one plain form, but for their precision: for how it rounds."""
+    for what in ("model", "optimizer", "sequence_length", "seed"):
+        one, other = (learnt_by(spec) if what == "optimizer" else getattr(spec, what) for spec in (a, b))
+        if one != other:
             raise CaseFailedError(
-                f"perf.same_training: {what} of {a.id} is {of(a)}, and of {b.id} {of(b)}; expected the same"
+                f"perf.same_training: {what} of {a.id} is {one}, and of {b.id} {other}; expected the same"
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_llmperf.run.findings import Observer
 from pytest_llmperf.run.plan import exceeds, gpu_hours, skip_lines
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.run_files import keep_history, run_document, write_markdown, write_page, write_results
+from pytest_llmperf.run.run_files import run_document, write_markdown, write_page, write_results
 from pytest_llmperf.run.stale_baselines import listed, prune, unexplained
 from pytest_llmperf.run.static_check import record_static
 from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together
@@ -51,12 +51,10 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
         run.notes += record_static(run, findings.results, observer)
     whole_run = judged_together(run, findings.results)
     findings.results = list(whole_run.results)
-    troubles = list(_troubles(run, whole_run))
-    troubles += [Trouble("replaced cases", replaced)] if replaced else []
+    troubles = [*_troubles(run, whole_run), *([Trouble("replaced cases", replaced)] if replaced else [])]
     if settings.markdown is not None or settings.step_summary is not None:
-        told = [line for trouble in troubles for line in trouble.lines]
-        values = run_document(run, whole_run, exit_code, stopped=False)
-        refused = write_markdown(run, values, told)
+        lines = [line for trouble in troubles for line in trouble.lines]
+        refused = write_markdown(run, run_document(run, whole_run, exit_code, stopped=False), lines)
         troubles += [Trouble("--perf-markdown", [refused])] if refused else []
     exit_code = _failed(exit_code) if troubles else exit_code
     written = list(_written(run, whole_run, exit_code, stopped=stopped))
@@ -70,49 +68,42 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
     if not (settings.json or settings.report or launched):
         return
     values = run_document(run, whole_run, exit_code, stopped=stopped)
-    refused = write_results(run, values)
-    if refused:
+    if refused := write_results(run, values):
         values["exit_code"] = _failed(exit_code)
         yield Trouble("--perf-json", [refused])
-    if launched:
-        keep_history(run, values)
-    refused = write_page(run, values)
-    if refused:
+    if launched and settings.history is not None:
+        from pytest_llmperf.run.history.history import keep
+
+        run.notes += filter(None, [keep(settings.history, values)])
+    if refused := write_page(run, values):
         yield Trouble("--perf-report", [refused])
 
 
-def _troubles(run: Run, whole_run: WholeRun) -> Iterator[Trouble]:
+def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
     """What no single case can see, and fails the run."""
-    settings, findings = run.settings, run.findings
-    if whole_run.regressed:
-        yield Trouble("regressed, by what the whole run knows", _late(run, whole_run.regressed))
-    if whole_run.undecided:
-        yield Trouble("not shown to hold, by what the whole run knows", _late(run, whole_run.undecided))
-    if whole_run.fails:
-        yield Trouble("all cases", [whole_run.line])
-    if whole_run.unjudged:
-        yield Trouble("the whole run", [whole_run.unjudged])
-    refused = prune(run) if settings.update == "prune" else ""
-    if refused:
-        yield Trouble("prune", [refused])
-    left = listed(run) if settings.strict and run.has_suite and not run.unfinished else []
-    if left:
-        yield Trouble("unused baselines", left)
-    if settings.strict and run.idle:
-        yield Trouble("tests that measure nothing", [idle_line(run.idle)])
-    lost = skip_lines([case for case in findings.skipped if case.lost]) if settings.strict else []
-    if lost:
-        yield Trouble("cases that ran before", lost)
-    if settings.dry_run and exceeds(findings.planned, settings.budget_gpu_hours):
-        planned = f"{gpu_hours(findings.planned):.2f} GPU-hours planned"
-        yield Trouble("--perf-budget", [f"--perf-budget {settings.budget_gpu_hours:g}: {planned}"])
+    settings, findings, is_strict = run.settings, run.findings, run.settings.strict
+    lost = [case for case in findings.skipped if case.lost]
+    budget, planned = settings.budget_gpu_hours, findings.planned
+    over = f"--perf-budget {budget:g}: {gpu_hours(planned):.2f} GPU-hours planned" if exceeds(planned, budget) else ""
+    found = {
+        "regressed, by what the whole run knows": _late(run, whole_run.regressed),
+        "not shown to hold, by what the whole run knows": _late(run, whole_run.undecided),
+        "all cases": [whole_run.line] if whole_run.fails else [],
+        "the whole run": [whole_run.unjudged],
+        "prune": [prune(run) if settings.update == "prune" else ""],
+        "unused baselines": listed(run) if is_strict and run.has_suite and not run.unfinished else [],
+        "tests that measure nothing": [idle_line(run.idle)] if is_strict and run.idle else [],
+        "cases that ran before": skip_lines(lost) if is_strict else [],
+        "--perf-budget": [over if settings.dry_run else ""],
+    }
+    return [Trouble(name, lines) for name, each in found.items() if (lines := [line for line in each if line])]
 
 
 def _late(run: Run, verdicts: Sequence[LateVerdict]) -> list[str]:
     """A line for each, and the command that runs their tests again."""
-    command = run.rerun_of([late.result.nodeid for late in verdicts])
-    told = f"run again, best with the other cases, by which their GPUs are known: {command}"
-    return [*(late.line for late in verdicts), *([told] if command else [])]
+    command = run.rerun_of([late.result.nodeid for late in verdicts]) if verdicts else ""
+    again = f"run again, best with the other cases, by which their GPUs are known: {command}" if command else ""
+    return [*(late.line for late in verdicts), again]
 
 
 def idle_line(nodes: Sequence[str]) -> str:

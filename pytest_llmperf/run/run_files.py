@@ -76,14 +76,6 @@ def write_results(run: Run, values: Mapping[str, Any]) -> str:
     return ""
 
 
-def keep_history(run: Run, values: Mapping[str, Any]) -> None:
-    """Add the run to its history."""
-    from pytest_llmperf.run.history.keeping import keep
-
-    if run.settings.history is not None:
-        run.notes += filter(None, [keep(run.settings.history, values)])
-
-
 def write_page(run: Run, values: Mapping[str, Any]) -> str:
     """Write the page that ``--perf-report`` asks for; why there is none."""
     from pytest_llmperf.report.run_document import RunDocument

@@ -80,15 +80,6 @@ class WholeRun:
             "environment on the same hardware"
         )
 
-    @property
-    def lines(self) -> list[str]:
-        """What fails the run and no test of it."""
-        return [
-            *(late.line for late in (*self.regressed, *self.undecided)),
-            *([self.line] if self.fails else []),
-            *filter(None, [self.unjudged]),
-        ]
-
     def document(self) -> dict[str, Any]:
         """What ``--perf-json`` says of that change; nothing where none was looked for."""
         if self.unjudged:
@@ -96,11 +87,9 @@ class WholeRun:
         if self.change is None:
             return {"all_cases": {"verdict": self.verdict, "told": self.line}} if self.line else {}
         low, high = self.change.interval
-        figures = {"slower_by": self.change.ratio, "low": low, "high": high}
-        facts = {
-            name: getattr(self.change, name) for name in ("cases", "gpus", "is_known", "is_calibrated", "together")
-        }
-        return {"all_cases": {"verdict": self.verdict, "told": self.line, **figures, **facts}}
+        found = {"verdict": self.verdict, "told": self.line, "slower_by": self.change.ratio, "low": low, "high": high}
+        facts = ("cases", "gpus", "is_known", "is_calibrated", "together")
+        return {"all_cases": found | {name: getattr(self.change, name) for name in facts}}
 
 
 def judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
@@ -129,9 +118,8 @@ def _judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
     if stored is None:
         return WholeRun(results)
     knowledge = stored.with_seen(launches)
-    settings = run.settings
+    settings, baselines = run.settings, {each[0].digest: each for each in before if each}
     rule = Rule.allowing(settings.alarms_a_month, max(run.num_gates, len(results)), settings.max_launches)
-    baselines = {each[0].digest: each for each in before if each}
     # As for a case by itself; what failed by itself has failed.
     failing = FAILING_IF_STRICT if settings.strict else FAILING
     found, regressed, undecided = list[CaseResult](), list[LateVerdict](), list[LateVerdict]()
@@ -144,7 +132,8 @@ def _judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
         found.append(later)
     change = common_change(knowledge)
     compared = [result for result in judged if result.digest in baselines]
-    held = [each for result in compared if (each := _tolerance(result)) is not None]
+    rates = filter(None, (result.check(RATE) for result in compared))
+    held = [each for check in rates if (each := check.known_tolerance or check.tolerance) is not None]
     # Whoever records what is there already has accepted what it does.
     is_held = change is not None and held and not any(result.updated for result in compared)
     verdict = change.verdict(median(held), rule) if change and is_held else "pass"
@@ -166,8 +155,3 @@ def _is_judged(result: CaseResult, machine: str) -> bool:
 def _identity(launch: Launch) -> tuple[str, str, str]:
     """What a baseline, which rounds figures, keeps as it was."""
     return launch.digest, launch.site, launch.started_at
-
-
-def _tolerance(result: CaseResult) -> float | None:
-    check = result.check(RATE)
-    return (check.known_tolerance or check.tolerance) if check else None

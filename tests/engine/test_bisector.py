@@ -20,7 +20,7 @@ from tests.engine.conftest import SPEC, Engine
 NAMES = [f"v{number}" for number in range(9)]
 SLOW: dict[str, Any] = {"step_seconds": 1.0}
 # The fake launcher looks for a part of the interpreter's name.
-ORDER = BisectionOrder(good="v0", bad="v8", by="speed")
+ORDER = BisectionOrder(by="speed")
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def bisect(engine: Engine, order: BisectionOrder = ORDER, history: Versions | None = None) -> Bisection:
+def bisect(
+    engine: Engine, order: BisectionOrder = ORDER, history: Versions | None = None, good: str = "v0"
+) -> Bisection:
     history = history or Versions()
     caller = engine.caller(gpus=0, max_launches=order.max_pairs)
-    return Bisector(caller, SPEC, order, history, engine.heard.say).run(history.span(order.good, order.bad))
+    return Bisector(caller, SPEC, order, history, engine.heard.say).run(history.span(good, "v8"))
 
 
 def from_on(first: int, values: Mapping[str, Any] = SLOW) -> dict[str, Mapping[str, Any]]:
@@ -244,6 +246,6 @@ def test_a_cpus_clock_and_ends_that_are_hardly_apart_are_told(engine: Engine) ->
     (note,) = bisect(engine).notes
     assert note.startswith("a CPU's clock shows its other work too")
     engine.fake(by=from_on(3, {"step_seconds": 0.106}))
-    small = bisect(engine, replace(ORDER, good="v1", max_pairs=60))
+    small = bisect(engine, replace(ORDER, max_pairs=60), good="v1")
     assert small.yardstick is not None
     assert small.notes[1].endswith("its answer is worth little without --max-pairs 240")

@@ -21,7 +21,7 @@ from pytest_llmperf.run import cases, whole_run
 from pytest_llmperf.run.baseline_comparison import ONE_SESSION
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.run.whole_run import judged_together
+from pytest_llmperf.run.whole_run import WholeRun, judged_together
 from pytest_llmperf.support import codec
 from tests.engine.conftest import Engine
 from tests.gpu_nights import Cases, World, baseline_of, case_log, flat, is_limited, result_of, spec_of
@@ -65,6 +65,12 @@ class Night:
         return [self.result(0, slower, launches), *(self.result(case) for case in range(1, 10))]
 
 
+def lines_of(found: WholeRun) -> list[str]:
+    """What fails the run and no test of it."""
+    late = [each.line for each in (*found.regressed, *found.undecided)]
+    return [*late, *([found.line] if found.fails else []), *filter(None, [found.unjudged])]
+
+
 @pytest.fixture
 def night(engine: Engine) -> Night:
     return Night(engine)
@@ -79,7 +85,7 @@ def test_a_case_that_passed_is_regressed_by_what_the_others_tell(night: Night) -
     assert results[0].verdict in ("pass", "inconclusive")
     found = judged_together(night.context(), results)
     assert [each.verdict for each in found.results] == ["regressed", *["pass"] * 9]
-    (line,) = found.lines
+    (line,) = lines_of(found)
     assert line.startswith(f"{results[0].nodeid}: {results[0].id}: {RATE} ")
     assert line.endswith(f"; its test ended as {results[0].verdict}")
     assert found.change is not None
@@ -90,13 +96,13 @@ def test_a_case_that_passed_is_regressed_by_what_the_others_tell(night: Night) -
 def test_a_clean_night_says_nothing(night: Night) -> None:
     found = judged_together(night.context(), night.results())
     assert {each.verdict for each in found.results} == {"pass"}
-    assert (found.lines, found.line) == ([], "")
+    assert (lines_of(found), found.line) == ([], "")
 
 
 def test_one_launch_alone_condemns_nobody(night: Night) -> None:
     found = judged_together(night.context(), night.results(SLOWER, launches=1))
     assert found.results[0].verdict == "inconclusive"
-    assert found.lines == []
+    assert lines_of(found) == []
 
 
 def test_what_has_failed_stays_failed_and_is_told_once(night: Night) -> None:
@@ -104,7 +110,7 @@ def test_what_has_failed_stays_failed_and_is_told_once(night: Night) -> None:
     assert results[0].verdict == "regressed"
     found = judged_together(night.context(), results)
     assert found.results[0] == results[0]
-    assert found.lines == []
+    assert lines_of(found) == []
 
 
 def test_what_goes_wrong_in_it_takes_no_result_and_fails_the_run_by_a_line(
@@ -118,7 +124,7 @@ def test_what_goes_wrong_in_it_takes_no_result_and_fails_the_run_by_a_line(
     found = judged_together(night.context(), results)
     assert found.results == results
     line = "the whole run was not judged: ArithmeticError: Singular matrix; each case stands by itself"
-    assert (found.lines, found.line, found.document()) == ([line], "", {"unjudged": line})
+    assert (lines_of(found), found.line, found.document()) == ([line], "", {"unjudged": line})
 
 
 def other_machine(result: CaseResult) -> CaseResult:
@@ -154,14 +160,14 @@ def test_what_is_not_held_against_a_baseline_here_is_left_as_it_is(
     first, *rest = night.results(SLOWER)
     found = judged_together(night.context(), [other(first), *rest])
     assert found.results[0] == other(first)
-    assert found.lines == []
+    assert lines_of(found) == []
 
 
 @pytest.mark.parametrize("settings", [{"gpus": 0}, {"static": True}, {"against": "/other/python"}])
 def test_nothing_is_said_where_gpus_are_not_what_differs(night: Night, settings: dict[str, Any]) -> None:
     results = night.results(SLOWER)
     found = judged_together(night.context(**settings), results)
-    assert (found.results, found.lines, found.change) == (results, [], None)
+    assert (found.results, lines_of(found), found.change) == (results, [], None)
 
 
 def test_a_baseline_that_cannot_be_read_is_none(night: Night) -> None:
@@ -195,7 +201,7 @@ def test_a_case_that_two_tests_share_is_told_of_both(night: Night) -> None:
     # As xdist's controller has it: each with a copy of its own.
     copied = [codec.read(CaseResult, codec.plain(each)) for each in (first, second, *rest)]
     found = judged_together(night.context(), copied)
-    assert [line.split(": ")[0] for line in found.lines] == [first.nodeid, "t.py::other"]
+    assert [line.split(": ")[0] for line in lines_of(found)] == [first.nodeid, "t.py::other"]
     assert found.change == judged_together(night.context(), [first, *rest]).change
 
 
@@ -211,7 +217,7 @@ def test_a_change_that_all_cases_share_fails_the_run(night: Night) -> None:
     assert found.verdict == "regressed"
     assert found.line.startswith("all cases slower, by ")
     assert ", on GPUs that their baselines know: 10 cases on 1 GPU; look at what they share" in found.line
-    assert found.lines[-1] == found.line
+    assert lines_of(found)[-1] == found.line
     told = found.document()["all_cases"]
     assert told["verdict"] == "regressed"
     assert told["low"] < told["slower_by"] < told["high"]
@@ -229,7 +235,7 @@ def test_what_all_lose_on_a_gpu_that_nothing_tells_of_is_no_pass(night: Night, i
     assert found.line.endswith("compare with the old environment on this GPU: --perf-against=PYTHON")
     assert verdicts(found.results) == ["inconclusive"] * 10
     # A strict run fails for it by one line.
-    assert found.lines == [found.line] * is_strict
+    assert lines_of(found) == [found.line] * is_strict
     assert found.document()["all_cases"]["verdict"] == "inconclusive"
 
 
@@ -246,7 +252,7 @@ def test_what_some_lose_on_a_gpu_that_nothing_tells_of_is_no_pass_either(night: 
 def test_of_gpus_that_nothing_tells_of_what_no_gpu_does_by_itself_fails(night: Night) -> None:
     found = judged_together(night.context(), shifted(night, UNSEEN, math.log(1.15)))
     assert found.verdict == "regressed"
-    assert found.line in found.lines
+    assert found.line in lines_of(found)
 
 
 def test_a_change_that_is_accepted_fails_nothing(night: Night) -> None:
@@ -365,7 +371,7 @@ def test_a_loss_on_a_gpu_that_nobody_knows_waits_for_the_runs_other_cases(
     # Nobody else was on its GPU: by the end it is what it would have been.
     together = judged_together(caller.run, [found])
     assert together.results[0].verdict == "regressed"
-    assert [line.rpartition("; ")[2] for line in together.lines] == ["its test ended as inconclusive"] * waits
+    assert [line.rpartition("; ")[2] for line in lines_of(together)] == ["its test ended as inconclusive"] * waits
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
@@ -400,7 +406,7 @@ def test_one_bad_gpu_fails_none_of_its_cases_and_is_told(night: Night) -> None:
     found = judged_together(night.context(), results)
     assert "regressed" not in verdicts(found.results)
     # What all lose may be the stack's too: that much fails the run, by one line.
-    assert found.lines == [found.line]
+    assert lines_of(found) == [found.line]
     assert found.line.startswith("all cases slower, by ")
 
 
@@ -409,7 +415,7 @@ def test_the_first_case_of_a_night_that_lost_by_itself_fails_its_run(night: Nigh
     assert verdicts(results) == ["inconclusive", *["pass"] * 9]
     found = judged_together(night.context(), results)
     assert verdicts(found.results) == ["regressed", *["pass"] * 9]
-    (line,) = found.lines
+    (line,) = lines_of(found)
     assert line.startswith(f"{results[0].nodeid}: {results[0].id}: {RATE} ")
     assert line.endswith("; its test ended as inconclusive")
 

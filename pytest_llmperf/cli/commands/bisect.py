@@ -192,8 +192,6 @@ class Bisect:
         terminal, findings = Terminal(), Findings()
         caller = self.run.caller(NODEID, terminal, findings=findings)
         order = BisectionOrder(
-            good=self.arguments.good,
-            bad=self.arguments.bad,
             by=self.arguments.by,
             seconds=60 * self.arguments.minutes,
             max_pairs=self.arguments.max_pairs,

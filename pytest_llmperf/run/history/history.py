@@ -1,18 +1,31 @@
-"""History: the results that a store or ``--perf-json`` files hold, whichever were named."""
+"""History: what runs before this one have measured, in a store or in ``--perf-json`` files, and what this run adds.
+
+Who reads pages and files, or launches nothing, does without a database.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histories
+from pytest_llmperf.judge.noise import Experience, Noise
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
 from pytest_llmperf.report.run_document import RunDocument
-from pytest_llmperf.run.history.history_error import HistoryError
-from pytest_llmperf.run.history.past_results import past_results
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.run.history.past_results import HistoryError, past_results
 
 _SQLITE = b"SQLite format 3\0"
+
+# As runs name the kinds of CPUs.
+_CPU = re.compile(r"^cpu-|-cpu(-limit-|$)")
 
 
 @dataclass(frozen=True)
@@ -67,8 +80,64 @@ def _read(path: Path) -> list[PastResult]:
     with path.open("rb") as file:
         is_store = file.read(len(_SQLITE)) == _SQLITE
     if is_store or path.suffix == ".sqlite":
-        # Pages and --perf-json files do without it.
-        from pytest_llmperf.run.history.history_store import HistoryStore  # noqa: PLC0415
+        from pytest_llmperf.run.history.history_store import HistoryStore
 
         return HistoryStore(path).read()
     return past_results(RunDocument(read_values(path)), str(path))
+
+
+def keep(path: Path, document: Mapping[str, Any]) -> str:
+    """Add what ``document``, as ``--perf-json`` has it, tells to the store at ``path``; a line where that failed.
+
+    A store that fails fails no run.
+    """
+    try:
+        results = past_results(RunDocument(document), "this run")
+        if not results:
+            return ""
+        from pytest_llmperf.run.history.history_store import HistoryStore
+
+        try:
+            HistoryStore(path).append(results)
+        except HistoryError as error:
+            return f"--perf-history {error}; this run is not in it"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run has been judged
+        return f"--perf-history {path}: this run is not in it ({one_line(f'{type(error).__name__}: {error}')})"
+    return ""
+
+
+def scattering(machines: Iterable[str], baselines: Path) -> dict[str, Scattering]:
+    """How launches of each machine kind scatter, as far as its baselines tell; else what is usual."""
+    return {one: Scattering(_noise(one, baselines), are_gpus=not _CPU.search(one)) for one in sorted(set(machines))}
+
+
+def _noise(machine: str, baselines: Path) -> Noise:
+    usual = (Policy.for_cpu() if _CPU.search(machine) else Policy.for_gpu()).noise
+    if not machine or Path(machine).name != machine:
+        return usual  # a name that leads elsewhere is nobody's folder
+    return Experience.of(BaselineStore(baselines).launches(machine), usual).noise
+
+
+@dataclass(frozen=True)
+class RunHistories:
+    """The histories of the cases of some runs, for their page: of those that two runs measured at least."""
+
+    cases: tuple[CaseHistory, ...] = ()
+    troubles: tuple[str, ...] = ()
+    """A line for each source that cannot serve."""
+
+    @classmethod
+    def read(cls, runs: Sequence[RunDocument], store: Path | None, baselines: Path) -> RunHistories:
+        """Of the cases of ``runs``, from ``store``; whatever goes wrong is a line, as a page can do without."""
+        try:
+            own = list(chain.from_iterable(past_results(run, f"{i} {run.source}") for i, run in enumerate(runs)))
+            asked = {(result.machine, result.digest) for result in own}
+            machines = {machine for machine, _ in asked}
+            stored = History.read([store] if store is not None and store.exists() else [])
+            results = [result for result in stored.results if result.machine in machines]
+            project = next((result.project for result in own if result.project), "")
+            both = of_project(History.of([*results, *own]).results, project)
+            found = histories(both, scattering(machines, baselines), asked)
+            return cls(tuple(one for one in found if len(one.results) > 1), stored.troubles)
+        except Exception as error:  # noqa: BLE001 - a page without its history is a page
+            return cls((), (one_line(f"its history is not shown: {type(error).__name__}: {error}"),))

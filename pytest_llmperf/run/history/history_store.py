@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
-from pytest_llmperf.run.history.history_error import HistoryError
+from pytest_llmperf.run.history.past_results import HistoryError
 
 #: In the file's header, so that no other database is taken for one: ``lprf``.
 APPLICATION_ID = 0x6C707266
@@ -117,7 +117,8 @@ class HistoryStore:
                 if version:
                     yield database
                 else:  # the very first run is about to fill it
-                    with closing(_empty()) as empty:
+                    with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
+                        self._bring_up_to_date(empty)
                         yield empty
                 return
             # An older one is brought up to date in memory: whoever reads may not be allowed to write.
@@ -160,7 +161,12 @@ class HistoryStore:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise HistoryError(f"{self.path}: {_told(error)}") from error
+            told = {
+                "database is locked": f"locked by another program for over {BUSY_SECONDS:g} s; end that one",
+                "attempt to write a readonly database": "it may not be written; name another file with --perf-history",
+                "unable to open database file": "it or its folder cannot be opened; name another with --perf-history",
+            }
+            raise HistoryError(f"{self.path}: {told.get(str(error), str(error))}") from error
         except (sqlite3.Error, ValueError, LookupError, TypeError) as error:
             raise HistoryError(
                 f"{self.path}: cut, damaged or no database ({error}); move it away and the next run begins a new one "
@@ -168,22 +174,6 @@ class HistoryStore:
             ) from error
         except OSError as error:
             raise HistoryError(f"{self.path}: {error.strerror or error}; name another with --perf-history") from error
-
-
-def _told(error: sqlite3.OperationalError) -> str:
-    known = {
-        "database is locked": f"locked by another program for over {BUSY_SECONDS:g} s; end that one",
-        "attempt to write a readonly database": "it may not be written; name another file with --perf-history",
-        "unable to open database file": "it or its folder cannot be opened; name another with --perf-history",
-    }
-    return known.get(str(error), str(error))
-
-
-def _empty() -> sqlite3.Connection:
-    database = sqlite3.connect(":memory:", isolation_level=None)
-    for statements in SCHEMAS:
-        database.executescript(statements)
-    return database
 
 
 def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None:
@@ -234,7 +224,10 @@ def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
     """``known``: versions that were read before; thousands of results share them."""
     run, machine, case_id, digest, nodeid, verdict, launches, *rest = row
     tokens, ranks, memory, versions, revision, counts, unfinished, project, made = rest
-    measured = tuple(_launch(values) for values in json.loads(launches))
+    measured = tuple(
+        PastLaunch(**{**values, "places": tuple(Place(*place) for place in values["places"])})
+        for values in json.loads(launches)
+    )
     if not measured:
         raise ValueError(f"a result of {case_id} without a launch")
     for text in filter(None, (versions, made)):
@@ -258,8 +251,3 @@ def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
         project=project,
         calibrations=known[made] if made else {},
     )
-
-
-def _launch(values: dict[str, Any]) -> PastLaunch:
-    places = tuple(Place(host, device, boot) for host, device, boot in values["places"])
-    return PastLaunch(**{**values, "places": places})

@@ -18,15 +18,16 @@ from pytest_llmperf.report.run_document import Result, RunDocument
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import codec
 
-#: Exact ones, of a traced step.
-COUNTS = tuple(COUNTED)
-
 #: A launch that misbehaved on purpose is no history.
 _FAULT = "LLMPERF_INJECT"
 
 # What of an environment may move a figure, in the order in which it is told.
 _VERSIONS = ("torch", "cuda", "driver", "transformers", "accelerate", "liger-kernel", "triton", "python")
 _OTHERS = ("cudnn", "nccl", "flash-attn", "torchao", "bitsandbytes", "nvidia-cudnn-cu13")
+
+
+class HistoryError(Exception):
+    """A source of history that cannot serve: one line with the file, what is wrong and what to do."""
 
 
 def past_results(document: RunDocument, run: str) -> list[PastResult]:
@@ -38,12 +39,6 @@ def past_results(document: RunDocument, run: str) -> list[PastResult]:
     return [found for result in document.results if (found := _past(result, document, run)) is not None]
 
 
-def revision_of(document: RunDocument) -> str:
-    """``0123456789ab``, with a ``+`` where files differed from that commit; empty where nobody told."""
-    revision = document.told.revision
-    return revision.commit + "+" * (revision.changed > 0) if revision and revision.commit else ""
-
-
 def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
     told = result.told
     if told.shares or told.launches_before:
@@ -53,7 +48,10 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
     launches = sorted(map(_whole, whole) if whole else _parts(records), key=lambda launch: launch.started_at)
     if not launches or not told.digest or any(record.environment.variables.get(_FAULT) for record in records):
         return None
-    counted = {name: result.figure(name).value for name in COUNTS}
+    commit = document.told.revision
+    # ``0123456789ab+`` where files differed from that commit; empty where nobody told.
+    revision = commit.commit + "+" * (commit.changed > 0) if commit and commit.commit else ""
+    counted = {name: result.figure(name).value for name in COUNTED}
     return PastResult(
         run=run,
         machine=result.machine,
@@ -66,7 +64,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         ranks=max(1, len(records[0].ranks)),
         peak_reserved_bytes=result.figure(MEMORY).value,
         versions=_versions(records[0].environment),
-        revision=revision_of(document),
+        revision=revision,
         project=document.told.project,
         counts={name: count for name, count in counted.items() if count is not None},
         unfinished=document.told.unfinished,

@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning_objective import Turns, turns_of
-from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.judge.tuning_objective import Turns
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import joined_reasons
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
-from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Share, Tuning, TuningOrder
+from pytest_llmperf.run.paired_comparison import Side
+from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Share, Tuning, TuningOrder, take_turns
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
 # Of those that trials could not tell apart, so many take turns.
@@ -144,29 +142,24 @@ class Final:
         if self._left - self._kept < self._seconds_of(first) + self._seconds_of(second):
             return None
         self._tell(f"{second.id} in turns with {first.id}")
-        policy, found = self._caller.policy(second), list[str]()
 
-        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
-            found[:] = troubles
-            turns = None if troubles else turns_of(pairs, self._order.objective, policy.noise)
-            is_over = turns is None or bool(turns.verdict) or len(pairs) == most
+        def goes_on(turns: Turns, pairs: int) -> bool:
             cost = (self._seconds_of(first) + self._seconds_of(second)) * 1.1
-            return Judgement("pass", "", (), undecided=not is_over and self._left - self._kept > cost)
+            return not turns.verdict and pairs != most and self._left - self._kept > cost
 
         sides = [Side(spec.id, _longer(spec)) for spec in (first, second)]
-        comparison = PairedComparison(self._caller, Runner(self._caller, bare=True), second)
         try:
-            taken = comparison.take_turns(sides, decide)
+            taken = take_turns(self._caller, sides, self._order.objective, goes_on)
         except LaunchFailed as error:
             self._notes.append(str(error).splitlines()[0])
             # else it was the time that ended it
             return _Unfit(error.spec_id == sides[0].spec.id) if self._left > _NEXT_TO_NOTHING else None
-        if found:  # no figure of such launches counts
-            wrong = [comparison.troubles(*one) for one in zip(sides, (taken.before, taken.after), strict=True)]
-            whose = first if wrong[0] else second
-            self._notes += [line if line.startswith(f"{whose.id}: ") else f"{whose.id}: {line}" for line in found]
-            return _Unfit(is_first=bool(wrong[0])) if bool(wrong[0]) != bool(wrong[1]) else None
-        return turns_of(taken.pairs, self._order.objective, policy.noise)
+        if not taken.troubles:
+            return taken.turns
+        mine, theirs = map(bool, taken.wrong)
+        whose = f"{(first if mine else second).id}: "
+        self._notes += [whose + line.removeprefix(whose) for line in taken.troubles]
+        return _Unfit(is_first=mine) if mine != theirs else None
 
     def _proved(self, tuning: Tuning, ranked: Sequence[TrainSpec]) -> Tuning:
         """The winner with its proofs; where they say that it is none, the next with its own."""
@@ -179,8 +172,10 @@ class Final:
             parity = self._asked(winner, "same_training")
             shown = replace(tuning, parity=parity if isinstance(parity, Concluded) else None)
             self._noted(shown)
-            case = None if _disproof(parity) else self._asked(winner, "check")
-            disproof = _disproof(parity) or ("" if self._is_spoilt(case) else _disproof(case))
+            disproof, case = self._disproof(parity), None
+            if not disproof:
+                case = self._asked(winner, "check")
+                disproof = self._disproof(case)
             if not disproof:
                 return replace(shown, case=case if isinstance(case, Concluded) else None)
             self._notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
@@ -206,13 +201,17 @@ class Final:
             self._notes.append(f"too little time was left for {_WORDS[what]}" if is_over else why)
             return None
 
-    def _is_spoilt(self, answer: Concluded | str | None) -> bool:
-        """Whether a case is invalid for what was around it alone: that is no fault of the configuration."""
+    def _disproof(self, answer: Concluded | str | None) -> str:
+        """Why a configuration is unsound; empty of one that is sound, as a new case is, or one that has become slower.
+
+        One that is invalid for what was around it alone is not at fault.
+        """
         if not isinstance(answer, Concluded):
-            return False
-        experience = self._caller.run.experience
-        around = [validity.circumstances(launch, math.inf, experience).lines for launch in answer.result.launches]
-        return any(around) and answer.result.reason == joined_reasons(dict.fromkeys(chain(*around)))
+            return answer or ""
+        result, experience = answer.result, self._caller.run.experience
+        around = [validity.circumstances(launch, math.inf, experience).lines for launch in result.launches]
+        is_spoilt = any(around) and result.reason == joined_reasons(dict.fromkeys(chain(*around)))
+        return result.reason if result.verdict == "invalid" and not is_spoilt else ""
 
     def _shares(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> list[Share]:
         """What each of the winner's choices brought over the one that the search began with."""
@@ -268,10 +267,3 @@ _WORDS = {"same_training": "parity with its plain form", "check": "its own case"
 
 def _longer(spec: TrainSpec) -> TrainSpec:
     return replace(spec, steps=_STEPS, min_steps=_LEAST_STEPS, warmup_steps=3)
-
-
-def _disproof(answer: Concluded | str | None) -> str:
-    """Why a configuration is unsound; empty of one that is sound, as a new case is, or one that has become slower."""
-    if isinstance(answer, Concluded):
-        return answer.result.reason if answer.result.verdict == "invalid" else ""
-    return answer or ""

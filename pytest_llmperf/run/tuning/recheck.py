@@ -7,21 +7,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns, turns_of
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns
 from pytest_llmperf.judge.tuning_search import CLOSE
-from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import Verdict, joined_reasons
-from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
-from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.run.trial_store import TrialStore
-from pytest_llmperf.run.tuning.trials import Trials
+from pytest_llmperf.run.paired_comparison import Side
+from pytest_llmperf.run.search_store import TrialStore
+from pytest_llmperf.run.tuning.trials import Trials, take_turns
 from pytest_llmperf.settings.registry import why_skip
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -84,7 +81,16 @@ class Recheck:
         worth = self._worth(spec)
         faster = [one for one in beside if one.turns.high < -math.log1p(worth)]
         checks = tuple(METRICS["throughput_ratio"].check(math.exp(-one.turns.log), detail=one.words) for one in beside)
-        result = self._caller.result(case, *self._verdict(beside, faster), checks)
+        verdict: Verdict = "improved" if faster else "pass"
+        reason = (
+            joined_reasons(map(str, faster)) or f"still the fastest: {len(beside)} of its neighbours took turns with it"
+        )
+        if not beside:
+            reason = "still the fastest: no neighbour trains and comes near enough for turns"
+        if self._num_spoilt and not beside:  # to pass would say that something was compared
+            verdict = "inconclusive"
+            reason = f"none of its neighbours took turns with it: the trials of {self._num_spoilt} were spoilt twice"
+        result = self._caller.result(case, verdict, reason, checks)
         notes = [str(one) for one in beside if one not in faster]
         if faster:
             best = min(faster, key=lambda one: one.turns.log)
@@ -97,19 +103,6 @@ class Recheck:
         result = replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
         return Concluded(result=result, held_against=_TURNS)
 
-    def _verdict(self, beside: Sequence[_Beside], faster: Sequence[_Beside]) -> tuple[Verdict, str]:
-        """And its reason."""
-        if faster:
-            return "improved", joined_reasons(map(str, faster))
-        if self._num_spoilt and not beside:  # to pass would say that something was compared
-            spoilt = f"the trials of {self._num_spoilt} were spoilt twice"
-            return "inconclusive", f"none of its neighbours took turns with it: {spoilt}"
-        compared = f"{len(beside)} of its neighbours took turns with it"
-        return (
-            "pass",
-            f"still the fastest: {compared if beside else 'no neighbour trains and comes near enough for turns'}",
-        )
-
     def _worth(self, spec: TrainSpec) -> float:
         """By how much, as a fraction, another has to be faster."""
         if not self._caller.run.on_cpu:
@@ -119,13 +112,9 @@ class Recheck:
     def _runners_up(self, spec: TrainSpec, others: Sequence[TrainSpec]) -> list[TrainSpec]:
         """The fastest of ``others``; each has a trial first where there are more than take turns."""
         run = self._caller.run
-        able = []
-        for other in others:
-            why = why_skip(other, num_gpus=run.num_gpus, num_cores=run.machine.cores)
-            if why is None:
-                able.append(other)
-            else:
-                self._notes.append(f"{_difference(spec, other)} was not tried: {why}")
+        lacks = {other: why_skip(other, num_gpus=run.num_gpus, num_cores=run.machine.cores) for other in others}
+        self._notes += [f"{_difference(spec, other)} was not tried: {why}" for other, why in lacks.items() if why]
+        able = [other for other, why in lacks.items() if why is None]
         if others and not able:  # to pass would say that something was compared
             raise CannotRunError(f"{spec.id}: none of its neighbours can be tried: {'; '.join(self._notes)}")
         if len(able) <= self._most:
@@ -136,11 +125,10 @@ class Recheck:
         kept = trials.known((spec, *able))
         known = {one: trial for one, trial in kept.items() if trial.started_at.startswith(today)}
 
-        def made(other: TrainSpec) -> Trial:
-            trial = trials.make(other)
-            return trials.make(other) if trial.disturbances else trial  # others have spoilt it
-
-        found = [(other, known.get(other) or made(other)) for other in (spec, *able)]
+        found = []
+        for other in (spec, *able):
+            trial = known.get(other) or trials.make(other)
+            found.append((other, trials.make(other) if trial.disturbances else trial))  # others have spoilt it
         logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found if trial.ranks}
         for other, trial in found[1:]:
             if trial.disturbances:
@@ -162,29 +150,21 @@ class Recheck:
 
     def _turns(self, spec: TrainSpec, other: TrainSpec) -> tuple[tuple[Launch, ...], Turns | None, list[str]]:
         """The launches of ``spec``, how ``other`` did beside it, and what is wrong with ``spec``."""
-        policy, found, worth = self._caller.policy(spec), list[str](), math.log1p(self._worth(spec))
-
-        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
-            found[:] = troubles
-            turns = None if troubles else turns_of(pairs, _OBJECTIVE, policy.noise)
-            undecided = turns is not None and turns.high >= -worth and turns.low <= -worth
-            return Judgement("pass", "", (), undecided=undecided)
-
+        worth = math.log1p(self._worth(spec))
         sides = [Side(one.id, one) for one in (spec, other)]
-        comparison = PairedComparison(self._caller, Runner(self._caller, bare=True), other)
         try:
-            taken = comparison.take_turns(sides, decide)
+            taken = take_turns(
+                self._caller, sides, _OBJECTIVE, lambda turns, _: turns.high >= -worth and turns.low <= -worth
+            )
         except LaunchFailed as error:
             if error.spec_id == spec.id:
                 raise
             self._notes.append(f"{_difference(spec, other)} does not train: {error.failure.message}")
             return (), None, []
-        if found:
-            mine, theirs = (comparison.troubles(*one) for one in zip(sides, (taken.before, taken.after), strict=True))
-            own = [line for line in found if line in mine or line not in theirs]
-            self._notes += [f"{_difference(spec, other)} is none: {line}" for line in theirs]
-            return taken.before, None, own
-        return taken.before, turns_of(taken.pairs, _OBJECTIVE, policy.noise), []
+        mine, theirs = taken.wrong
+        self._notes += [f"{_difference(spec, other)} is none: {line}" for line in theirs]
+        own = [line for line in taken.troubles if line in mine or line not in theirs]
+        return taken.before, taken.turns, own
 
 
 def _difference(spec: TrainSpec, other: TrainSpec) -> str:

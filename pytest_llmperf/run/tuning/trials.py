@@ -1,4 +1,4 @@
-"""Trials: configurations launched for a few steps, one by one, each kept as soon as it is known."""
+"""Trials: configurations launched for a few steps, one by one or in turns; what a search is asked for, and finds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning_objective import Objective, Turns
+from pytest_llmperf.judge.tuning_objective import Objective, Turns, turns_of
+from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.baseline_comparison import contradictions
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.run.trial_store import TrialStore
+from pytest_llmperf.run.search_store import TrialStore
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -58,33 +60,65 @@ class Trials:
         short, before = _short(spec), self._runner.seconds
         self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
         outcome = self._runner.launch(short, 1)
-        trial = self._trial(short, outcome, self._runner.seconds - before)
-        if trial.kind not in _NOT_KEPT and not trial.disturbances:
-            self._store.keep(short, trial)
-        return trial
-
-    def _trial(self, spec: TrainSpec, outcome: Launch | Failure, seconds: float) -> Trial:
         if isinstance(outcome, Failure):
             neighbours = validity.neighbours(outcome.health) if outcome.kind in _BY_NEIGHBOURS else ()
-            return Trial(
-                digest=spec.digest,
-                id=spec.id,
-                wall_seconds=round(seconds, 3),
+            trial = Trial(
+                digest=short.digest,
+                id=short.id,
+                wall_seconds=round(self._runner.seconds - before, 3),
                 failure=outcome.message,
                 kind=outcome.kind,
                 disturbances=neighbours,
             )
-        troubles = contradictions(spec, (outcome,), self._caller.terms.inactive)
-        # So few steps have no drift to speak of.
-        around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
-        return Trial.of(outcome, spec.id, troubles, around)
+        else:
+            troubles = contradictions(short, (outcome,), self._caller.terms.inactive)
+            # So few steps have no drift to speak of.
+            around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
+            trial = Trial.of(outcome, short.id, troubles, around)
+        if trial.kind not in _NOT_KEPT and not trial.disturbances:
+            self._store.keep(short, trial)
+        return trial
 
 
 def _short(spec: TrainSpec) -> TrainSpec:
     return replace(spec, steps=STEPS, min_steps=LEAST_STEPS, warmup_steps=WARM_UP)
 
 
-# TuningOrder: what a search is asked for.
+@dataclass(frozen=True)
+class InTurns:
+    """How two configurations did, launch by launch."""
+
+    turns: Turns | None
+    """``None``: the launches do not tell what the objective is about, or are in trouble."""
+    before: tuple[Launch, ...]
+    """The first one's."""
+    troubles: Sequence[str]
+    wrong: Sequence[Sequence[str]] = ((), ())
+    """What of that is wrong with each."""
+
+
+def take_turns(
+    caller: Caller, sides: Sequence[Side], objective: Objective, goes_on: Callable[[Turns, int], bool]
+) -> InTurns:
+    """Launch two in turns, of timed steps alone, until that many pairs are enough for what they show.
+
+    Raises:
+        LaunchFailed: one of them yielded no record.
+    """
+    after, found = sides[1].spec, list[str]()
+    noise = caller.policy(after).noise
+
+    def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+        found[:] = troubles
+        turns = None if troubles else turns_of(pairs, objective, noise)
+        return Judgement("pass", "", (), undecided=turns is not None and goes_on(turns, len(pairs)))
+
+    comparison = PairedComparison(caller, Runner(caller, bare=True), after)
+    taken = comparison.take_turns(sides, decide)
+    if found:  # no figure of such launches counts
+        wrong = [comparison.troubles(*one) for one in zip(sides, (taken.before, taken.after), strict=True)]
+        return InTurns(None, taken.before, found, wrong)
+    return InTurns(turns_of(taken.pairs, objective, noise), taken.before, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +131,6 @@ class TuningOrder:
     """For all of it, from its first candidate to its last word."""
     proves: bool = True
     """Whether its winner has to train as its plain form does, and is launched as a case."""
-
-
-# Tuning: what a search has found, whoever is told of it.
 
 
 #: Of a choice without which the winner's memory would not be enough.

@@ -10,13 +10,14 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_llmperf.run.history import history_store
 from pytest_llmperf.run.history.history import History
-from pytest_llmperf.run.history.history_error import HistoryError
 from pytest_llmperf.run.history.history_store import APPLICATION_ID, SCHEMAS, HistoryStore
+from pytest_llmperf.run.history.past_results import HistoryError
 from tests.history import nights, past_result
 
 
@@ -44,11 +45,18 @@ def test_a_store_that_its_first_run_is_about_to_fill_is_empty_and_closed(
     store: HistoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.path.touch()
-    empty = history_store._empty()
-    monkeypatch.setattr(history_store, "_empty", lambda: empty)
+    opened, connect = list[sqlite3.Connection](), sqlite3.connect
+
+    def kept(*args: Any, **words: Any) -> sqlite3.Connection:
+        opened.append(connect(*args, **words))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", kept)
     assert store.read() == []
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        empty.execute("SELECT 1")
+    assert len(opened) == 2
+    for database in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            database.execute("SELECT 1")
 
 
 def test_several_runs_may_end_at_the_same_time(store: HistoryStore) -> None:

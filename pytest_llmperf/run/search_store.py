@@ -1,0 +1,136 @@
+"""What searches have launched, kept in the user's cache, so that one that was ended goes on: trials, and pairs.
+
+A home that cannot be written costs the next search launches, and no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pytest_llmperf.launch.device import PREFIXES, driver_version
+from pytest_llmperf.launch.request import lasting_environment
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from pytest_llmperf.support import codec
+from pytest_llmperf.support.folders import cache_folder
+from pytest_llmperf.support.redaction import redacted
+
+# Of how launches are made: what was made otherwise is none of today's.
+_PROCEDURE = 1
+
+_PACKAGES = "torch transformers accelerate triton liger-kernel flash-attn torchao bitsandbytes".split()
+
+# What changes the speed of a training, of all that a shell may set.
+_PREFIXES = (*PREFIXES, "OMP_", "MKL_", "PYTORCH_", "TORCH", "TRITON_", "LIGER_", "LLMPERF_INJECT")
+
+Pairs = tuple[tuple[Launch, Launch], ...]
+
+
+def surroundings() -> list[Any]:
+    """What else a training's speed depends on: what is installed, and what the shell sets; for a key."""
+    around = {
+        name: value
+        for name, value in lasting_environment(os.environ, {}).items()
+        if name.startswith(_PREFIXES) and not name.endswith(("_DIR", "_HOME"))
+    }
+    versions = {}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return [versions, sorted(redacted(around).items())]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _KeptTrial:
+    spec: Mapping[str, Any]
+    trial: Trial
+
+
+class TrialStore:
+    """Of one machine kind with what is installed now; a file for each trial, which several processes may write."""
+
+    def __init__(self, machine_kind: str, gpu_uuids: tuple[str, ...] = ()) -> None:
+        """``gpu_uuids``: a trial of other GPUs is one of a machine a per cent faster or slower."""
+        driver = driver_version() if gpu_uuids else ""
+        key = [_PROCEDURE, *surroundings(), sorted(gpu_uuids), driver]
+        self.unkept = ""
+        """Why what was made is not kept; empty where it is."""
+        self._folder = cache_folder("trials") / machine_kind / _digest(json.dumps(key))
+
+    def all(self) -> Mapping[TrainSpec, Trial]:
+        """Every trial that was kept and can be read, by what was launched."""
+        found = {}
+        with suppress(OSError):
+            for kept in (codec.load(_KeptTrial, path) for path in sorted(self._folder.glob("*.json"))):
+                with suppress(SpecError):  # whatever is wrong with it, it can be made anew
+                    if kept is not None and kept.trial.digest == (spec := TrainSpec.from_dict(kept.spec)).digest:
+                        found[spec] = kept.trial
+        return found
+
+    def keep(self, spec: TrainSpec, trial: Trial) -> None:
+        """What came of ``spec`` as it was launched."""
+        why = codec.keep(self._folder / f"{spec.digest}-{spec.steps}.json", _KeptTrial(spec.to_dict(), trial))
+        self.unkept = f"{self._folder}: {why}" if why else self.unkept
+
+
+@dataclass(frozen=True)
+class KeptPairs:
+    """Of one candidate."""
+
+    candidate: str
+    failure: str = ""
+    """Why it did not train; empty where nothing is known of that."""
+    pairs: Pairs = ()
+
+
+class PairStore:
+    """Of one case, one history and one good end on one machine: a file for each candidate beside it."""
+
+    def __init__(self, key: Sequence[Any]) -> None:
+        self._folder = cache_folder("bisections") / _digest(json.dumps([_PROCEDURE, *key], sort_keys=True))
+        self._lock: FileLock | None = None
+        self.unkept = ""
+        """Why what is measured cannot be kept; empty where it can."""
+
+    def take(self) -> None:
+        """Alone, until this process ends; a ``CaseFailedError`` where another process has it."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self._folder / "lock")
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise CaseFailedError(
+                "the same bisection runs already, in another process: wait for it, or end it"
+            ) from None
+        except OSError as error:
+            self.unkept = error.strerror or str(error)
+            return
+        self._lock = lock
+
+    def release(self) -> None:
+        """Others may have it."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def known(self, name: str) -> KeptPairs:
+        """What was kept of the candidate ``name`` and can be read."""
+        return codec.load(KeptPairs, self._folder / f"{_digest(name)}.json") or KeptPairs(name)
+
+    def keep(self, name: str, pairs: Pairs, failure: str = "") -> None:
+        """All that is known of it by now."""
+        codec.keep(self._folder / f"{_digest(name)}.json", KeptPairs(name, failure, pairs))
