@@ -143,22 +143,18 @@ class FreshLaunches:
         Raises:
             LaunchFailed: it ended for another reason than a lack of memory.
         """
-        try:
-            self.launches[size] = self._once(size)
-        except LaunchFailed as error:
-            if error.failure.kind != "killed":
-                raise
-            self.launches[size] = self._once(size)
+        for may_be_killed in (True, False):
+            self._number += 1
+            try:
+                self.launches[size] = self._launch(short(self.spec, size), self._number)
+                break
+            except LaunchFailed as error:
+                self.launches[size] = None
+                if error.failure.kind == "oom":
+                    break
+                if error.failure.kind != "killed" or not may_be_killed:
+                    raise
         return self.launches[size]
-
-    def _once(self, size: int) -> Launch | None:
-        self._number += 1
-        try:
-            return self._launch(short(self.spec, size), self._number)
-        except LaunchFailed as error:
-            if error.failure.kind != "oom":
-                raise
-            return None
 
 
 def _take_hints(

@@ -58,13 +58,16 @@ class CurveCheck:
         self._stored = self._store.load(LOSS_CURVES, spec)
         self._launches: dict[int, Launch] = {}
         self._judged = known
-        self.is_recorded = known is None and self._wanted()
+        update, stored = self._settings.update, self._stored
+        is_other = stored is None or (stored.steps, stored.seeds) != (spec.steps, self._seeds)
+        is_wanted = (update == "new" and stored is None) or (update == "all" and (is_other or self._settings.reason))
+        self.is_recorded = known is None and bool(is_wanted)
         """Whether all seeds are trained, and become what is held against."""
         if self.is_recorded:
             self._store.check_writable(LOSS_CURVES, spec)
-        elif known is None and self._stored is not None and self._stored.steps != spec.steps:
+        elif known is None and stored is not None and stored.steps != spec.steps:
             raise BaselineError(
-                f"{self._store.path(LOSS_CURVES, spec)}: its loss curves are of {self._stored.steps} steps, the spec "
+                f"{self._store.path(LOSS_CURVES, spec)}: its loss curves are of {stored.steps} steps, the spec "
                 f"of {spec.id} says {spec.steps}; record them anew with {_ACCEPT}"
             )
 
@@ -72,13 +75,6 @@ class CurveCheck:
     def launches_more(self) -> int:
         """Beside the case's own, as far as can be foreseen: whether one seed decides is not known beforehand."""
         return len(self._seeds) - 1 if self.is_recorded else 0
-
-    def _wanted(self) -> bool:
-        update, stored = self._settings.update, self._stored
-        if update not in ("new", "all") or stored is None:
-            return update in ("new", "all")
-        is_other = (stored.steps, stored.seeds) != (self._spec.steps, self._seeds)
-        return update == "all" and (is_other or bool(self._settings.reason))
 
     def judged(self, result: CaseResult) -> CaseResult:
         """``result``, of launches of the spec, with what its losses say; more seeds are trained where one does not
@@ -158,16 +154,12 @@ class CurveCheck:
         steps, seeds = self._spec.steps, self._seeds
         line = f"recorded loss curve of {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}, of {steps} steps: {path}"
         judged = JudgedCurve(verdict="recorded", reason=line, seeds=seeds, stored_seeds=len(seeds))
-        updated = "\n".join(filter(None, [result.updated, line, self._beside_the_last()]))
-        return replace(result, loss_curve=judged, updated=updated), ""
-
-    def _beside_the_last(self) -> str:
-        """What was accepted, though the reason may be of something else."""
-        stored = self._stored
-        if stored is None or (stored.steps, stored.seeds) != (self._spec.steps, self._seeds):
-            return ""
-        told = judge_curve(self._losses, stored.losses)
-        return f"  beside the one of {stored.recorded_at[:10]}: {told.verdict}: {told.reason}"
+        lines, stored = [result.updated, line], self._stored
+        # What was accepted, though the reason may be of something else.
+        if stored is not None and (stored.steps, stored.seeds) == (steps, seeds):
+            told = judge_curve(self._losses, stored.losses)
+            lines.append(f"  beside the one of {stored.recorded_at[:10]}: {told.verdict}: {told.reason}")
+        return replace(result, loss_curve=judged, updated="\n".join(filter(None, lines))), ""
 
     def _new(self) -> CurveBaseline:
         first, run = self._launches[self._spec.seed], self._caller.run
@@ -232,17 +224,16 @@ def parity(caller: Caller, runner: Runner, case: Case, specs: Sequence[TrainSpec
 
 
 def _beside_truth(caller: Caller, runner: Runner, spec: TrainSpec) -> Parity:
-    """What one of a case did serves every other case of the run that asks for the same."""
-    known, few, plain = caller.run.small_trainings, small(spec), plainest(spec)
+    known, few, plain = caller.run.result_cache, small(spec), plainest(spec)
     shrinks = few.sequence_length / spec.sequence_length
     order = ParityOrder(gathered=gathered_precision(spec), shrinks=shrinks)
-    if (plain.digest, order) not in known.truths:
-        known.truths[plain.digest, order] = runner.small_trainings(plain, order)
-    truth = known.truths[plain.digest, order]
-    if (few.digest, truth.folder) not in known.errors:
-        errors = runner.small_trainings(few, ParityOrder(truth=truth.folder, shrinks=shrinks)).errors
-        known.errors[few.digest, truth.folder] = errors
-    return judge_parity(known.errors[few.digest, truth.folder], truth.errors)
+    truth = known.true_trainings.get((plain.digest, order)) or runner.small_trainings(plain, order)
+    known.true_trainings[plain.digest, order] = truth
+    key = few.digest, truth.folder
+    if key not in known.training_errors:
+        order = ParityOrder(truth=truth.folder, shrinks=shrinks)
+        known.training_errors[key] = runner.small_trainings(few, order).errors
+    return judge_parity(known.training_errors[key], truth.errors)
 
 
 def _notes(spec: TrainSpec) -> Iterator[str]:

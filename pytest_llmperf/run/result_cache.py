@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gain import Narrow
@@ -50,11 +50,22 @@ class Measured:
         return result, self.refused
 
 
+@dataclass(frozen=True)
+class MadeTrainings:
+    """Of one launch: what was seen of each, and the folder where the plain form's true gradients lie too."""
+
+    folder: str
+    errors: tuple[TrainingErrors, ...]
+
+
 class ResultCache:
     """The cases that this process has judged, in their order."""
 
     def __init__(self) -> None:
         self._measured: list[Measured] = []
+        # What a small training of one case did serves every other case that asks for the same.
+        self.true_trainings: dict[tuple[str, ParityOrder], MadeTrainings] = {}
+        self.training_errors: dict[tuple[str, str], tuple[TrainingErrors, ...]] = {}
 
     def add(self, measured: Measured) -> None:
         """Keep it, but for what cannot be trusted."""
@@ -85,19 +96,3 @@ class ResultCache:
         if best is None:
             return None
         return Narrow(gpus=best.spec.gpus, launches=best.result.launches, baseline=best.baseline, in_this_run=True)
-
-
-@dataclass(frozen=True)
-class MadeTrainings:
-    """Of one launch: what was seen of each, and the folder where the plain form's true gradients lie too."""
-
-    folder: str
-    errors: tuple[TrainingErrors, ...]
-
-
-@dataclass
-class SmallTrainings:
-    """Those of a run, by what decides them: what one of a case did serves every other case that asks for the same."""
-
-    truths: dict[tuple[str, ParityOrder], MadeTrainings] = field(default_factory=dict)
-    errors: dict[tuple[str, str], tuple[TrainingErrors, ...]] = field(default_factory=dict)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.run.findings import Observer
     from pytest_llmperf.run.job import Job
     from pytest_llmperf.run.model_flops import ModelFlops
-    from pytest_llmperf.run.result_cache import ResultCache, SmallTrainings
+    from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.run_end import Finished
     from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -200,12 +200,6 @@ class Run:
         from pytest_llmperf.run.result_cache import ResultCache
 
         return ResultCache()
-
-    @cached_property
-    def small_trainings(self) -> SmallTrainings:
-        from pytest_llmperf.run.result_cache import SmallTrainings
-
-        return SmallTrainings()
 
     @cached_property
     def model_flops(self) -> ModelFlops:

@@ -23,21 +23,20 @@ def _entries(run: Run) -> list[Entry]:
 
 def _unused(run: Run, entries: Sequence[Entry]) -> list[Path]:
     """Baselines that no case of this run has; none where not every case was asked."""
-    return unused_baselines(entries, set(run.findings.digests), _seen(run, entries), run.rootdir)
+    return unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
 
 
-def _seen(run: Run, entries: Sequence[Entry]) -> Coverage:
-    """What this run saw, and what its options may have hidden from it."""
-    run.note_selection([file_of(entry.recorded_by) for entry in entries])
-    return run.coverage
+def seen(run: Run, entries: Sequence[Entry] | None = None) -> Coverage:
+    """What this run saw, and what its options may have hidden from it; ``entries`` are of its baselines.
 
-
-def seen(run: Run) -> Coverage:
-    """What this run saw; where its baselines cannot be read, nobody knows which tests recorded them."""
+    Where these cannot be read, nobody knows which tests recorded them.
+    """
     try:
-        return _seen(run, _entries(run))
+        known = _entries(run) if entries is None else entries
     except BaselineError:
-        return _seen(run, [])
+        known = []
+    run.note_selection([file_of(entry.recorded_by) for entry in known])
+    return run.coverage
 
 
 def listed(run: Run) -> list[str]:
@@ -48,11 +47,10 @@ def listed(run: Run) -> list[str]:
         return [str(error)]
     unused = _unused(run, entries)
     copies = [f"stray copy: {one.path} ({one.copy_of} is what counts); delete it" for one in entries if one.copy_of]
-    what = "delete the file" if run.settings.static else "remove it with --update-baselines=prune"
-    if run.settings.update == "prune":
-        if not run.coverage.doubts():
-            return copies  # they were removed, or named as what would be
-        what = "delete the file"
+    is_pruned = run.settings.update == "prune"
+    if is_pruned and not run.coverage.doubts():
+        return copies  # they were removed, or named as what would be
+    what = "delete the file" if run.settings.static or is_pruned else "remove it with --update-baselines=prune"
     why = f"no case of this run has its settings; if they are gone, {what}"
     return [*copies, *(f"unused baseline: {path} ({why})" for path in unused)]
 
@@ -66,12 +64,11 @@ def prune(run: Run) -> str:
             return f"--update-baselines=prune: nothing was removed, {doubts}"
         if not unused:
             run.notes.append("--update-baselines=prune: nothing to remove, every baseline is in use")
-        elif run.settings.dry_run:
-            run.notes += [f"--update-baselines=prune would remove: {path}" for path in unused]
-        else:
-            for path in unused:
+        for path in unused:
+            if not run.settings.dry_run:
                 path.unlink()
-                run.notes.append(f"removed baseline: {path}")
+            said = "--update-baselines=prune would remove" if run.settings.dry_run else "removed baseline"
+            run.notes.append(f"{said}: {path}")
     except (BaselineError, OSError) as error:
         return f"--update-baselines=prune: {error}"
     return ""
@@ -80,7 +77,8 @@ def prune(run: Run) -> str:
 def unexplained(run: Run) -> list[str]:
     """A line for each former case of a test that was replaced without a reason; its new baseline is taken back.
 
-    Only the end of a run knows which cases its tests still have.
+    Only the end of a run knows which cases its tests still have. With a reason, what was replaced is kept, so that
+    nobody is asked again; a line for each where that fails.
     """
     settings, findings = run.settings, run.findings
     first = [one for one in findings.results if one.updated and one.verdict == "new" and one.launches]
@@ -90,7 +88,7 @@ def unexplained(run: Run) -> list[str]:
     stored = store.baselines(run.machine_kind)
     whole = {node for node, said in run.coverage.said.items() if said == ALL}
     found = list(replaced(first, stored, set(findings.digests), whole, run.collected))
-    gone = {result.digest: [one.digest for one in formers] for result, formers in found}
+    gone = {result.digest: sorted(one.digest for one in formers) for result, formers in found}
     own = [one for one in stored if one.digest in gone]
     if settings.reason:
         return [line for one in own if (line := _explained(store, one, gone[one.digest]))]
@@ -101,11 +99,9 @@ def unexplained(run: Run) -> list[str]:
 
 
 def _explained(store: BaselineStore, baseline: Baseline, gone: Sequence[str]) -> str:
-    """Keep what was replaced, so that nobody is asked again; why not, where that fails."""
-
     def change(now: Baseline | None) -> Baseline:
         now = now or baseline
-        anchor = replace(now.anchor, replaces=tuple(sorted(gone)))
+        anchor = replace(now.anchor, replaces=tuple(gone))
         return replace(now, anchor=anchor, history=(anchor, *now.history[1:]))
 
     try:
