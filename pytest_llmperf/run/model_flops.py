@@ -40,10 +40,18 @@ class ModelFlops:
                 self._ask(spec)
 
     def settle(self) -> None:
-        """Wait for what is being counted, and end what counts."""
-        if self._counts is not None:
-            for key, (model, number) in self._asked.items():
-                self._known[key] = _counted(self._counts, number, model, key[1])
+        """Wait for what is being counted, keep it, and end what counts."""
+        counts = self._counts
+        for key, (model, number) in self._asked.items() if counts is not None else ():
+            try:
+                flops = self._known[key] = counts.answer(number)
+            except CountError as error:
+                self._known[key] = error
+                continue
+            facts = _facts(model, key[1])
+            document = {"flops_per_token": flops, **facts}
+            with suppress(OSError):  # a home that cannot be written costs the next run a count
+                write_text(_path(model, facts), json.dumps(document, indent=1) + "\n", lasts=False)
         self.close()
 
     def per_token(self, spec: TrainSpec) -> float | None:
@@ -68,63 +76,47 @@ class ModelFlops:
         self._counts, self._asked = None, {}
 
     def _ask(self, spec: TrainSpec) -> None:
-        model, key = spec.architecture, _key(spec)
+        model, length, key = spec.architecture, spec.sequence_length, _key(spec)
         if key in self._known or key in self._asked:
             return
-        known = model.flops_per_token(spec.sequence_length) or _kept(_path(model, spec.sequence_length))
+        known = model.flops_per_token(length) or _kept(_path(model, _facts(model, length)))
         if known is not None:
             self._known[key] = known
             return
         if self._counts is None:
             self._counts = FlopCounts()
-        self._asked[key] = model, self._counts.ask(model, spec.sequence_length)
+        self._asked[key] = model, self._counts.ask(model, length)
 
 
 def _key(spec: TrainSpec) -> _Key:
     return spec.architecture.fingerprint, spec.sequence_length
 
 
-def _counted(counts: FlopCounts, number: int, model: Model, sequence_length: int) -> float | CountError:
-    """The answer, which is kept."""
-    try:
-        flops = counts.answer(number)
-    except CountError as error:
-        return error
-    document = {"flops_per_token": flops, **_counted_of(model, sequence_length)}
-    with suppress(OSError):  # a home that cannot be written costs the next run a count
-        write_text(_path(model, sequence_length), json.dumps(document, indent=1) + "\n", lasts=False)
-    return flops
-
-
-def _counted_of(model: Model, sequence_length: int) -> dict[str, Any]:
+def _facts(model: Model, sequence_length: int) -> dict[str, Any]:
+    """What decides a count."""
     return {"config": dict(model.config), "sequence_length": sequence_length, **_counted_by()}
-
-
-def _path(model: Model, sequence_length: int) -> Path:
-    """Of the file that keeps its count."""
-    of = json.dumps(_counted_of(model, sequence_length), sort_keys=True)
-    return cache_folder("flops") / f"{model.slug}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
-
-
-def _kept(path: Path) -> float | None:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        flops = document["flops_per_token"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # whatever it is, it can be counted anew
-        return None
-    is_number = isinstance(flops, int | float) and not isinstance(flops, bool)
-    return float(flops) if is_number and math.isfinite(flops) and flops > 0 else None
 
 
 @cache
 def _counted_by() -> Mapping[str, Any]:
-    """What else may change a count: whose code is run, and how it is counted."""
-    found = {name: _version(name) for name in ("torch", "transformers")}
+    """Whose code is run, and how it is counted."""
+    found: dict[str, str] = {}
+    for name in ("torch", "transformers"):
+        found[name] = ""
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
     return {**found, "counter": hashlib.sha256(_COUNTER.read_bytes()).hexdigest()[:16]}
 
 
-def _version(package: str) -> str:
+def _path(model: Model, facts: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return cache_folder("flops") / f"{model.slug}-{digest[:16]}.json"
+
+
+def _kept(path: Path) -> float | None:
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+        flops = json.loads(path.read_text(encoding="utf-8"))["flops_per_token"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # whatever it is, it can be counted anew
+        return None
+    is_number = isinstance(flops, int | float) and not isinstance(flops, bool)
+    return float(flops) if is_number and math.isfinite(flops) and flops > 0 else None

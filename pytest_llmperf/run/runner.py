@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import host_memory_bytes
@@ -23,7 +22,7 @@ from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
+from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.records.phases import COMPARING, FAILED, OTHER, SEARCHING, WAITING, accounted
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.run.case import Caller
@@ -34,8 +33,6 @@ from pytest_llmperf.run.result_cache import MadeTrainings
 from pytest_llmperf.run.run import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import cache_folder
-
-_Outcome = TypeVar("_Outcome", bound="Launch | Failure | list[TrainingErrors]")
 
 # File systems allow 255 bytes, and a number follows.
 _LONGEST_NAME = 200
@@ -99,33 +96,22 @@ class Runner:
             CaseFailedError: this host's memory cannot hold it.
             RunEndedError: no time, or no node, is left for it.
         """
-        turn, meter = turn or Turn(), Meter()
-        rounds = max(math.ceil(number / turn.sides), self._run.settings.launches)
-        total = max(turn.launches, turn.sides * rounds)
-        name = f"{spec.id} {turn.side}".rstrip()
-        self._run.settle(spec)
-        if self._run.on_cpu and self._run.site.is_here:
+        run, turn = self._run, turn or Turn()
+        rounds = max(math.ceil(number / turn.sides), run.settings.launches)
+        numbers = number, max(turn.launches, turn.sides * rounds)
+        run.settle(spec)
+        if run.on_cpu and run.site.is_here:
             need_room(spec, host_memory_bytes())
-        with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
-            calibrate = calibrates(gpus)
-            request = replace(
-                self._request(spec, gpus, meter, python=turn.python),
-                passing=passing,
-                all_steps=all_steps,
-                calibrations=cache_folder("calibrations") if calibrate else None,
-            )
-            outcome: Launch | Failure | None = None
-            with self._watched(request, live) as watched:
-                outcome = watched.ended(self._run.site.launch(request, watched.watch, self._observer.say))
-                outcome = self._by_its_limit(outcome, request)
-            outcome = watched.broken_off or outcome
-            if isinstance(outcome, Launch):
-                live.finished(outcome)
-                if calibrate:
-                    self._tell_unkept()
-            elif outcome.lost_nodes and self._run.settings.resume:  # else nobody would go on with it
-                lost = f"node {listed(outcome.lost_nodes)} failed"
-                self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
+        asked: dict[str, Any] = {"python": turn.python, "passing": passing, "all_steps": all_steps}
+        with self._attempt(spec, f"{spec.id} {turn.side}".rstrip(), numbers, calibrates=calibrates, **asked) as attempt:
+            attempt.outcome = run.site.launch(attempt.request, attempt.watch, self._observer.say)
+        outcome: Launch | Failure = attempt.outcome
+        if isinstance(outcome, Launch):
+            if attempt.request.calibrations is not None:
+                self._tell_unkept()
+        elif outcome.lost_nodes and run.settings.resume:  # else nobody would go on with it
+            lost = f"node {listed(outcome.lost_nodes)} failed"
+            self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
         return outcome
 
     def sizes(self, spec: TrainSpec, search: Search, tell: Callable[[Search], None]) -> list[tuple[int, int | None]]:
@@ -136,24 +122,22 @@ class Runner:
         Raises:
             LaunchFailed: it ended by an error, and not for lack of memory or time.
         """
-        name, meter = f"{spec.capacity_id} sizes", Meter()
-        with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, 1, 1) as live:
-            request = self._request(spec, gpus, meter, search=search)
+        with self._attempt(spec, f"{spec.capacity_id} sizes", search=search) as attempt:
 
             def tell_so_far() -> None:
                 so_far = Search()
-                for size, peak in sizes_so_far(request.folder):
+                for size, peak in sizes_so_far(attempt.request.folder):
                     so_far.note(size, peak)
                 tell(so_far)
 
-            outcome: list[tuple[int, int | None]] | Failure = []
-            with self._watched(request, live, tell_so_far) as watched:
-                outcome = self._run.site.sizes(request, watched.watch)
-        if watched.broken_off is not None:  # whoever ended it wants no more of it, whatever it has tried
-            raise LaunchFailed(spec.id, watched.broken_off)
+            attempt.tell = tell_so_far
+            attempt.outcome = self._run.site.sizes(attempt.request, attempt.watch)
+        if attempt.broken_off is not None:  # whoever ended it wants no more of it, whatever it has tried
+            raise LaunchFailed(spec.id, attempt.broken_off)
+        outcome: list[tuple[int, int | None]] | Failure = attempt.outcome
         if not isinstance(outcome, Failure):
             return outcome
-        tried = sizes_so_far(request.folder) if outcome.kind == "timeout" else []
+        tried = sizes_so_far(attempt.request.folder) if outcome.kind == "timeout" else []
         if outcome.kind not in {"oom", "killed"} and not tried:
             raise LaunchFailed(spec.capacity_id, outcome)
         # It may have had too much to do, it may hang, and what killed it may have been memory: its logs tell.
@@ -167,20 +151,79 @@ class Runner:
         Raises:
             LaunchFailed: nothing is known of them.
         """
-        meter = Meter()
-        side = "parity" if order.truth else "the plain form's parity"
-        leased = self._lease(spec.gpus, meter, shared=True)  # nobody times them
-        with leased as gpus, self._observer.launch(f"{spec.id} {side}", 1, 1) as live:
-            request = replace(self._request(spec, gpus, meter), parity=order, trace=False)
-            outcome: list[TrainingErrors] | Failure = []
-            with self._watched(request, live) as watched:
-                outcome = self._run.site.training_errors(request, watched.watch)
-                outcome = self._by_its_limit(outcome, request)
-            live.clear()
-        outcome = watched.broken_off or outcome
-        if isinstance(outcome, Failure):
-            raise LaunchFailed(spec.id, outcome)
-        return MadeTrainings(str(request.folder), tuple(outcome))
+        shown = f"{spec.id} parity" if order.truth else f"{spec.id} the plain form's parity"
+        # Nobody times them.
+        with self._attempt(spec, shown, shared=True, parity=order, trace=False) as attempt:
+            attempt.outcome = self._run.site.training_errors(attempt.request, attempt.watch)
+        if isinstance(attempt.outcome, Failure):
+            raise LaunchFailed(spec.id, attempt.outcome)
+        return MadeTrainings(str(attempt.request.folder), tuple(attempt.outcome))
+
+    @contextmanager
+    def _attempt(
+        self,
+        spec: TrainSpec,
+        shown: str,
+        numbers: tuple[int, int] = (1, 1),
+        *,
+        shared: bool = False,
+        calibrates: Callable[[Sequence[Gpu]], bool] = lambda _: False,
+        **asked: Any,
+    ) -> Iterator[_Attempt]:
+        """Hardware, and a request of what is ``asked``; what it cost is counted; what ends it from outside fails it.
+
+        It is ``shown`` as the first of ``numbers`` of the second.
+        """
+        run, meter = self._run, Meter()
+        with self._lease(spec.gpus, meter, shared=shared) as gpus, self._observer.launch(shown, *numbers) as live:
+            calibrations = cache_folder("calibrations") if calibrates(gpus) else None
+            request = replace(self._request(spec, gpus, meter), calibrations=calibrations, **asked)
+            attempt = _Attempt(request, live)
+            try:
+                run.job.note_spent()  # should the node die now, no more than this launch is forgotten
+                yield attempt
+                attempt.ended(run.settings.timeout_seconds)
+            except OutOfTimeError as error:
+                live.clear()
+                self._end(str(error), OVER_BUDGET if error.over_budget else UNFINISHED)
+            except KeyboardInterrupt:
+                live.clear()
+                self._observer.say(f"{spec.id}: interrupted; its logs are in {request.folder}")
+                raise
+            except BaseException as error:
+                why = self._observer.ended_from_outside(error)
+                if not why:
+                    raise
+                live.clear()
+                attempt.outcome = attempt.broken_off = broken_off(request.folder, why, attempt.last)
+            finally:
+                self.seconds += meter.seconds
+                self._findings.spent += Spent(
+                    launches=1 if meter.seconds else 0,  # else nothing was started
+                    phases=attempt.phases(),
+                    gpu_seconds=(0 if run.on_cpu else spec.gpus) * meter.seconds,
+                )
+            if isinstance(attempt.outcome, Launch):
+                live.finished(attempt.outcome)
+            else:
+                live.clear()
+
+    def _request(self, spec: TrainSpec, gpus: tuple[Gpu, ...], meter: Meter) -> LaunchRequest:
+        run, name = self._run, spec.id
+        if len(name) > _LONGEST_NAME:  # a hash keeps two long ones apart
+            name = f"{name[: _LONGEST_NAME - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        before = sum(1 for _ in run.run_folder.glob(f"{name}-*"))
+        return LaunchRequest(
+            spec=spec,
+            folder=run.run_folder / f"{name}-{1 + before}",
+            gpus=gpus,
+            timeout_seconds=min(self.most_seconds, run.launch_seconds),
+            memory_limit_bytes=run.settings.memory_limit_bytes,
+            trace=run.settings.trace and not self._is_bare,
+            inspect=not self._is_bare,
+            meter=meter,
+            warm=run.site.warm_start(self._observer.say),
+        )
 
     def _tell_unkept(self) -> None:
         """Say, once a run, why calibrations cannot be kept from run to run, where they cannot."""
@@ -194,78 +237,10 @@ class Runner:
                 "(LLMPERF_CACHE_DIR names another cache)"
             )
 
-    def _by_its_limit(self, outcome: _Outcome, request: LaunchRequest) -> _Outcome:
-        """``outcome``; where what is left of a search or a run was the limit, no option makes it longer."""
-        if not isinstance(outcome, Failure) or request.timeout_seconds >= self._run.settings.timeout_seconds:
-            return outcome
-        return replace(outcome, message=outcome.message.removesuffix(LONGER))
-
-    @contextmanager
-    def _watched(
-        self, request: LaunchRequest, live: LaunchObserver, tell: Callable[[], None] = lambda: None
-    ) -> Iterator[_Watched]:
-        """Around one launch: what it cost is counted, and what ends it from outside is a failure of its own."""
-        watched = _Watched(live, request.meter, tell)
-        # What the seconds of a launch without a record went to.
-        spent_on = COMPARING if request.parity else SEARCHING if request.search else FAILED
-        try:
-            self._run.job.note_spent()  # should the node die now, no more than this launch is forgotten
-            yield watched
-        except OutOfTimeError as error:
-            live.clear()
-            self._end(str(error), OVER_BUDGET if error.over_budget else UNFINISHED)
-        except KeyboardInterrupt:
-            live.clear()
-            self._observer.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
-            raise
-        except BaseException as error:
-            why = self._observer.ended_from_outside(error)
-            if not why:
-                raise
-            live.clear()
-            watched.broken_off = broken_off(request.folder, why, watched.last)
-        finally:
-            seconds = request.meter.seconds
-            self.seconds += seconds
-            gpus = 0 if self._run.on_cpu else request.spec.gpus
-            self._findings.spent += Spent(
-                launches=1 if seconds else 0,  # else nothing was started
-                phases=watched.phases(spent_on),
-                gpu_seconds=gpus * seconds,
-            )
-
     def _end(self, why: str, exit_code: int) -> NoReturn:
         """End the run before its end; what is known is written."""
         self._run.unfinished, self._run.ends_with = why, exit_code
         raise RunEndedError(why, exit_code)
-
-    def _request(
-        self,
-        spec: TrainSpec,
-        gpus: tuple[Gpu, ...],
-        meter: Meter,
-        *,
-        python: str = sys.executable,
-        search: Search | None = None,
-    ) -> LaunchRequest:
-        settings = self._run.settings
-        return LaunchRequest(
-            spec=spec,
-            folder=self._folder(spec),
-            gpus=gpus,
-            timeout_seconds=min(self.most_seconds, self._run.launch_seconds),
-            python=python,
-            memory_limit_bytes=settings.memory_limit_bytes,
-            search=search,
-            trace=settings.trace and not self._is_bare,
-            inspect=not self._is_bare,
-            meter=meter,
-            warm=self._run.site.warm_start(self._observer.say),
-        )
-
-    def _folder(self, spec: TrainSpec) -> Path:
-        home, name = self._run.run_folder, _file_name(spec.id)
-        return home / f"{name}-{1 + sum(1 for _ in home.glob(f'{name}-*'))}"
 
     @contextmanager
     def _lease(self, num_gpus: int, meter: Meter, *, shared: bool = False) -> Iterator[tuple[Gpu, ...]]:
@@ -299,12 +274,15 @@ class Runner:
             )
 
 
-class _Watched:
+class _Attempt:
     """One launch while it runs."""
 
-    def __init__(self, live: LaunchObserver, meter: Meter, tell: Callable[[], None]) -> None:
-        self._live, self._meter, self._tell = live, meter, tell
-        self._outcome: Launch | Failure | None = None
+    def __init__(self, request: LaunchRequest, live: LaunchObserver) -> None:
+        self.request, self._live = request, live
+        self.outcome: Any = None
+        """A record, sizes or errors of trainings, or else the failure."""
+        self.tell: Callable[[], None] = lambda: None
+        """Called whenever it has come further."""
         self.last = Progress(phase="starting")
         self.broken_off: Failure | None = None
         """Why somebody else ended it, a test's time limit say."""
@@ -313,27 +291,24 @@ class _Watched:
         """The launch has come so far."""
         self.last = progress
         self._live.update(progress)
-        self._tell()
+        self.tell()
 
-    def ended(self, outcome: Launch | Failure) -> Launch | Failure:
-        """``outcome``, with the wait for hardware among a record's phases."""
+    def ended(self, allowed_seconds: float) -> None:
+        """It has an outcome: a record's phases have the wait for hardware.
+
+        Where what is left of a search or a run was the limit, no option makes it longer.
+        """
+        outcome = self.outcome
         if isinstance(outcome, Launch) and outcome.phases:
-            waited = round(self._meter.waited_seconds, 3)
-            outcome = replace(outcome, phases={WAITING: waited, **outcome.phases})
-        self._outcome = outcome
-        return outcome
+            waited = round(self.request.meter.waited_seconds, 3)
+            self.outcome = replace(outcome, phases={WAITING: waited, **outcome.phases})
+        if isinstance(outcome, Failure) and self.request.timeout_seconds < allowed_seconds:
+            self.outcome = replace(outcome, message=outcome.message.removesuffix(LONGER))
 
-    def phases(self, remainder: str) -> Mapping[str, float]:
-        """Where its seconds went; those that no record tells of are called ``remainder``."""
-        record: Mapping[str, float] = {}
-        if isinstance(self._outcome, Launch):
-            record = self._outcome.phases
-            remainder = remainder if record else OTHER
-        return accounted(record, self._meter.waited_seconds, self._meter.seconds, remainder)
-
-
-def _file_name(name: str) -> str:
-    """``name``, or as much of it as a file system takes, and a hash that keeps two long ones apart."""
-    if len(name) <= _LONGEST_NAME:
-        return name
-    return f"{name[: _LONGEST_NAME - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    def phases(self) -> Mapping[str, float]:
+        """Where its seconds went, as far as a record tells."""
+        request, meter, record = self.request, self.request.meter, dict[str, float]()
+        remainder = COMPARING if request.parity else SEARCHING if request.search else FAILED
+        if isinstance(self.outcome, Launch):
+            record, remainder = dict(self.outcome.phases), FAILED if self.outcome.phases else OTHER
+        return accounted(record, meter.waited_seconds, meter.seconds, remainder)

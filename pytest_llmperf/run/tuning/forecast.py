@@ -12,12 +12,9 @@ from typing import Any
 from pytest_llmperf.analysis.formulas import least_seconds, peak_bandwidth, peak_flops
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.settings.setting import Axis, Choice
+from pytest_llmperf.settings.setting import Choice
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
-
-# StepPredictions: what fake tensors tell of the steps of many configurations, asked ahead and read when wanted.
-
 
 _SIZE = "micro_batch_size"
 # Others train on this host meanwhile.
@@ -72,7 +69,12 @@ def counted_prior(
     Each choice is counted by itself, over the first: what two bring together is for the trials to tell.
     """
     base = specs[0]
-    variants = {axis.name: _variants(axis, base) for axis in space.axes}
+    variants = {}
+    for axis in space.axes:
+        choices: Sequence[Choice] = axis.choices
+        if _SIZE in axis.fields and len(choices) > _SIZES:
+            choices = [choices[round(place * (len(choices) - 1) / (_SIZES - 1) / 2)] for place in range(_SIZES)]
+        variants[axis.name] = _each(choices, base)
     predictions.ask([base, *(spec for one in variants.values() for spec in one.values())], work=True)
     own = _log(base, predictions, gpu)
     if own is None:
@@ -93,14 +95,6 @@ def counted_prior(
         )
         for spec in specs
     ]
-
-
-def _variants(axis: Axis, base: TrainSpec) -> dict[str, TrainSpec]:
-    """By the names of its choices, ``base`` with each that can be; of many micro-batches a few."""
-    choices: Sequence[Choice] = axis.choices
-    if _SIZE in axis.fields and len(choices) > _SIZES:
-        choices = [choices[round(place * (len(choices) - 1) / (_SIZES - 1) / 2)] for place in range(_SIZES)]
-    return _each(choices, base)
 
 
 def _each(choices: Iterable[Choice], spec: TrainSpec) -> dict[str, TrainSpec]:
@@ -134,13 +128,8 @@ def _between(points: Sequence[tuple[float, float]], size: int) -> float:
     place = math.log2(size)
     below = [point for point in points if point[0] <= place]
     above = [point for point in points if point[0] >= place]
-    if not below or not above:
-        return (below[-1] if below else above[0])[1]
-    (x0, y0), (x1, y1) = below[-1], above[0]
+    (x0, y0), (x1, y1) = (below or above[:1])[-1], (above or below[-1:])[0]
     return y0 if x1 == x0 else y0 + (y1 - y0) * (place - x0) / (x1 - x0)
-
-
-# MemoryForecast: which configurations fit, by predicted memory, and by what ran out of it.
 
 
 # Of a card, what its driver and libraries leave.
@@ -178,14 +167,10 @@ class MemoryForecast:
 
     def fits(self, spec: TrainSpec) -> bool:
         """Whether a launch of ``spec`` is worth its seconds."""
-        if not self._limit:
-            return self._known(spec) is not False
         known = self._known(spec)
-        if known is not None:
-            return known
-        peak = self.peak_bytes(spec)
+        peak = self.peak_bytes(spec) if known is None and self._limit else None
         if peak is None:
-            return True
+            return known is not False
         bounds, size = self._bounds_of(spec), spec.micro_batch_size
         if self.is_enough_for(peak):
             bounds.fits = max(bounds.fits, size)
@@ -238,9 +223,6 @@ class MemoryForecast:
         return self._bounds.setdefault(shape, _Bounds())
 
 
-# What of a space takes the least memory: found choice by choice where the beginning of a search does not fit.
-
-
 def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
     """The one of ``specs`` whose settings ask for the least, where nothing can be predicted.
 
@@ -249,10 +231,9 @@ def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
     """
 
     def asks_for(spec: TrainSpec) -> tuple[int, ...]:
-        recomputes = spec.gradient_checkpointing + (spec.checkpointing_policy == "full")
-        tokens = spec.micro_batch_size * spec.sequence_length
-        is_whole = spec.parallelism == "ddp"
-        return (tokens, is_whole, -recomputes * spec.gradient_checkpointing, -spec.liger, spec.torch_compile)
+        recomputes = spec.gradient_checkpointing * (1 + (spec.checkpointing_policy == "full"))
+        tokens, is_whole = spec.micro_batch_size * spec.sequence_length, spec.parallelism == "ddp"
+        return (tokens, is_whole, -recomputes, -spec.liger, spec.torch_compile)
 
     return min(specs, key=asks_for)
 

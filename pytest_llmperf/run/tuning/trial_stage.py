@@ -26,15 +26,13 @@ from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.space import traits
 from pytest_llmperf.settings.train_spec import TrainSpec, known_failure
 
-# SideBySide: trials at the same time, one on each GPU that is free; on one GPU, or a CPU, one after the other.
-
 
 class _StoppedError(Exception):
     """The search has ended, and with it this launch."""
 
 
 class SideBySide:
-    """So many at once, each by a caller with servers of its own."""
+    """So many trials at once, each by a caller with servers of its own; on one GPU, or a CPU, one after the other."""
 
     def __init__(self, caller: Caller, store: TrialStore, most: int, most_seconds: float) -> None:
         """``most`` at once; ``most_seconds`` of one."""
