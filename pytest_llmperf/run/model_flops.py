@@ -42,7 +42,8 @@ class ModelFlops:
     def settle(self) -> None:
         """Wait for what is being counted, keep it, and end what counts."""
         counts = self._counts
-        for key, (model, number) in self._asked.items() if counts is not None else ():
+        for key, (model, number) in self._asked.items():
+            assert counts is not None  # noqa: S101 - who is asked is there
             try:
                 flops = self._known[key] = counts.answer(number)
             except CountError as error:
