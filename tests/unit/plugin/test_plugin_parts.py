@@ -231,7 +231,7 @@ class TestRunner:
             on_cpu=True,
             site=Site(wanted),
             job=NoJob(),
-            settings=SimpleNamespace(launches=1, memory_limit_bytes=0, trace=True),
+            settings=SimpleNamespace(launches=1, memory_limit_bytes=0, trace=True, timeout_seconds=1.0),
             launch_seconds=1.0,
             settle=lambda _spec: None,
         )
