@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pytest_llmperf.records.launch import Place, RankRecord
 from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
-from pytest_llmperf.records.learning import RankLearning, uninspected
+from pytest_llmperf.records.learning import RankLearning
 from pytest_llmperf.records.trace import UNWANTED, Trace
 
 Instant = TypeVar("Instant")
@@ -172,7 +172,7 @@ class Later:
     attention_kernel: str = "unknown"
     """The operators that attention calls."""
     trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
-    learning: RankLearning = field(default_factory=lambda: uninspected(UNINSPECTED))
+    learning: RankLearning = field(default_factory=lambda: RankLearning(none=UNINSPECTED))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,10 @@ class Environment:
 
     def differences(self, other: Environment) -> tuple[str, ...]:
         """One line for each thing that differs, ``name: mine -> theirs``, sorted; what else was loaded comes last."""
-        pairs = sorted(_pairs(self, other))
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in ("gpu", "driver", "platform")]
+        for mine, theirs in ((self.versions, other.versions), (self.variables, other.variables)):
+            pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in {*mine, *theirs}]
+        pairs.sort()
         if self.loaded and other.loaded:
             known = {*self.versions, *other.versions}
             names = sorted({*self.loaded, *other.loaded} - known)
@@ -139,19 +142,6 @@ class Environment:
         return tuple(
             f"{name}: {mine or 'none'} -> {theirs or 'none'}" for name, mine, theirs in pairs if mine != theirs
         )
-
-
-def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
-    pairs = [(name, getattr(a, name), getattr(b, name)) for name in ("gpu", "driver", "platform")]
-    for mine, theirs in ((a.versions, b.versions), (a.variables, b.variables)):
-        pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in sorted({*mine, *theirs})]
-    return pairs
-
-
-def _found(evidence: Mapping[str, Any]) -> dict[str, str]:
-    """What the user's environment had set before the launch forced it to what the spec says."""
-    found = evidence.get("found", {}).items()
-    return {f"found {name}": " ".join(value) if isinstance(value, list) else str(value) for name, value in found}
 
 
 #: Evidence of where a scheduler put the ranks.
@@ -280,12 +270,16 @@ class Launch:
         mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
         if mine and theirs and mine != theirs:
             lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")
-        ours, others = ({**launch.evidence, **_found(launch.evidence)} for launch in (self, other))
-        for name in (*PLACEMENT, *sorted(_found(self.evidence))):
-            here, there = ours.get(name), others.get(name)
-            if here is not None and there is not None and here != there:
-                lines.append(f"{name}: {here} -> {there}")
-        return tuple(lines)
+        here, there = self.surroundings, other.surroundings
+        both = (name for name in here if name in there and here[name] != there[name])
+        return (*lines, *(f"{name}: {here[name]} -> {there[name]}" for name in both))
+
+    @property
+    def surroundings(self) -> dict[str, Any]:
+        """Where its ranks were, and what the user's environment had set before the launch forced it."""
+        placed = {name: self.evidence[name] for name in PLACEMENT if self.evidence.get(name) is not None}
+        found = sorted(self.evidence.get("found", {}).items())
+        return placed | {f"found {name}": " ".join(v) if isinstance(v, list) else str(v) for name, v in found}
 
     @property
     def first_step_seconds(self) -> float:

@@ -10,12 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_llmperf.support.codec import sparse
-
-#: Why a record of before such replays has none.
-UNREPLAYED = "recorded before updates were replayed"
 
 
 @sparse()
@@ -53,17 +50,11 @@ def worst_replay(replays: Sequence[ReplayedUpdate]) -> ReplayedUpdate:
     for each in replays:
         if each.none:
             return each
-    found = max(replays, key=lambda each: each.roundings)
-    made = [each for each in replays if each.tensors]  # a shard may be empty
-    counts = [count for each in made for count in each.counts] or [0]
-    return ReplayedUpdate(
+    # A shard may be empty.
+    counts = [count for each in replays if each.tensors for count in each.counts] or [0]
+    return replace(
+        max(replays, key=lambda each: each.roundings),
         tensors=max(each.tensors for each in replays),
-        asked=found.asked,
-        roundings=found.roundings,
-        tensor=found.tensor,
-        figure=found.figure,
-        found=found.found,
-        expected=found.expected,
         miscounted=tuple(dict.fromkeys(name for each in replays for name in each.miscounted)),
         counts=(min(counts), max(counts)),
     )
@@ -74,7 +65,7 @@ OLDER = "recorded before a step was inspected"
 #: Why a launch that was asked for none has none.
 UNWANTED = "it was not asked for"
 
-_UNREPLAYED = ReplayedUpdate(none=UNREPLAYED)
+_UNREPLAYED = ReplayedUpdate(none="recorded before updates were replayed")
 
 
 @dataclass(frozen=True)
@@ -200,11 +191,6 @@ class Learning:
         return not self.none
 
 
-def uninspected(why: str) -> RankLearning:
-    """Of a rank that saw nothing of it."""
-    return RankLearning(none=why)
-
-
 def merged(ranks: Sequence[RankLearning]) -> Learning:
     """What all ranks saw, as one; nothing where any rank saw nothing."""
     for rank, seen in enumerate(ranks):
@@ -212,15 +198,17 @@ def merged(ranks: Sequence[RankLearning]) -> Learning:
             return Learning(none=f"rank {rank}: {seen.none}" if len(ranks) > 1 else seen.none)
     shards = {seen.shard: seen for seen in ranks}
     squares = sum(seen.squares for seen in shards.values())
-    factors = [factor for seen in ranks for factor in (_factor(seen.squares, seen.clipped_squares), *seen.clip_factors)]
+    factors = [factor for seen in ranks for factor in seen.clip_factors]
+    # Of nothing at all nothing was taken.
+    factors += [math.sqrt(seen.clipped_squares / seen.squares) if seen.squares > 0 else 1.0 for seen in ranks]
     first, rates = ranks[0], [rate for seen in ranks for rate in seen.learning_rates]
     widest = max(ranks, key=lambda seen: seen.largest_update - seen.update_bound)
     futures = [seen.future for seen in ranks if seen.future is not None]
     return Learning(
         tensors=len(first.tensors),
-        unheld=_named(ranks, lambda each: not each.is_updated),
+        unheld=tuple(dict.fromkeys(each.name for seen in ranks for each in seen.tensors if not each.is_updated)),
         unreached=_of_all(ranks, lambda each: not each.is_reached and not each.has_moved),
-        still=_of_all(ranks, lambda each: not each.has_moved, _is_still),
+        still=_of_all(ranks, lambda each: not each.has_moved, lambda each: each.is_reached and not each.is_narrow),
         lost=len(_of_all(ranks, lambda each: not each.has_moved, lambda each: each.is_reached and each.is_narrow)),
         differing_weights=_differing(ranks, lambda each: each.weights),
         differing_gradients=_differing(ranks, lambda each: each.gradient),
@@ -244,20 +232,6 @@ def merged(ranks: Sequence[RankLearning]) -> Learning:
         labels=all(seen.labels for seen in ranks),
         future=max(futures) if futures else None,
     )
-
-
-def _factor(before: float, after: float) -> float:
-    """Of two sums of squares; of nothing at all nothing was taken."""
-    return math.sqrt(after / before) if before > 0 else 1.0
-
-
-def _is_still(seen: TensorSeen) -> bool:
-    return seen.is_reached and not seen.is_narrow
-
-
-def _named(ranks: Sequence[RankLearning], wanted: Callable[[TensorSeen], bool]) -> tuple[str, ...]:
-    """Of any rank, in the model's order."""
-    return tuple(dict.fromkeys(each.name for seen in ranks for each in seen.tensors if wanted(each)))
 
 
 def _of_all(

@@ -80,9 +80,18 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
     if not all(SHORTEST_SECONDS <= second <= LONGEST_SECONDS for second in step_seconds):
         return Steady(warmup_steps, math.inf, math.inf, 1.0, bimodal=False)  # validity names it; here it only ends
     measured = [math.log(second) for second in step_seconds]
-    low, high = _steady_level(measured, warmup_steps)
+    # The steady level is the second half's, which is steady if anything is.
+    late = measured[min(max(warmup_steps, len(measured) // 2), len(measured) - 1) :]
+    level, far = median(late), max(_FAR * robust_sd(late), _NEAR)
+    low, high = level - far, level + far
     logs = _clipped(measured, low, high)
-    start = _truncation(_levelled(logs, measured, (low + high) / 2), warmup_steps)
+    # Several stalled steps in a row would pull the cut past them even when clipped. A chip that finds its power limit
+    # swings by less than a tenth.
+    levelled = [
+        level if clipped != before and abs(before - level) > _STALLED else clipped
+        for clipped, before in zip(logs, measured, strict=True)
+    ]
+    start = _truncation(levelled, warmup_steps)
     steady = logs[start:]
     third = max(1, len(steady) // 3)
     settled = next((index for index, value in enumerate(measured) if value <= high), start)
@@ -95,13 +104,6 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
     )
 
 
-def _steady_level(logs: Sequence[float], warmup_steps: int) -> tuple[float, float]:
-    # From the second half, which is steady if anything is.
-    late = logs[min(max(warmup_steps, len(logs) // 2), len(logs) - 1) :]
-    centre, far = median(late), max(_FAR * robust_sd(late), _NEAR)
-    return centre - far, centre + far
-
-
 def _clipped(logs: Sequence[float], low: float, high: float) -> list[float]:
     longest = min(_STALL_MOST, max(_STALL_STEPS, int(_STALL_SHARE * len(logs))))
     clipped = list(logs)
@@ -112,15 +114,6 @@ def _clipped(logs: Sequence[float], low: float, high: float) -> list[float]:
         if passed and len(run) <= longest:
             clipped[run.start : run.stop] = [min(max(logs[index], low), high) for index in run]
     return clipped
-
-
-def _levelled(clipped: Sequence[float], logs: Sequence[float], level: float) -> list[float]:
-    # Several stalled steps in a row would pull the cut past them even when clipped. A chip that finds its power limit
-    # swings by less than a tenth.
-    return [
-        level if value != before and abs(before - level) > _STALLED else value
-        for value, before in zip(clipped, logs, strict=True)
-    ]
 
 
 def _runs_outside(logs: Sequence[float], low: float, high: float) -> list[range]:
@@ -146,19 +139,16 @@ def _error_of_median(logs: Sequence[float]) -> float:
     """Of autocorrelated steps about a straight line: what drifts is reported as drift, not as noise."""
     if len(logs) < _LEAST:
         return math.inf
-    residuals, number = _about_a_line(logs), len(logs)
+    number, mean = len(logs), fmean(logs)
+    places = [index - (number - 1) / 2 for index in range(number)]
+    products = (place * value for place, value in zip(places, logs, strict=True))
+    slope = math.fsum(products) / math.fsum(place**2 for place in places)
+    residuals = [value - mean - slope * place for place, value in zip(places, logs, strict=True)]
     correlation = _correlation_time(residuals)
     # The line took two of the independent values, of which there are fewer than steps.
     freedom = max(number - 2 * correlation, _LEAST_FREEDOM * number)
     variance = math.fsum(value * value for value in residuals) / freedom
     return _MEDIAN_OVER_MEAN * math.sqrt(variance * correlation / number)
-
-
-def _about_a_line(values: Sequence[float]) -> list[float]:
-    middle, mean = (len(values) - 1) / 2, fmean(values)
-    squares = math.fsum((index - middle) ** 2 for index in range(len(values)))
-    slope = math.fsum((index - middle) * value for index, value in enumerate(values)) / squares
-    return [value - mean - slope * (index - middle) for index, value in enumerate(values)]
 
 
 def _correlation_time(residuals: Sequence[float]) -> float:

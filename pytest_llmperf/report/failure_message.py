@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import formatted, label
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Check
+from pytest_llmperf.report.table import detectable_words
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import formats
 
@@ -114,7 +115,7 @@ def _row(check: Check) -> tuple[str, ...]:
         one_line(label(check.metric)),
         *(formatted(check.metric, value, check.unit) for value in (check.value, check.baseline, check.limit)),
         formats.percent(check.change),
-        formats.ABSENT if check.is_wide else formats.share(check.detectable),
+        detectable_words(check),
         one_line(check.verdict or ""),
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns
+from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Spent
 from pytest_llmperf.report.failure_message import explained
-from pytest_llmperf.report.table import Column, render
+from pytest_llmperf.report.table import Column, figure_columns, render
 from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
 from pytest_llmperf.report.time_spent import time_line
 from pytest_llmperf.support import formats
@@ -149,29 +149,12 @@ def summary_lines(  # noqa: PLR0913 - what is shown, and on what
 
 def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None) -> list[Column]:
     """The columns that have something to show; the case and its verdict always have."""
-
-    figures = []
-    for name, column in columns("summary").items():
-        checks = [result.check(name) for result in results]
-        shown = [
-            cell(name, check.value, check.unit)
-            if check and (not column.beside or result.check(column.beside))
-            else formats.ABSENT
-            for check, result in zip(checks, results, strict=True)
-        ]
-        figures.append(Column(column.heading, shown))
-        if METRICS[name].of:
-            figures.append(Column("change", [formats.percent(check.change if check else None) for check in checks]))
-        if name == RATE:
-            # Not where speed is no gate, which a line below says.
-            smallest = [check.detectable if check and not check.is_wide else None for check in checks]
-            figures.append(Column("detectable", list(map(formats.share, smallest))))
     ids = [one_line(result.id, encoding) or formats.ABSENT for result in results]
     outcomes = [one_line(_outcome(result), encoding) or formats.ABSENT for result in results]
     references = [one_line(_reference(result, glyphs), encoding) for result in results]
     found = [
         Column("case", ids, right=False),
-        *figures,
+        *figure_columns("summary", [result.check for result in results]),
         Column("verdict", outcomes, right=False, colored=True),
         Column("reference", references, right=False),
     ]

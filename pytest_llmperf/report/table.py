@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns
+from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.text import Glyphs, fold, one_line
 from pytest_llmperf.support import formats
 
@@ -38,6 +42,42 @@ class Column:
     @property
     def width(self) -> int:
         return max(len(line) for text in (self.heading, *self.cells) for line in text.split("\n"))
+
+
+class FigureCell(NamedTuple):
+    """Of one case, in a table of cases."""
+
+    heading: str
+    text: str
+    value: float | None
+
+
+def figure_cells(place: str, figure_of: Callable[[str], Figure | Check | None]) -> list[FigureCell]:
+    """The cells of one case, whatever they hold, in the tables of this ``place`` (``records.metrics.columns``)."""
+    found = []
+    for name, column in columns(place).items():
+        one, beside = figure_of(name) or Figure(), figure_of(column.beside) if column.beside else None
+        value = one.value if not column.beside or (beside and beside.value is not None) else None
+        heading = (place == "page" and column.on_page) or column.heading
+        found.append(FigureCell(heading, cell(name, value, one.unit or "1"), value))
+        if METRICS[name].of:
+            change = f"{column.heading} change" if place == "page" and name != RATE else "change"
+            found.append(FigureCell(change, formats.percent(one.change), one.change))
+        if name == RATE and place != "markdown":
+            smallest = None if one.times_slower else one.detectable
+            found.append(FigureCell("detectable", detectable_words(one), smallest))
+    return found
+
+
+def figure_columns(place: str, cases: Iterable[Callable[[str], Figure | Check | None]]) -> list[Column]:
+    """The same of several cases."""
+    rows = [figure_cells(place, figure_of) for figure_of in cases]
+    return [Column(cells[0].heading, [cell.text for cell in cells]) for cells in zip(*rows, strict=True)]
+
+
+def detectable_words(figure: Figure | Check) -> str:
+    """The smallest change that this gate would have seen; nothing where it is none to speak of."""
+    return formats.ABSENT if figure.times_slower else formats.share(figure.detectable)
 
 
 def render(columns: Sequence[Column], width: int | None, color: bool, glyphs: Glyphs) -> list[str]:

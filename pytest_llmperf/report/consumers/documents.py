@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
-from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns, formatted, label
+from pytest_llmperf.records.metrics import RATE, formatted, label
 from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedRun
 from pytest_llmperf.report.summary_table import merged_reasons, no_gate_of_speed
-from pytest_llmperf.report.table import Column, escaped, markdown
+from pytest_llmperf.report.table import Column, escaped, figure_columns, markdown
 from pytest_llmperf.report.text import UNICODE, one_line, shorten_list
 from pytest_llmperf.support import formats
 
@@ -44,18 +44,12 @@ def case_table(cases: Sequence[ExportedCase]) -> list[str]:
 
     if not cases:
         return []
-    figures = []
-    for name, column in columns("markdown").items():
-        told = [case.told.figure(name) for case in cases]
-        figures.append(Column(column.heading, [cell(name, each.value, each.unit) for each in told]))
-        if METRICS[name].of:
-            figures.append(Column("change", [formats.percent(each.change) for each in told]))
     machines = [_cut(case.machine) for case in cases]
     found = [
         Column("case", [_cut(case.name) for case in cases], right=False),
         *([Column("machine", machines, right=False)] if len({*machines}) > 1 else []),
         Column("verdict", [_cut(case.outcome) for case in cases], right=False),
-        *figures,
+        *figure_columns("markdown", [case.told.metrics.get for case in cases]),
         Column("why", [_cut(case.explanation) for case in cases], right=False),
     ]
     always, nothing = ("case", "verdict"), {"", formats.ABSENT}

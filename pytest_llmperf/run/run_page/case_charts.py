@@ -21,6 +21,7 @@ from pytest_llmperf.report.page.page_model import (
     Table,
 )
 from pytest_llmperf.report.run_document import Result, RunDocument
+from pytest_llmperf.report.table import detectable_words
 from pytest_llmperf.report.time_spent import parts_of_a_run
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.support import formats
@@ -42,11 +43,6 @@ def urgency(result: Result) -> int:
 def interval_words(figure: Figure) -> str:
     """``-7.0 % to -5.4 %``."""
     return formats.ABSENT if figure.interval is None else " to ".join(map(formats.percent, figure.interval))
-
-
-def detectable_words(figure: Figure) -> str:
-    """What this gate would have seen; nothing where it is none to speak of."""
-    return formats.ABSENT if figure.times_slower else formats.share(figure.detectable)
 
 
 def _limit_change(figure: Figure) -> float | None:

@@ -7,13 +7,12 @@ import shlex
 from collections.abc import Sequence
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, RATE, columns, formatted, label
-from pytest_llmperf.records.metrics import cell as metric_cell
+from pytest_llmperf.records.metrics import METRICS, formatted, label
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.page.page_model import Case, Cell, Details, Table
 from pytest_llmperf.report.run_document import Result, RunDocument
+from pytest_llmperf.report.table import FigureCell, detectable_words, figure_cells
 from pytest_llmperf.run.run_page.case_charts import (
-    detectable_words,
     interval_words,
     memory_parts,
     memory_table,
@@ -56,25 +55,10 @@ def headings(documents: Sequence[RunDocument]) -> tuple[str, ...]:
 
 
 def _cells(result: Result) -> dict[str, Cell]:
-    found = {}
-    for name, column in columns("page").items():
-        figure = result.figure(name)
-        is_told = not column.beside or result.figure(column.beside).value is not None
-        value = figure.value if is_told else None
-        found[column.on_page or column.heading] = _cell(metric_cell(name, value, figure.unit or "1"), value)
-        if METRICS[name].of:
-            change = "change" if name == RATE else f"{column.heading} change"
-            found[change] = _cell(formats.percent(figure.change), figure.change)
-        if name == RATE:
-            smallest = None if figure.times_slower else figure.detectable
-            found["detectable"] = _cell(detectable_words(figure), smallest)
     number = len(result.told.launches)
-    return {**found, "launches": Cell(str(number), float(number))}
-
-
-def _cell(text: str, order: float | None) -> Cell:
-    """What is absent comes first upwards and last downwards, apart from all figures."""
-    return Cell(text, -math.inf if order is None else order)
+    cells = [*figure_cells("page", result.told.metrics.get), FigureCell("launches", str(number), float(number))]
+    # What is absent comes first upwards and last downwards, apart from all figures.
+    return {cell.heading: Cell(cell.text, -math.inf if cell.value is None else cell.value) for cell in cells}
 
 
 def rows(documents: Sequence[RunDocument], stored: StoredFigures) -> tuple[Case, ...]:

@@ -17,14 +17,12 @@ from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import (
     OLDER,
-    UNREPLAYED,
     UNWANTED,
     Learning,
     RankLearning,
     ReplayedUpdate,
     TensorSeen,
     merged,
-    uninspected,
 )
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
@@ -229,7 +227,7 @@ def test_scaled_losses_skip_steps_and_scale_gradients() -> None:
 
 
 def test_what_nobody_looked_at_is_no_fault_and_is_told() -> None:
-    failed = merged([rank(), uninspected("RuntimeError: so it is")])
+    failed = merged([rank(), rank(none="RuntimeError: so it is")])
     assert not failed
     assert list(unlearnt(SPEC, launch(failed))) == []
     (line,) = notes([launch(failed), launch(failed)])
@@ -308,7 +306,7 @@ def test_records_of_before_updates_were_replayed_are_read_and_not_doubted() -> N
     values = codec.plain(launch())
     del values["learning"]["replay"]
     learning = codec.read(Launch, values).learning
-    assert learning == replace(SOUND, replay=ReplayedUpdate(none=UNREPLAYED))
+    assert learning == replace(SOUND, replay=ReplayedUpdate(none="recorded before updates were replayed"))
     assert list(unlearnt(SPEC, launch(learning))) == []
 
 

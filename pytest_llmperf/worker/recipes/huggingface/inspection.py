@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.tracer import said
-from pytest_llmperf.records.learning import RankLearning, TensorSeen, uninspected
+from pytest_llmperf.records.learning import RankLearning, TensorSeen
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.recipes.huggingface.update_replay import (
     UpdateReplay,
@@ -233,7 +233,7 @@ class Inspection:
         if failed is not None or not self._is_over:
             self.none = self.none or (said(failed) if failed else "it was not begun")
         self._end(trainer, model)
-        return self._learning or uninspected(self.none)
+        return self._learning or RankLearning(none=self.none)
 
     @_kept
     def _end(self, trainer: Trainer, model: PreTrainedModel) -> None:
