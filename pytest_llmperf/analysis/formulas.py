@@ -71,7 +71,6 @@ def newest_on_a_gpu(launches: Sequence[Launch]) -> Launch | None:
 
 # How well a chip is used: its peak rate and the model FLOPs utilisation (MFU).
 
-
 _TERA = 1e12
 
 _HOPPER_SXM = {
@@ -149,14 +148,13 @@ def mfu(tokens_per_second_per_gpu: float, flops_per_token: float, peak: float) -
     return tokens_per_second_per_gpu * flops_per_token / peak
 
 
-# Roofline: the least time of a step whose operators are known by arithmetic and by bytes. Pure.
-
+# Roofline: the least time of a step whose operators are known by arithmetic and by bytes.
 
 # Seconds that PyTorch's host takes for an operator, its Python included; to an order of magnitude.
 _HOST_SECONDS = 8e-6
 
-#: Of a chip that is not known: as many bytes for an operation as Hopper moves.
-UNKNOWN_PEAK, UNKNOWN_BANDWIDTH = 1e15, 4.8e12
+# Of a chip that is not known: as many bytes for an operation as Hopper moves.
+_UNKNOWN_PEAK, _UNKNOWN_BANDWIDTH = 1e15, 4.8e12
 
 
 def least_seconds(
@@ -168,7 +166,7 @@ def least_seconds(
     bandwidth: float | None,
 ) -> float:
     """Of a step: ``calls``, FLOPs and bytes by operator, on a chip of ``peak`` FLOP/s and ``bandwidth`` bytes/s."""
-    peak, bandwidth = peak or UNKNOWN_PEAK, bandwidth or UNKNOWN_BANDWIDTH
+    peak, bandwidth = peak or _UNKNOWN_PEAK, bandwidth or _UNKNOWN_BANDWIDTH
     names = {*flops, *traffic}
     device = sum(max(flops.get(name, 0) / peak, traffic.get(name, 0) / bandwidth) for name in names)
     return max(device, sum(calls.values()) * _HOST_SECONDS)

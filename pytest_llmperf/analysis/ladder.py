@@ -101,7 +101,6 @@ class Width:
 # Chapter 15 as data: the rungs of tables 15.1 to 15.9 and the widths of 15.10 to 15.12, for both models, as
 # published.
 
-
 CHAPTER = "chapter 15, MareNostrum 5 (H100 64 GB)"
 LAB = "lab 10, MareNostrum 5 (H100 64 GB)"
 

@@ -13,9 +13,6 @@ from functools import cache
 
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 
-# Categories of kernels: which part of a training step a name belongs to.
-
-
 MATRIX, ATTENTION, NORM = "matrix products", "attention", "normalisation and activation"
 LOSS, OPTIMIZER, COMMUNICATION = "loss", "optimizer", "communication"
 COPIES, ELEMENTWISE = "copies and casts", "elementwise and others"
@@ -103,15 +100,18 @@ def likely_causes(before: Trace, after: Trace) -> tuple[str, ...]:
     ways: tuple[Callable[[Rows, Rows], Iterator[str]], ...] = (
         _multiplied,
         _recomputed,
-        _other_attention,
-        _other_precision,
-        _other_optimizer,
+        _other_kinds,
         _fused_by_hand,
         _otherwise_compiled,
         _cast_more,
     )
     found = [line for way in ways for line in way(then, now)]
-    return (*found, *_allocations(before, after))
+    # Memory that is asked of the driver, or given back, where the steps before had theirs; now and then all do.
+    asked, asks = ({row.name: row.count for row in one.rows if row.kind == "allocation"} for one in (before, after))
+    more = {name: asks[name] - asked.get(name, 0.0) for name in asks if asks[name] > asked.get(name, 0.0)}
+    if sum(more.values()) >= 1:
+        found.append(f"the allocator asks the driver: {_most(more, '{} {:+.3g}')} a step")
+    return tuple(found)
 
 
 # Parts that every micro-batch runs through.
@@ -145,11 +145,15 @@ _BACKWARD = re.compile(r"bwd|bprop|backward|fmha_cutlassB", re.IGNORECASE)
 def _recomputed(then: Rows, now: Rows) -> Iterator[str]:
     """Forward kernels are there again, backward ones as often as before, and products between the two."""
     before, after = _counts(then), _counts(now)
-    forward, backward = (
-        _ratio(_passes(then, backward=is_backward), _passes(now, backward=is_backward)) for is_backward in (False, True)
-    )
-    if forward is None or backward != 1 or not (before.get(MATRIX) and after.get(MATRIX)):
+    # Calls of attention, norms and activations, forwards and backwards.
+    passes = [[0.0, 0.0], [0.0, 0.0]]
+    for calls, rows in zip(passes, (then, now), strict=True):
+        for row in rows:
+            if category(row.kind, row.name) in (ATTENTION, NORM):
+                calls[bool(_BACKWARD.search(row.name))] += row.count
+    if not all((*passes[0], *passes[1], before.get(MATRIX), after.get(MATRIX))) or passes[0][1] != passes[1][1]:
         return
+    forward = passes[1][0] / passes[0][0]
     products = after[MATRIX] / before[MATRIX]
     if 1 < forward <= 2 and 1 < products < 2:  # noqa: PLR2004 - at most all of it, once more
         yield "forward kernels once more: activations are recomputed (gradient checkpointing)"
@@ -167,24 +171,24 @@ _ATTENTIONS = (
 )
 
 
-def _other_attention(then: Rows, now: Rows) -> Iterator[str]:
-    was, is_ = _family(then, ATTENTION, _ATTENTIONS), _family(now, ATTENTION, _ATTENTIONS)
-    if was and is_ and was != is_:
-        what = "attention is eager: products, a softmax, casts" if is_ == "eager" else f"attention by {is_} kernels"
-        yield f"{what} (was {was})"
-
-
 # Products of fp32 as cuBLAS and CUTLASS name those that use no tensor core.
 _PLAIN = re.compile(r"simt_sgemm|(ampere|volta|maxwell|turing|hopper)_sgemm|f32f32_f32f32_f32|ffma", re.IGNORECASE)
 _MOST, _FEW = 0.5, 0.1
 
 
-def _other_precision(then: Rows, now: Rows) -> Iterator[str]:
-    was, is_ = _plain_share(then), _plain_share(now)
-    if was < _FEW and is_ > _MOST:
+def _other_kinds(then: Rows, now: Rows) -> Iterator[str]:
+    was, is_ = (_family(rows, ATTENTION, _ATTENTIONS) for rows in (then, now))
+    if was and is_ and was != is_:
+        what = "attention is eager: products, a softmax, casts" if is_ == "eager" else f"attention by {is_} kernels"
+        yield f"{what} (was {was})"
+    plain = [_plain_share(rows) for rows in (then, now)]
+    if plain[0] < _FEW and plain[1] > _MOST:
         yield "matrix products in plain fp32, without tensor cores (TF32, autocast)"
-    elif is_ < _FEW and was > _MOST:
+    elif plain[1] < _FEW and plain[0] > _MOST:
         yield "matrix products on tensor cores, that were plain fp32 (TF32, autocast)"
+    was, is_ = (_family(rows, OPTIMIZER, _OPTIMIZERS) for rows in (then, now))
+    if was and is_ and was != is_:
+        yield f"the optimizer's step is {is_} (was {was})"
 
 
 # The first that fits: a slow path calls the single operators, and each has its norm of the gradients by lists.
@@ -193,12 +197,6 @@ _OPTIMIZERS = (
     ("foreach", re.compile(r"multi_tensor\w*<.*Pointwise|_foreach_addc", re.IGNORECASE)),
     ("one tensor at a time", re.compile(r"addcdiv|addcmul", re.IGNORECASE)),
 )
-
-
-def _other_optimizer(then: Rows, now: Rows) -> Iterator[str]:
-    was, is_ = _family(then, OPTIMIZER, _OPTIMIZERS), _family(now, OPTIMIZER, _OPTIMIZERS)
-    if was and is_ and was != is_:
-        yield f"the optimizer's step is {is_} (was {was})"
 
 
 # A function that somebody has written in Triton; inductor's kernels and those of libraries are named otherwise.
@@ -245,14 +243,6 @@ def _cast_more(then: Rows, now: Rows) -> Iterator[str]:
         yield f"casts and copies {sum(moved.values()):+g} alone (dtypes, autocast's cache)"
 
 
-def _allocations(before: Trace, after: Trace) -> Iterator[str]:
-    """Memory that is asked of the driver, or given back, where the steps before had theirs; now and then all do."""
-    then, now = ({row.name: row.count for row in trace.rows if row.kind == "allocation"} for trace in (before, after))
-    more = {name: now[name] - then.get(name, 0.0) for name in now if now[name] > then.get(name, 0.0)}
-    if sum(more.values()) >= 1:
-        yield f"the allocator asks the driver: {_most(more, '{} {:+.3g}')} a step"
-
-
 def _most(counts: Mapping[str, float], line: str) -> str:
     told = [line.format(name, count) for name, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
     more = f" and {len(told) - _MOST_FAMILIES} more" if len(told) > _MOST_FAMILIES else ""
@@ -264,16 +254,6 @@ def _counts(rows: Rows) -> dict[str, float]:
     for row in rows:
         counts[category(row.kind, row.name)] += row.count
     return dict(counts)
-
-
-def _passes(rows: Rows, *, backward: bool) -> float:
-    """Calls of attention, norms and activations, forwards or backwards."""
-    ours = [row for row in rows if category(row.kind, row.name) in (ATTENTION, NORM)]
-    return sum(row.count for row in ours if bool(_BACKWARD.search(row.name)) == backward)
-
-
-def _ratio(then: float, now: float) -> float | None:
-    return now / then if then and now else None
 
 
 def _family(rows: Rows, part: str, families: tuple[tuple[str, re.Pattern[str]], ...]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -26,9 +26,6 @@ from pytest_llmperf.analysis.likely_causes import (
     likely_causes,
 )
 from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow
-
-# RankDifferences: which rank does what the others do not, and for which one they wait. Pure.
-
 
 # Of a step: exchanges that run beside the backward pass take on some ranks a little longer than on others.
 _LEAST_WAIT = 0.05
@@ -54,27 +51,18 @@ class LastRank:
 
 def odd_ranks(before: Trace, after: Trace) -> tuple[OddRank, ...]:
     """Those that stand apart now and did not; none where most do."""
+    # What ran as often in the mean of all ranks, which is all that an older trace tells, by as many digits as a
+    # baseline's file keeps: no rank began it since.
+    means = ({((row.kind, row.name), f"{row.count:.6g}") for row in trace.rows} for trace in (before, after))
+    as_before = set[Key]() if before.by_rank else {key for key, _ in set.intersection(*means)}
     found = []
-    as_before = frozenset[Key]() if before.by_rank else _in_both(before, after)
     for rank, work in enumerate(after.by_rank):
-        known = _known(before, rank)
-        new = [
-            (key[1], more) for key, more in work.more.items() if known.get(key, 0.0) != more and key not in as_before
-        ]
+        known = before.by_rank[rank].more if rank < len(before.by_rank) else {}
+        moved = {key: more for key, more in work.more.items() if known.get(key, 0.0) != more}
+        new = [(key[1], more) for key, more in moved.items() if key not in as_before]
         if new:
             found.append(OddRank(rank, tuple(sorted(new, key=lambda each: (-abs(each[1]), each[0])))))
     return tuple(found) if 2 * len(found) <= len(after.by_rank) else ()
-
-
-def _known(trace: Trace, rank: int) -> Mapping[Key, float]:
-    return trace.by_rank[rank].more if rank < len(trace.by_rank) else {}
-
-
-def _in_both(before: Trace, after: Trace) -> frozenset[Key]:
-    """What ran as often in the mean of all ranks, which is all that an older trace tells: no rank began it since."""
-    # As many digits as a baseline's file keeps.
-    then, now = ({((row.kind, row.name), f"{row.count:.6g}") for row in trace.rows} for trace in (before, after))
-    return frozenset(key for key, _ in then & now)
 
 
 def last_rank(before: Trace, after: Trace) -> LastRank | None:
@@ -85,12 +73,8 @@ def last_rank(before: Trace, after: Trace) -> LastRank | None:
     waited_then = then.waited_seconds if then and then.rank == now.rank else 0.0
     least = _LEAST_WAIT * after.step_seconds
     # Of older traces only the mean of all ranks is known: half of two wait.
-    grown = (_exchange_seconds(after) - _exchange_seconds(before)) * 2
-    return now if min(now.waited_seconds - waited_then, grown) > least else None
-
-
-def _exchange_seconds(trace: Trace) -> float:
-    return sum(row.seconds for row in trace.rows if row.kind == "collective")
+    spent, was_spent = (sum(row.seconds for row in _rows(trace, "collective")) for trace in (after, before))
+    return now if min(now.waited_seconds - waited_then, 2 * (spent - was_spent)) > least else None
 
 
 def _last(ranks: tuple[RankWork, ...]) -> LastRank | None:
@@ -174,27 +158,27 @@ class StepDifference:
 def parts_of(trace: Trace) -> dict[str, float]:
     """Seconds of a step by category, and of waiting; exchanges as far as nothing else ran beside them."""
     sums: dict[str, float] = defaultdict(float)
-    for row in _work(trace):
+    for row in _rows(trace, *WORK):
         if row.kind != "collective":
             sums[category(row.kind, row.name)] += row.seconds
-    if _exchanges(trace):
+    if _rows(trace, "collective"):
         sums[COMMUNICATION] += trace.exposed_seconds
     return {**sums, HOST: trace.idle_seconds, DATA: trace.data_seconds}
 
 
 def hidden_seconds(trace: Trace) -> float:
     """For how long a step exchanges with other ranks while its device computes as well."""
-    return sum(row.seconds for row in trace.rows if row.kind == "collective") - trace.exposed_seconds
+    return sum(row.seconds for row in _rows(trace, "collective")) - trace.exposed_seconds
 
 
-def _exchanges(trace: Trace) -> bool:
-    return any(row.kind == "collective" for row in trace.rows)
+def _rows(trace: Trace, *kinds: str) -> list[TraceRow]:
+    return [row for row in trace.rows if row.kind in kinds]
 
 
 def step_difference(before: Trace, after: Trace) -> StepDifference:
     """What ``after`` does that ``before`` did not, and how long each took."""
     then, now = parts_of(before), parts_of(after)
-    names = _names(_work(before), _work(after))
+    names = _names(_rows(before, *WORK), _rows(after, *WORK))
     parts = [
         Part(
             name=name,
@@ -205,25 +189,16 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
         for name in (*CATEGORIES, HOST, DATA)
         if name in then or name in now
     ]
-    waits = _names(_waits(before), _waits(after))
     return StepDifference(
         before=before.step_seconds,
         after=after.step_seconds,
         parts=tuple(sorted(parts, key=lambda part: -abs(part.change))),
-        waits=tuple(change for _, change in waits),
+        waits=tuple(change for _, change in _names(_rows(before, "wait"), _rows(after, "wait"))),
         causes=likely_causes(before, after),
         odd_ranks=odd_ranks(before, after),
         last_rank=last_rank(before, after),
         is_on_host=after.is_on_host,
     )
-
-
-def _work(trace: Trace) -> list[TraceRow]:
-    return [row for row in trace.rows if row.kind in WORK]
-
-
-def _waits(trace: Trace) -> list[TraceRow]:
-    return [row for row in trace.rows if row.kind == "wait"]
 
 
 def _names(before: Sequence[TraceRow], after: Sequence[TraceRow]) -> list[tuple[str, NameChange]]:
@@ -241,7 +216,6 @@ def _names(before: Sequence[TraceRow], after: Sequence[TraceRow]) -> list[tuple[
 
 
 # Relevant differences: which of the things that are not as they were may have moved the parts of a step that moved.
-
 
 # What each part may be moved by; a device and its clocks move all that it computes.
 _OF_PART = {

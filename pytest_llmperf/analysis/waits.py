@@ -9,7 +9,7 @@ begins: brief and on a cool chip, so that only a large difference counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -51,11 +51,14 @@ def by_work(launch: Launch) -> Straggler | None:
     """By the median of what each rank works in the steady steps; ``None`` of one rank."""
     # A rank that does not tell its waits would seem to work while it waits.
     told = _all_tell(launch)
-    steady = {
-        rank.rank: (rank.working_seconds if told else rank.step_seconds)[launch.steady.start :] for rank in launch.ranks
-    }
-    errors = {number: _error_of_median(steps) for number, steps in steady.items()}
-    return _slowest(launch, {number: median(steps) for number, steps in steady.items()}, errors, "work")
+    seconds, errors = {}, {}
+    for rank in launch.ranks:
+        steps = (rank.working_seconds if told else rank.step_seconds)[launch.steady.start :]
+        seconds[rank.rank] = median(steps)
+        # Relative, of the median; of a single step nothing is known.
+        known = len(steps) > 1
+        errors[rank.rank] = _MEDIAN * stdev(steps) / fmean(steps) / math.sqrt(len(steps)) if known else math.inf
+    return _slowest(launch, seconds, errors, "work")
 
 
 def by_canary(launch: Launch) -> Straggler | None:
@@ -68,12 +71,18 @@ def by_canary(launch: Launch) -> Straggler | None:
 
 def held_up(launches: Sequence[Launch]) -> tuple[str, ...]:
     """A line for each way in which one rank, on the same device, was slower in every launch."""
-    ways: tuple[Callable[[Launch], Straggler | None], ...] = (by_work, by_canary)
     found = []
-    for way in ways:
+    for way in (by_work, by_canary):
         told = [one for launch in launches if (one := way(launch)) is not None and one.is_news]
         if told and len(told) == len(launches) and len({(one.rank, one.device) for one in told}) == 1:
-            found.append(_line(told))
+            last, percent = told[-1], f"{median(one.share for one in told) * 100:.1f} %"
+            who = f"rank {last.rank} ({last.host}, {last.device})"
+            if last.by == "canary":
+                found.append(f"{who} took {percent} longer for a matrix product than the rank in the middle")
+            else:
+                found.append(
+                    f"{who} holds the others up: it works {percent} longer on a step than the rank in the middle"
+                )
     return tuple(found)
 
 
@@ -104,21 +113,7 @@ def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, 
     return Straggler(slowest.rank, slowest.host, slowest.device, share, error, by)
 
 
-def _error_of_median(steps: Sequence[float]) -> float:
-    """Relative; of a single step nothing is known."""
-    return _MEDIAN * stdev(steps) / fmean(steps) / math.sqrt(len(steps)) if len(steps) > 1 else math.inf
-
-
-def _line(told: Sequence[Straggler]) -> str:
-    last, share = told[-1], median(one.share for one in told)
-    who = f"rank {last.rank} ({last.host}, {last.device})"
-    if last.by == "canary":
-        return f"{who} took {share * 100:.1f} % longer for a matrix product than the rank in the middle"
-    return f"{who} holds the others up: it works {share * 100:.1f} % longer on a step than the rank in the middle"
-
-
-# Waits for data: for how long a step's device did nothing, because its host was inside the loader. Pure.
-
+# Waits for data: for how long a step's device did nothing, because its host was inside the loader.
 
 # From here on it is worth a note beside any verdict.
 _NOTABLE = 0.05

@@ -40,13 +40,16 @@ def accept(
         BaselineChangedError: the launches were judged against another baseline than there is by now.
         BaselineError: they are invalid, or, without a reason, worse beyond tolerance or of something that changed.
     """
-    launches, checks = result.launches, result.checks
-    _refuse_unfit(spec, launches, result.verdict)
+    launches = result.launches
+    if not launches:
+        raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
+    if result.verdict == "invalid":
+        raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
+    refuse_injected(spec.id, launches)
     if old != judged:
         raise BaselineChangedError(spec.id, old)
     if not entry.reason:
-        _refuse_unexplained(spec, launches, checks)
-        _refuse_silent(spec, result.changed)
+        _refuse_unexplained(spec, result)
     new = Baseline(
         id=spec.id,
         digest=spec.digest,
@@ -58,12 +61,14 @@ def accept(
         history=(entry,),
         trace=StoredTrace.of(launches),
     )
-    return new if old is None else _joined(old, new, checks)
-
-
-def _joined(old: Baseline, new: Baseline, checks: Sequence[Check]) -> Baseline:
-    """``old`` with the one acceptance of ``new``."""
-    kept = () if _moved(checks) else old.launches
+    if old is None:
+        return new
+    # Old and new launches are not one population where a figure left its tolerance. Memory, stalls, a cold first step
+    # and what is before it say nothing of the median, and efficiency half of it is another width's: what the launches
+    # know of days and hosts stays.
+    splits = (check for check in result.checks if check.metric in METRICS and METRICS[check.metric].splits)
+    moved = any(_is_beyond(check, worse=True) or _is_beyond(check, worse=False) for check in splits)
+    kept = () if moved else old.launches
     return replace(
         old,
         spec=new.spec,
@@ -75,52 +80,42 @@ def _joined(old: Baseline, new: Baseline, checks: Sequence[Check]) -> Baseline:
     )
 
 
-def _refuse_unexplained(spec: TrainSpec, launches: Sequence[Launch], checks: Sequence[Check]) -> None:
-    """What only a reason makes acceptable."""
-    worse = [check for check in checks if _is_beyond(check, worse=True)]
-    unproven = [check for check in checks if check.verdict == "inconclusive" and _is_beyond(check, worse=False)]
-    recounted = [check for check in checks if check.verdict == "changed"]
-    alone = [check for check in checks if check.verdict == "improved" and len(launches) < _PROVEN_BY]
-    if worse:
-        raise BaselineError(
-            f'{spec.id}: worse beyond tolerance ({_figures(worse)}); accept it with --perf-reason "why"'
-        )
-    if recounted:
-        raise BaselineError(
-            f"{spec.id}: other counts or names than in the baseline ({_figures(recounted)}); accept it with "
-            '--perf-reason "why"'
-        )
-    if unproven:
-        raise BaselineError(
-            f"{spec.id}: better beyond tolerance, and not proven ({_figures(unproven)}); let --perf-launches 4 tell, "
-            'or accept it with --perf-reason "why"'
-        )
-    if alone:
-        raise BaselineError(
-            f"{spec.id}: one launch alone replaces no baseline ({_figures(alone)}); let --perf-launches {_PROVEN_BY} "
-            'tell, or accept it with --perf-reason "why"'
-        )
-
-
 _MOST_CHANGES = 3
 
 
-def _refuse_silent(spec: TrainSpec, changed: Sequence[str]) -> None:
-    """What is as fast as before and not the same is accepted by who says why."""
+def _refuse_unexplained(spec: TrainSpec, result: CaseResult) -> None:
+    """What only a reason makes acceptable."""
+    checks, by_reason = result.checks, 'accept it with --perf-reason "why"'
+    undecided = [check for check in checks if check.verdict == "inconclusive"]
+    alone = [check for check in checks if check.verdict == "improved" and len(result.launches) < _PROVEN_BY]
+    refused = (
+        ("worse beyond tolerance", [check for check in checks if _is_beyond(check, worse=True)], by_reason),
+        (
+            "other counts or names than in the baseline",
+            [check for check in checks if check.verdict == "changed"],
+            by_reason,
+        ),
+        (
+            "better beyond tolerance, and not proven",
+            [check for check in undecided if _is_beyond(check, worse=False)],
+            f"let --perf-launches 4 tell, or {by_reason}",
+        ),
+        ("one launch alone replaces no baseline", alone, f"let --perf-launches {_PROVEN_BY} tell, or {by_reason}"),
+    )
+    for what, those, how in refused:
+        if those:
+            figures = ", ".join(
+                f"{check.metric} {'none' if check.baseline is None else in_sentence(check.baseline, check.unit)}"
+                f" -> {in_sentence(check.value, check.unit)}"
+                for check in those
+            )
+            raise BaselineError(f"{spec.id}: {what} ({figures}); {how}")
+    # What is as fast as before and not the same is accepted by who says why.
+    changed = result.changed
     if changed:
         more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
-        raise BaselineError(
-            f"{spec.id}: changed since the baseline ({', '.join(changed[:_MOST_CHANGES])}{more}); "
-            'accept it with --perf-reason "why"'
-        )
-
-
-def _moved(checks: Sequence[Check]) -> list[Check]:
-    """The figures that left their tolerance, so that old and new launches are not one population."""
-    beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
-    # Memory, stalls, a cold first step and what is before it say nothing of the median, and efficiency half of it is
-    # another width's: what the launches know of days and hosts stays.
-    return [check for check in beyond if check.metric in METRICS and METRICS[check.metric].splits]
+        told = ", ".join(changed[:_MOST_CHANGES])
+        raise BaselineError(f"{spec.id}: changed since the baseline ({told}{more}); {by_reason}")
 
 
 def _is_beyond(check: Check, *, worse: bool) -> bool:
@@ -130,14 +125,6 @@ def _is_beyond(check: Check, *, worse: bool) -> bool:
         return check.verdict == ("regressed" if worse else "improved")
     loss = 1 / (1 + check.change) - 1 if check.higher_is_better and check.change > -1 else check.change
     return loss > check.tolerance if worse else 1 / (1 + loss) - 1 > check.tolerance
-
-
-def _refuse_unfit(spec: TrainSpec, launches: Sequence[Launch], verdict: str) -> None:
-    if not launches:
-        raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
-    if verdict == "invalid":
-        raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
-    refuse_injected(spec.id, launches)
 
 
 def refuse_injected(name: str, launches: Sequence[Launch]) -> None:
@@ -150,17 +137,7 @@ def refuse_injected(name: str, launches: Sequence[Launch]) -> None:
         raise BaselineError(f"{name}: measured under {fault}, which is never recorded")
 
 
-def _figures(checks: Sequence[Check]) -> str:
-    """Then and now."""
-    return ", ".join(
-        f"{check.metric} {'none' if check.baseline is None else in_sentence(check.baseline, check.unit)}"
-        f" -> {in_sentence(check.value, check.unit)}"
-        for check in checks
-    )
-
-
-# Creep: losses that are each within tolerance and add up, since somebody last said why. Pure.
-
+# Creep: losses that are each within tolerance and add up, since somebody last said why.
 
 # Acceptances that make up a level: a sudden gain is one, a noisy one is known by several.
 _WINDOWS = (1, 2, 3, 5, 8, 13)
@@ -195,7 +172,15 @@ def _crept(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: 
     if not check.tolerance or check.verdict not in ("pass", "inconclusive", "improved"):
         return ""
     entries = list(_creep_figures(baseline, check, launches))
-    level = _best_level(check, [value for _, value in entries], _usual(baseline, check, launches, noise))
+    parts = []
+    if METRICS[check.metric].rule in ("speed", "scaling"):
+        everyone = (*baseline.launches, *launches)
+        parts = [noise.launch, noise.session]
+        parts += [noise.site] if len({launch.site for launch in everyone}) > 1 else []
+        parts += [noise.host] if len({launch.host for launch in everyone}) > 1 else []
+    # How a figure scatters from one acceptance to the next when nothing changed, as a fraction.
+    usual = Spread(math.hypot(*(part.sd for part in parts)), min(part.df for part in parts)) if parts else _STEADY
+    level = _best_level(check, [value for _, value in entries], usual)
     if level is None:
         return ""
     first, size = entries[level.start][0], level.size
@@ -218,17 +203,6 @@ def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch])
         told = [one for one in own if any(alike(metric, one, each) for each in launches)]
         if told:
             yield entry, metric.read(told)
-
-
-def _usual(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: Noise) -> Spread:
-    """How a figure scatters from one acceptance to the next when nothing changed, as a fraction."""
-    if METRICS[check.metric].rule not in ("speed", "scaling"):
-        return _STEADY
-    everyone = (*baseline.launches, *launches)
-    parts = [noise.launch, noise.session]
-    parts += [noise.site] if len({launch.site for launch in everyone}) > 1 else []
-    parts += [noise.host] if len({launch.host for launch in everyone}) > 1 else []
-    return Spread(math.hypot(*(part.sd for part in parts)), min(part.df for part in parts))
 
 
 @dataclass(frozen=True)
@@ -277,8 +251,7 @@ def _allowed(check: Check, level: float) -> float:
     return max(level * tolerance, slack)
 
 
-# Former cases: what a test had stored before its settings changed, which begins a baseline anew. Pure.
-
+# Former cases: what a test had stored before its settings changed, which begins a baseline anew.
 
 _MOST_SETTINGS = 3
 

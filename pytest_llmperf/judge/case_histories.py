@@ -28,7 +28,6 @@ from pytest_llmperf.support.formats import percent
 
 # CaseHistory: the levels of one case over its runs, and what was different where it went from one to the next.
 
-
 # With fewer there is no change point that could be shown.
 _LEAST_POINTS = 2 * LEAST_RUNS
 
@@ -124,34 +123,27 @@ class CaseHistory:
 
 def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:
     """What may explain that ``after`` is not as ``before``, those first that people change."""
-    lines = []
-    if before.revision != after.revision:
-        lines.append(f"revision: {before.revision or 'unknown'} -> {after.revision or 'unknown'}")
     names = dict.fromkeys([*after.versions, *before.versions])
-    for name in names:
-        then, now = before.versions.get(name, "none"), after.versions.get(name, "none")
-        if then != now:
-            lines.append(f"{name}: {then} -> {now}")
-    both = [name for name in before.counts if name in after.counts]
-    pairs = ((name, before.counts[name], after.counts[name]) for name in both)
-    lines += [f"{name}: {then:g} -> {now:g}" for name, then, now in pairs if then != now]
-    left, entered = _hosts(before), _hosts(after)
-    if left != entered:
-        lines.append(f"host: {left} -> {entered}")
-    elif {launch.site for launch in before.launches} != {launch.site for launch in after.launches}:
+    pairs = [("revision", before.revision or "unknown", after.revision or "unknown")]
+    pairs += [(name, before.versions.get(name, "none"), after.versions.get(name, "none")) for name in names]
+    lines = [f"{name}: {then} -> {now}" for name, then, now in pairs if then != now]
+    both = [(name, before.counts[name], after.counts[name]) for name in before.counts if name in after.counts]
+    lines += [f"{name}: {then:g} -> {now:g}" for name, then, now in both if then != now]
+    hosts, sites = (
+        [{getattr(launch, place) for launch in one.launches} for one in (before, after)] for place in ("host", "site")
+    )
+    if hosts[0] != hosts[1]:
+        lines.append(f"host: {' -> '.join(', '.join(sorted(each)) or 'unknown' for each in hosts)}")
+    elif sites[0] != sites[1]:
         lines.append("GPU: another of the same host")
-    return (*lines, *_calibrations(before, after))
-
-
-def _calibrations(before: PastResult, after: PastResult) -> Iterator[str]:
-    """By how much work that depends on nothing under test is slower on the GPUs of ``after``."""
-    if before.calibrations.keys() == after.calibrations.keys():
-        return
-    then, now = _seconds(before), _seconds(after)
-    for work, maker in now:
-        if (work, maker) in then and work != ALL_REDUCE:
-            slower = now[work, maker] / then[work, maker] - 1
-            yield f"calibration, seconds of {work}: {percent(slower)}"
+    # By how much work that depends on nothing under test is slower on the GPUs of ``after``.
+    if before.calibrations.keys() != after.calibrations.keys():
+        were, are = _seconds(before), _seconds(after)
+        for work, maker in are:
+            if (work, maker) in were and work != ALL_REDUCE:
+                slower = are[work, maker] / were[work, maker] - 1
+                lines.append(f"calibration, seconds of {work}: {percent(slower)}")
+    return tuple(lines)
 
 
 def _seconds(result: PastResult) -> dict[tuple[str, str], float]:
@@ -185,10 +177,6 @@ def host_steps(timeline: Timeline, noise: Noise, changes: Sequence[ChangePoint])
     return tuple(found)
 
 
-def _hosts(result: PastResult) -> str:
-    return ", ".join(sorted({launch.host for launch in result.launches})) or "unknown"
-
-
 def recounted(timeline: Timeline) -> Iterator[int]:
     """Where a step is made of other numbers of operators, kernels, copies or waits than before."""
     last: Mapping[str, float] = {}
@@ -208,33 +196,30 @@ def segments(
         runs = dict.fromkeys(timeline.runs[level.start : level.end])
         results = tuple(timeline.results[run] for run in runs)
         reach = quantile(_UPPER, level.df) * level.error
-        change = levels.changes[number - 1] if number and are_times else None
+        change = None
+        if number and are_times:
+            point, part = levels.changes[number - 1], shared.get(levels.changes[number - 1].index)
+            far = quantile(_UPPER, level.df) * point.error
+            change = Change(
+                rate=math.expm1(-point.log),
+                low=math.expm1(-point.log - far),
+                high=math.expm1(-point.log + far),
+                shared=None if part is None else math.expm1(-part),
+            )
         found.append(
             Segment(
                 results=results,
                 step_seconds=math.exp(level.log),
                 low=math.exp(level.log - reach),
                 high=math.exp(level.log + reach),
-                change=_change(change, level.df, shared) if change else None,
+                change=change,
                 different=differences(found[-1].results[-1], results[0]) if found else (),
             )
         )
     return tuple(found)
 
 
-def _change(change: ChangePoint, df: float, shared: Mapping[int, float]) -> Change:
-    reach = quantile(_UPPER, df) * change.error
-    part = shared.get(change.index)
-    return Change(
-        rate=math.expm1(-change.log),
-        low=math.expm1(-change.log - reach),
-        high=math.expm1(-change.log + reach),
-        shared=None if part is None else math.expm1(-part),
-    )
-
-
 # What the cases of a run tell of the GPU that they share: taken off each of them, and a series of its own.
-
 
 #: Of what hosts, GPUs and days do to a case, what the other cases of its run do not tell: of 420 stored launches on
 #: H200 hosts move 0.66 % (robust sd) before and 0.15 to 0.23 % after.
@@ -270,32 +255,37 @@ class SharedEffects:
     def of(cls, timelines: Sequence[Timeline]) -> SharedEffects:
         """What these cases share."""
         longest = sorted(timelines, key=lambda one: -len(one.points))[:_MOST_CASES]
-        cells = [(number, unit_of(one, point), point) for number, one in enumerate(longest) for point in one.points]
         by_unit: dict[Unit, list[tuple[int, Point]]] = {}
-        for number, unit, point in cells:
-            by_unit.setdefault(unit, []).append((number, point))
+        for number, one in enumerate(longest):
+            for point in one.points:
+                by_unit.setdefault(unit_of(one, point), []).append((number, point))
         enough = {unit: each for unit, each in by_unit.items() if len({n for n, _ in each}) >= _FEWEST_CASES}
         effects = _polished(enough)
         began = {unit: min(longest[n].results[point.run].began for n, point in each) for unit, each in enough.items()}
         order = sorted(effects, key=lambda unit: (began[unit], unit))
-        runs = tuple(dict.fromkeys(run for run, _ in order))
-        places = {run: number for number, run in enumerate(runs)}
-        points = tuple(_point(places[unit[0]], effects[unit], [point for _, point in enough[unit]]) for unit in order)
-        return cls(effects, points, tuple(began[unit] for unit in order))
+        places = {run: number for number, run in enumerate(dict.fromkeys(run for run, _ in order))}
+        points = []
+        for unit in order:
+            one_point = enough[unit][0][1]
+            where = (one_point.host, one_point.site, one_point.day)
+            points.append(Point(places[unit[0]], effects[unit], len(enough[unit]), 0.0, *where))
+        return cls(effects, tuple(points), tuple(began[unit] for unit in order))
 
     def without(self, timeline: Timeline) -> Timeline:
         """``timeline`` without what its GPUs did, as far as that was told."""
-        return replace(timeline, points=tuple(self._without(timeline, point) for point in timeline.points))
-
-    def _without(self, timeline: Timeline, point: Point) -> Point:
-        effect = self.effects.get(unit_of(timeline, point))
-        return point if effect is None else replace(point, log=point.log - effect, left=LEFT)
+        units = [(self.effects.get(unit_of(timeline, point)), point) for point in timeline.points]
+        points = (
+            point if effect is None else replace(point, log=point.log - effect, left=LEFT) for effect, point in units
+        )
+        return replace(timeline, points=tuple(points))
 
 
 def groups(timelines: Iterable[Timeline]) -> list[list[Timeline]]:
     """Those at the power limit, and those below it or of which that is not known."""
-    several = list(timelines)
-    clocks = [_clock(one) for one in several]
+    several, clocks = list(timelines), []
+    for one in several:
+        told = [launch.sm_clock_mhz for result in one.results for launch in result.launches if launch.sm_clock_mhz]
+        clocks.append(median(told) if told else 0.0)
     highest = max(clocks, default=0.0)
     limited = [0 < clock < (1 - _LIMITED) * highest for clock in clocks]
     return [[one for one, is_limited in zip(several, limited, strict=True) if is_limited is of] for of in (True, False)]
@@ -304,11 +294,6 @@ def groups(timelines: Iterable[Timeline]) -> list[list[Timeline]]:
 def unit_of(timeline: Timeline, point: Point) -> Unit:
     """Where and when ``point`` was measured."""
     return timeline.results[point.run].run, point.site
-
-
-def _clock(timeline: Timeline) -> float:
-    told = [launch.sm_clock_mhz for result in timeline.results for launch in result.launches if launch.sm_clock_mhz]
-    return median(told) if told else 0.0
 
 
 def _polished(units: Mapping[Unit, Sequence[tuple[int, Point]]]) -> dict[Unit, float]:
@@ -321,11 +306,6 @@ def _polished(units: Mapping[Unit, Sequence[tuple[int, Point]]]) -> dict[Unit, f
         centres = {number: median(logs) for number, logs in of_case.items()}
         effects = {unit: median(point.log - centres[number] for number, point in each) for unit, each in units.items()}
     return effects
-
-
-def _point(run: int, effect: float, points: Sequence[Point]) -> Point:
-    one = points[0]
-    return Point(run, effect, len(points), 0.0, one.host, one.site, one.day)
 
 
 #: Of a case, the newest ones: its covariance has the square of them, and a second's work. Nights of five years.
@@ -403,23 +383,24 @@ class _Told:
         own = find_levels(alone.logs, alone.scatter(self.known.noise), alone.runs)
         changes = {change.index: change for change in own.changes}
         shared: dict[int, float] = {}
-        for index, common in self._common(alone):
-            near = next((each for each in (index, index - 1, index + 1) if each in changes), index)
-            total = _sum(near, changes.get(near), common)
-            shared[near] = common.log
-            changes[near] = total
-        kept = [each for each in changes.values() if each.index not in shared or _is_seen(each)]
+        # The changes of all cases, by where they are in this series, from which they have been taken off.
+        began = [timeline.results[point.run].began for point in alone.points]
+        told = [point.left < 1 for point in alone.points]
+        for at, common in self.changes:
+            index = bisect_left(began, at)
+            if 0 < index < len(told) and told[index - 1] and told[index]:
+                near = next((each for each in (index, index - 1, index + 1) if each in changes), index)
+                shared[near] = common.log
+                changes[near] = _sum(near, changes.get(near), common)
+        kept = [
+            change
+            for change in changes.values()
+            if change.index not in shared or abs(change.log) >= max(LEAST_CHANGE, _SEEN * change.error)
+        ]
         kept.sort(key=lambda change: change.index)
         noise = self.known.noise
         levels = levels_between(timeline.logs, timeline.scatter(noise), kept)
         return CaseHistory(timeline.results, segments(timeline, levels, shared), host_steps(timeline, noise, kept))
-
-    def _common(self, timeline: Timeline) -> list[tuple[int, ChangePoint]]:
-        """The changes of all cases, by where they are in ``timeline``, from which they have been taken off."""
-        began = [timeline.results[point.run].began for point in timeline.points]
-        places = [(bisect_left(began, at), change) for at, change in self.changes]
-        told = [point.left < 1 for point in timeline.points]
-        return [(i, change) for i, change in places if 0 < i < len(told) and told[i - 1] and told[i]]
 
 
 def _sum(index: int, own: ChangePoint | None, common: ChangePoint) -> ChangePoint:
@@ -427,7 +408,3 @@ def _sum(index: int, own: ChangePoint | None, common: ChangePoint) -> ChangePoin
         return ChangePoint(index, common.log, common.error, common.probability)
     error = math.hypot(own.error, common.error)
     return ChangePoint(index, own.log + common.log, error, min(own.probability, common.probability))
-
-
-def _is_seen(change: ChangePoint) -> bool:
-    return abs(change.log) >= max(LEAST_CHANGE, _SEEN * change.error)

@@ -104,18 +104,24 @@ def find_levels(logs: Sequence[float], scatter: Scatter, runs: Sequence[int]) ->
     """``runs``: of each value the number of its run; what is of one run stays together."""
     values = _calmed(np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total)))
     precision = np.linalg.inv(scatter.total)
-    candidates = _candidates(runs)
+    # At which a run begins that has enough runs on both sides.
+    order = list(dict.fromkeys(runs))
+    candidates = [runs.index(run) for run in order][LEAST_RUNS : len(order) - LEAST_RUNS + 1]
     found: list[int] = []
     while len(found) < _MOST_CHANGES:
-        best = _best(values, precision, found, [one for one in candidates if _is_apart(one, found, runs)])
+        apart = [
+            one
+            for one in candidates
+            if all(len(set(runs[min(one, other) : max(one, other)])) >= LEAST_RUNS for other in found)
+        ]
+        best = _best(values, precision, found, apart)
         if best is None or not _holds(_change(values, precision, scatter, found, best), len(candidates)):
             break
         found = sorted([*found, best])
-    starts = [change.index for change in _merged(values, precision, scatter, found, len(candidates))]
+    starts = _merged(values, precision, scatter, found, len(candidates))
     # Two runs that agree at an end are in the minority around them: how far they are off is told by them alone.
     values = _calmed_between(logs, scatter, starts)
-    others = [[other for other in starts if other != one] for one in starts]
-    changes = [_change(values, precision, scatter, beside, one) for one, beside in zip(starts, others, strict=True)]
+    changes = _changes(values, precision, scatter, starts)
     return Levels(tuple(changes), tuple(_levels(values, precision, scatter, changes)))
 
 
@@ -140,17 +146,6 @@ def _calmed_between(logs: Sequence[float], scatter: Scatter, starts: Sequence[in
     return np.concatenate(
         [_calmed(*parts) for parts in zip(np.split(values, starts), np.split(spreads, starts), strict=True)]
     )
-
-
-def _candidates(runs: Sequence[int]) -> list[int]:
-    """Indices at which a run begins that has enough runs on both sides."""
-    order = list(dict.fromkeys(runs))
-    starts = [runs.index(run) for run in order]
-    return starts[LEAST_RUNS : len(order) - LEAST_RUNS + 1]
-
-
-def _is_apart(candidate: int, found: Sequence[int], runs: Sequence[int]) -> bool:
-    return all(len(set(runs[min(candidate, one) : max(candidate, one)])) >= LEAST_RUNS for one in found)
 
 
 def _projected(precision: Array, starts: Sequence[int]) -> Array:
@@ -191,16 +186,19 @@ def _holds(change: ChangePoint, num_candidates: int) -> bool:
     return change.probability * num_candidates < FALSE_ALARM and abs(change.log) >= LEAST_CHANGE
 
 
-def _merged(
-    values: Array, precision: Array, scatter: Scatter, found: Sequence[int], num_candidates: int
-) -> list[ChangePoint]:
+def _changes(values: Array, precision: Array, scatter: Scatter, starts: Sequence[int]) -> list[ChangePoint]:
+    """Each beside the others."""
+    return [_change(values, precision, scatter, [each for each in starts if each != one], one) for one in starts]
+
+
+def _merged(values: Array, precision: Array, scatter: Scatter, found: Sequence[int], num_candidates: int) -> list[int]:
     """Those of ``found`` that hold beside one another."""
     kept = list(found)
     while True:
-        changes = [_change(values, precision, scatter, [other for other in kept if other != one], one) for one in kept]
+        changes = _changes(values, precision, scatter, kept)
         weak = [change for change in changes if not _holds(change, num_candidates)]
         if not weak:
-            return changes
+            return kept
         kept.remove(max(weak, key=lambda change: change.probability).index)
 
 
@@ -217,7 +215,6 @@ def _levels(values: Array, precision: Array, scatter: Scatter, changes: Sequence
 
 
 # Timeline: what one case took on one machine kind, run by run, with who shares what of its scatter.
-
 
 # A median of absolute deviations as a standard deviation, and how much it tells beside that: as a third of the values.
 _NORMAL, _EFFICIENCY = 1.4826, 0.37

@@ -1,10 +1,10 @@
-"""Agreement: whether the parts of a baseline's file, which somebody may have edited, still belong together. Pure."""
+"""Agreement: whether the parts of a baseline's file, which somebody may have edited, still belong together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 from pytest_llmperf.judge.baseline_file import Accepted
@@ -20,12 +20,8 @@ _MOST_CUTS = 50
 
 
 def same_settings(values: Mapping[str, Any], digest: str) -> None:
-    """That the spec of these ``values`` is the one that the ``digest`` is of; a user's own file may be gone, or other
-    by now.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """That the spec of these ``values`` is the one that the ``digest`` is of, else ValueError; a user's own file may be
+    gone, or other by now."""
     try:
         spec = TrainSpec.from_dict(values)
     except SpecError:
@@ -36,11 +32,7 @@ def same_settings(values: Mapping[str, Any], digest: str) -> None:
 
 
 def same_anchor(anchor: Accepted, history: Sequence[Accepted]) -> None:
-    """That the anchor is the first acceptance.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """That the anchor is the first acceptance, else ValueError."""
     first = history[0]
     apart = sorted(
         name
@@ -53,12 +45,10 @@ def same_anchor(anchor: Accepted, history: Sequence[Accepted]) -> None:
 
 
 def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> None:
-    """That what was accepted is what its launches hold, and that figures that follow from one another do.
+    """That what was accepted is what its launches hold, and that figures that follow from one another do; else
+    ValueError.
 
     What only a version's own statistic gives (how a steady state is found) is held against what any could have given.
-
-    Raises:
-        ValueError: it does not.
     """
     tokens, ranks = launches[0].tokens_per_step, len(launches[0].ranks)
     for entry in history:
@@ -69,8 +59,13 @@ def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> Non
         if not 0 < entry.launches <= len(rest):
             return  # of older ones, some or all are gone
         rest, own = rest[: -entry.launches], rest[-entry.launches :]
-        for name in _not_held(entry.metrics, own):
-            raise ValueError(f"its launches do not hold the {name} that was accepted on {_day(entry)}")
+        low, high = _step_seconds(own)
+        missing = [] if low <= entry.metrics.get("step_seconds", low) <= high else ["step_seconds"]
+        for name, row in METRICS.items():
+            if row.is_raw and name in entry.metrics and not _is_near(entry.metrics[name], row.read(own)):
+                missing.append(name)
+        if missing:
+            raise ValueError(f"its launches do not hold the {missing[0]} that was accepted on {_day(entry)}")
 
 
 def _apart(metrics: Mapping[str, float], tokens: int, ranks: int) -> Iterator[str]:
@@ -84,33 +79,19 @@ def _apart(metrics: Mapping[str, float], tokens: int, ranks: int) -> Iterator[st
         yield f"tokens_per_second_per_gpu {each:g} and tokens_per_second {whole:g}"
 
 
-def _not_held(metrics: Mapping[str, float], launches: Sequence[Launch]) -> Iterator[str]:
-    low, high = _step_seconds(launches)
-    if not low * (1 - _ROUNDED) <= metrics.get("step_seconds", low) <= high * (1 + _ROUNDED):
-        yield "step_seconds"
-    for name, row in METRICS.items():
-        if row.is_raw and name in metrics and not _is_near(metrics[name], row.read(launches)):
-            yield name
-
-
 def _step_seconds(launches: Sequence[Launch]) -> tuple[float, float]:
     """The least and the most that the pooled step time of ``launches`` can be, wherever steady states are seen."""
-    spans = [_medians(launch) for launch in launches]
+    spans = []
+    for launch in launches:
+        # Of every part that may be the steady one: at most half of the steps come before it.
+        steps, first = launch.step_seconds, launch.warmup_steps
+        last = max(first, len(steps) // 2)
+        stride = 1 + (last - first) // _MOST_CUTS
+        spans.append([median(steps[start:]) for start in range(first, last + 1, stride)])
     low, high = ([choose(span) for span in spans] for choose in (min, max))
     # Pooled by a mean of logarithms, a median of them, and once by a plain mean: none leaves these.
-    return min(fmean(low), median(low), _geometric(low)), max(fmean(high), median(high), _geometric(high))
-
-
-def _medians(launch: Launch) -> list[float]:
-    """Of every part that may be the steady one: at most half of the steps come before it."""
-    steps = launch.step_seconds
-    last = max(launch.warmup_steps, len(steps) // 2)
-    stride = 1 + (last - launch.warmup_steps) // _MOST_CUTS
-    return [median(steps[start:]) for start in range(launch.warmup_steps, last + 1, stride)]
-
-
-def _geometric(values: Sequence[float]) -> float:
-    return math.exp(fmean(math.log(value) for value in values))
+    ways = (fmean, median, geometric_mean)
+    return min(way(low) for way in ways) * (1 - _ROUNDED), max(way(high) for way in ways) * (1 + _ROUNDED)
 
 
 def _is_near(a: float, b: float) -> bool:

@@ -31,20 +31,19 @@ class Objective:
         return None if cost is None or cost <= 0 else math.log(cost)
 
 
-def _seconds_per_token(trial: Trial) -> float | None:
-    return trial.step_seconds / trial.tokens_per_step if trial.tokens_per_step else None
-
-
-def _gpu_seconds_per_token(trial: Trial) -> float | None:
-    rate = trial.tokens_per_second_per_gpu
-    return 1 / rate if rate else None
-
-
 OBJECTIVES: Mapping[str, Objective] = {
     one.name: one
     for one in (
-        Objective("throughput", "the most tokens/s", _seconds_per_token),
-        Objective("cost", "the fewest GPU-seconds for a token", _gpu_seconds_per_token),
+        Objective(
+            "throughput",
+            "the most tokens/s",
+            lambda trial: trial.step_seconds / trial.tokens_per_step if trial.tokens_per_step else None,
+        ),
+        Objective(
+            "cost",
+            "the fewest GPU-seconds for a token",
+            lambda trial: 1 / trial.tokens_per_second_per_gpu if trial.tokens_per_second_per_gpu else None,
+        ),
         Objective("energy", "the fewest joules for a token", lambda trial: trial.joules_per_token),
         Objective("memory", "the lowest peak memory", lambda trial: float(trial.peak_reserved_bytes) or None, False),
     )
@@ -66,7 +65,6 @@ def front(trials: Mapping[str, Trial]) -> list[str]:
 
 
 # Turns: which of two configurations is the better one, from launches that took turns on the same hardware.
-
 
 # Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie.
 _CONFIDENT, _TIE = 0.975, 0.005
@@ -110,9 +108,11 @@ def turns_of(pairs: Sequence[tuple[Launch, Launch]], objective: Objective, noise
         if costs[0] is None or costs[1] is None:
             return None
         logs.append(costs[1] - costs[0])
-    if objective.is_of_time:
-        spread = stats.paired_difference(pairs, noise)  # power scatters no more than time does
-        return Turns(fmean(logs), stats.quantile(_CONFIDENT, spread.df) * spread.error, len(pairs))
-    prior = Spread(noise.launch.sd * math.sqrt(2) / _STEADIER, noise.launch.df)
-    own = prior.moderated(Squares(sum_of_squares(logs), len(logs) - 1))
-    return Turns(fmean(logs), stats.quantile(_CONFIDENT, own.df) * own.sd / math.sqrt(len(logs)), len(pairs))
+    if objective.is_of_time:  # power scatters no more than time does
+        of_time = stats.paired_difference(pairs, noise)
+        error, df = of_time.error, of_time.df
+    else:
+        prior = Spread(noise.launch.sd * math.sqrt(2) / _STEADIER, noise.launch.df)
+        own = prior.moderated(Squares(sum_of_squares(logs), len(logs) - 1))
+        error, df = own.sd / math.sqrt(len(logs)), own.df
+    return Turns(fmean(logs), stats.quantile(_CONFIDENT, df) * error, len(pairs))

@@ -18,30 +18,28 @@ from typing import Any
 from pytest_llmperf.judge.tuning_surrogate import Prediction, Surrogate
 from pytest_llmperf.support.numeric import np, special
 
-# Failures: how likely a configuration trains, by what failed and what trained before it.
-
-
 # What has failed once, and never trained, trains one time in three; what has failed twice one time in five.
 _WEIGHT = 2.0
 
 _Pair = frozenset[tuple[str, str]]
+_Traits = Mapping[str, Any]
 
 
 class Failures:
-    """Of one search. A single trait may be what fails, or two together, as Liger's kernels and a compiler do."""
+    """How likely a configuration trains, by what failed and what trained before it.
+
+    A single trait may be what fails, or two together, as Liger's kernels and a compiler do.
+    """
 
     def __init__(self) -> None:
         self._failed: Counter[_Pair] = Counter()
         self._trained: set[_Pair] = set()
 
-    def note(self, traits: Mapping[str, Any], *, trained: bool) -> None:
+    def note(self, traits: _Traits, *, trained: bool) -> None:
         """One with these traits trained, or failed."""
-        if trained:
-            self._trained.update(_pairs(traits))
-        else:
-            self._failed.update(_pairs(traits))
+        (self._trained if trained else self._failed).update(_pairs(traits))
 
-    def chance(self, traits: Mapping[str, Any]) -> float:
+    def chance(self, traits: _Traits) -> float:
         """That one with these traits trains."""
         if not self._failed:
             return 1.0
@@ -49,19 +47,13 @@ class Failures:
         return 1 / (1 + _WEIGHT * worst)
 
 
-def _pairs(traits: Mapping[str, Any]) -> list[_Pair]:
+def _pairs(traits: _Traits) -> list[_Pair]:
     words = [(name, str(value)) for name, value in traits.items()]
     return [frozenset(pair) for pair in (*combinations(words, 2), *((word,) for word in words))]
 
 
-# Timeouts: which choices of what ran out of its time may be to blame, and so how likely others run out of theirs.
-
-
-_Traits = Mapping[str, Any]
-
-
 class Timeouts:
-    """Of one search.
+    """Which choices of what ran out of its time may be to blame, and so how likely others run out of theirs.
 
     To blame may be each choice that nothing has had that came to its end, all alike: a compiler that is new to this
     host, or a kernel that hangs. Before anything came to its end the host itself may be to blame, and no choice is.
@@ -72,7 +64,7 @@ class Timeouts:
         self._size = size
         self._in_time: set[tuple[str, str]] = set()
         self._late: dict[int, tuple[_Traits, float]] = {}
-        self.blamed: Mapping[int, _Traits] = {}
+        self.blamed: dict[int, _Traits] = {}
         """Of each that ran out of its time, by its number, the choices that may be to blame, where there are any."""
 
     def in_time(self, traits: _Traits) -> None:
@@ -104,18 +96,11 @@ class Timeouts:
         return len(shared) / len(blamed)
 
     def _blame(self) -> None:
-        found = {number: self._not_in_time(traits) for number, (traits, _) in self._late.items()}
-        self.blamed = {number: traits for number, traits in found.items() if traits}
-
-    def _not_in_time(self, traits: _Traits) -> _Traits:
-        return {
-            name: value
-            for name, value in traits.items()
-            if name != self._size and (name, str(value)) not in self._in_time
-        }
-
-
-# TrialCosts: what a trial of a configuration will take, by what those before it took.
+        self.blamed = {}
+        for number, (traits, _) in self._late.items():
+            choices = {name: value for name, value in traits.items() if name != self._size}
+            blamed = {name: value for name, value in choices.items() if (name, str(value)) not in self._in_time}
+            self.blamed |= {number: blamed} if blamed else {}
 
 
 #: How much a trial compiles: nothing, but for Triton's kernels; layers or a model; or these, and each kernel's tilings
@@ -128,7 +113,7 @@ _MORE: Mapping[int, float] = {COMPILED: 5.0, AUTOTUNED: 8.0}
 
 
 class TrialCosts:
-    """Of one search."""
+    """What a trial of a configuration will take, by what those before it took."""
 
     def __init__(self, steps: int) -> None:
         """Each trial takes so many steps."""
@@ -286,25 +271,29 @@ class Search:
 
     def prediction(self) -> Prediction:
         """Of the cost of each, by what was measured."""
-        logs = self._telling()
-        seen = list(logs)
-        return self._surrogate.predict(seen, [logs[n] for n in seen], [self._error(n) for n in seen])
+        return self._surrogate.predict(*self._seen())
+
+    def _seen(self) -> tuple[list[int], list[float], list[float]]:
+        """What says something of all others, its logarithms and errors; what was spoilt only while there are few."""
+        logs = self._ranked()
+        logs = logs if len(logs) >= _BLIND else self._logs()
+        outcomes = [self.outcomes[number] for number in logs]
+        errors = [max(one.error, _SPOILT) if one.is_spoilt else one.error for one in outcomes]
+        return list(logs), list(logs.values()), errors
 
     def chance_of_better(self, by: float) -> float:
         """How likely one of those left is better than the best measured by more than the fraction ``by``.
 
         The share of worlds that agree with all trials and have one, each counted as far as it is likely to train.
         """
-        left, logs = self.left, self._telling()
-        if not left or not logs:
+        left, seen = self.left, self._seen()
+        if not left or not seen[0]:
             return 1.0 if left else 0.0
         prediction, numbers = self.prediction(), np.array(left)
         wanted = min(self._ranked().values()) + math.log1p(-by)
         far = (prediction.mean[numbers] - wanted) / prediction.sd[numbers]
         near = [left[int(place)] for place in np.argsort(far)[:_PROMISING]]
-        seen = list(logs)
-        errors = [self._error(n) for n in seen]
-        worlds = self._surrogate.draws(seen, [logs[n] for n in seen], errors, near, _WORLDS)
+        worlds = self._surrogate.draws(*seen, near, _WORLDS)
         trains = np.array([self._failures.chance(self._field.traits[number]) for number in near])
         return float(((worlds < wanted) * trains).max(axis=1).mean())
 
@@ -322,9 +311,10 @@ class Search:
             is_cheap = _BEGINNING * self.costs.outside(compiles=self._field.compiles[numbers[0]]) <= seconds
             if is_cheap and self.outcomes.keys().isdisjoint(numbers):
                 yield from [number for number in numbers if number in risks and not risks[number]][:1]
-        prior, most = self._field.prior, _MANY_TOKENS * self._field.tokens[0]
-        for is_long in (False, True):
-            alike = [n for n in left if n and self._is_long(n, most) == is_long]
+        field, most = self._field, _MANY_TOKENS * self._field.tokens[0]
+        prior, plain = field.prior, [n for n in left if n]
+        long = {n for n in plain if field.compiles[n] != PLAIN or field.tokens[n] > most}
+        for alike in ([n for n in plain if n not in long], [n for n in plain if n in long]):
             least = min((risks[n] for n in alike), default=0.0)
             others = [n for n in alike if risks[n] == least]
             chosen = self._chance.sample(others, min(len(others), _CHOSEN))
@@ -332,9 +322,6 @@ class Search:
                 chosen.sort(key=lambda number: prior[number])
                 yield from [min(others, key=lambda number: prior[number])] if others else []
             yield from chosen
-
-    def _is_long(self, number: int, most_tokens: int) -> bool:
-        return self._field.compiles[number] != PLAIN or self._field.tokens[number] > most_tokens
 
     def _logs(self) -> dict[int, float]:
         return {number: one.log for number, one in self.outcomes.items() if one.log is not None}
@@ -344,15 +331,6 @@ class Search:
         logs = self._logs()
         sound = {number: log for number, log in logs.items() if not self.outcomes[number].is_spoilt}
         return sound or logs
-
-    def _telling(self) -> dict[int, float]:
-        """Those that say something of all others: what was spoilt, as long as there are few others."""
-        logs = self._ranked()
-        return logs if len(logs) >= _BLIND else self._logs()
-
-    def _error(self, number: int) -> float:
-        one = self.outcomes[number]
-        return max(one.error, _SPOILT) if one.is_spoilt else one.error
 
 
 def _expected_improvement(best: float, mean: Any, sd: Any) -> Any:
