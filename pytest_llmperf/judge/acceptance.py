@@ -128,11 +128,8 @@ def _is_beyond(check: Check, *, worse: bool) -> bool:
 
 
 def refuse_injected(name: str, launches: Sequence[Launch]) -> None:
-    """A fault that was asked for is nothing to hold a case against.
-
-    Raises:
-        BaselineError: ``launches``, of the case ``name``, were measured under one.
-    """
+    """A fault that was asked for is nothing to hold a case against; BaselineError: ``launches``, of the case ``name``,
+    were measured under one."""
     for fault in injected(launches):
         raise BaselineError(f"{name}: measured under {fault}, which is never recorded")
 

@@ -109,11 +109,8 @@ def _finite(digits: str) -> float:
 
 
 def read(kind: type[T], text: str, source: str) -> T:
-    """The document of this ``kind`` in ``text``; ``source`` names it in errors.
-
-    Raises:
-        BaselineError: empty, truncated, of a newer schema, or of something else.
-    """
+    """The document of this ``kind`` in ``text``; ``source`` names it in errors; BaselineError: empty, truncated, of a
+    newer schema, or of something else."""
     if not text.strip():
         raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
     if _CONFLICT.search(text):
@@ -148,11 +145,7 @@ def shared(values: Mapping[str, Any], kept: dict[str, Any]) -> str:
 
 
 def text_of(document: Document) -> str:
-    """The text of its file.
-
-    Raises:
-        BaselineError: a figure that is not finite, which no reader would take back.
-    """
+    """The text of its file; BaselineError: a figure that is not finite, which no reader would take back."""
     try:
         return dump({"schema": SCHEMA, **codec.plain(document)})
     except ValueError as error:
@@ -160,11 +153,7 @@ def text_of(document: Document) -> str:
 
 
 def dump(values: Mapping[str, Any]) -> str:
-    """Sorted and stable; arrays of numbers on one line.
-
-    Raises:
-        ValueError: a figure that is not finite.
-    """
+    """Sorted and stable; arrays of numbers on one line; ValueError: a figure that is not finite."""
     text = json.dumps(_rounded(values), indent=1, sort_keys=True, allow_nan=False)
     return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", "", match[1]).replace(",", ", ") + "]", text) + "\n"
 

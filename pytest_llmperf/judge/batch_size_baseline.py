@@ -59,11 +59,7 @@ def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
 
 
 def accept_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> CapacityBaseline:
-    """``new``, of one acceptance, after those of ``old``.
-
-    Raises:
-        BaselineError: it is smaller, and nobody said why.
-    """
+    """``new``, of one acceptance, after those of ``old``; BaselineError: it is smaller, and nobody said why."""
     if old is None:
         return new
     if new.size < old.size and not new.anchor.reason:

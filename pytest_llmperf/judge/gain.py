@@ -29,11 +29,8 @@ _HOLDS, _INTERVAL = 0.95, 0.975
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a ratio must keep; ``None`` bounds nothing.
-
-    Raises:
-        ValueError: a bound that is no positive number, or a lower one above its upper one.
-    """
+    """What a ratio must keep; ``None`` bounds nothing; ValueError: a bound that is no positive number, or a lower one
+    above its upper one."""
 
     at_least: float | None = None
     at_most: float | None = None

@@ -37,11 +37,8 @@ class Span:
 
 
 def spans(steps: int) -> tuple[Span, ...]:
-    """Those of a training of so many steps: ``2 to 12, 13 to 25, 26 to 50, 51 to 100``.
-
-    Raises:
-        ValueError: there are fewer than ``FEWEST_STEPS``.
-    """
+    """Those of a training of so many steps: ``2 to 12, 13 to 25, 26 to 50, 51 to 100``; ValueError: there are fewer
+    than ``FEWEST_STEPS``."""
     if steps < FEWEST_STEPS:
         raise ValueError(f"{steps} steps, expected {FEWEST_STEPS} or more")
     ends = [1, *(steps >> shift for shift in reversed(range(_PARTS)))]

@@ -23,11 +23,8 @@ _CPU_NOISE = Noise(host=Spread(0.10, 8), site=Spread(0.10, 8), session=Spread(0.
 
 @dataclass(frozen=True)
 class Policy:
-    """By what a case is judged: tolerances, as fractions, by metric; one without is shown and gates nothing.
-
-    Raises:
-        ValueError: an unknown metric (with the nearest known one), or a tolerance that is not a positive fraction.
-    """
+    """By what a case is judged: tolerances, as fractions, by metric; one without is shown and gates nothing;
+    ValueError: an unknown metric (with the nearest known one), or a tolerance that is not a positive fraction."""
 
     tolerances: Mapping[str, float]
     noise: Noise = _CPU_NOISE

@@ -40,11 +40,7 @@ class StepStore:
         self._machine, self._baselines, self._alone = machine, BaselineStore(root), Store(root, StepBaseline)
 
     def places(self, spec: TrainSpec) -> list[Place]:
-        """Those that are there, the machine kinds' first.
-
-        Raises:
-            BaselineError: one of them cannot serve.
-        """
+        """Those that are there, the machine kinds' first; BaselineError: one of them cannot serve."""
         kinds = [self._machine] if self._machine else self._baselines.machines()
         found = ((kind, self._baselines.load(kind, spec)) for kind in kinds)
         places = [Place(kind, baseline.static, baseline) for kind, baseline in found if baseline is not None]
@@ -52,20 +48,13 @@ class StepStore:
         return [*places, *([Place(ANY_MACHINE, alone.static)] if alone else [])]
 
     def settings(self, case: str) -> Mapping[str, Any] | None:
-        """Of the spec with this id, where it has a file of its own.
-
-        Raises:
-            BaselineError: a file that cannot be read.
-        """
+        """Of the spec with this id, where it has a file of its own; BaselineError: a file that cannot be read."""
         alone = read(self._alone.root / ANY_MACHINE / f"{file_name(case)}.json", StepBaseline)
         return alone.spec if alone else None
 
     def record(self, place: Place, spec: TrainSpec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
-        """Keep ``new`` at ``place``, as it was judged there; the file.
-
-        Raises:
-            BaselineError: another run changed what is there, or it cannot be written.
-        """
+        """Keep ``new`` at ``place``, as it was judged there; the file; BaselineError: another run changed what is
+        there, or it cannot be written."""
 
         def change(old: Baseline | None) -> Baseline:
             if old is None or old.static != place.stored:

@@ -72,11 +72,7 @@ class Store(Generic[T]):
         return folder / f"{file_name(self._case(spec)[0])}.json"
 
     def load(self, machine: str, spec: TrainSpec) -> T | None:
-        """What is stored, or ``None`` where there is no file.
-
-        Raises:
-            BaselineError: a file that is there and cannot serve.
-        """
+        """What is stored, or ``None`` where there is no file; BaselineError: a file that is there and cannot serve."""
         path, (case, digest) = self.path(machine, spec), self._case(spec)
         stored = read(path, self._kind)
         if stored is not None:
@@ -93,11 +89,8 @@ class Store(Generic[T]):
         return (spec.capacity_id, spec.capacity_digest) if self._kind is CapacityBaseline else (spec.id, spec.digest)
 
     def check_writable(self, machine: str, spec: TrainSpec) -> None:
-        """Find out before a launch whether its figures could be recorded.
-
-        Raises:
-            BaselineError: the folder, or the one of the locks, cannot be made or written.
-        """
+        """Find out before a launch whether its figures could be recorded; BaselineError: the folder, or the one of the
+        locks, cannot be made or written."""
         path = self.path(machine, spec)
         folder = path.parent
         _lock_folder(path)
@@ -130,11 +123,8 @@ class Store(Generic[T]):
         return old, new
 
     def replace(self, spec: TrainSpec, judged: T | None, new: T) -> Path:
-        """Keep ``new`` in the place of what it was ``judged`` against; the file.
-
-        Raises:
-            BaselineError: another run changed what is there, or it cannot be written.
-        """
+        """Keep ``new`` in the place of what it was ``judged`` against; the file; BaselineError: another run changed
+        what is there, or it cannot be written."""
         path = self.path(new.machine, spec)
 
         def change(old: T | None) -> T:
@@ -174,11 +164,7 @@ class BaselineStore(Store[Baseline]):
         return [baseline.launches for baseline in self.baselines(machine)]
 
     def entries(self, machine: str) -> list[Entry]:
-        """Every baseline of ``machine``, sorted by path.
-
-        Raises:
-            BaselineError: a file that cannot be read.
-        """
+        """Every baseline of ``machine``, sorted by path; BaselineError: a file that cannot be read."""
         found: dict[Path, Baseline | CapacityBaseline] = {}
         for path in sorted((self.root / machine).rglob("*.json")):
             kind: type[Baseline | CapacityBaseline] = CapacityBaseline if path.parent.name == CAPACITY else Baseline
@@ -226,11 +212,8 @@ def _entry(path: Path, one: Document, copy_of: Path | None = None) -> Entry:
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """What is in the file, or ``None`` where there is none.
-
-    Raises:
-        BaselineError: it cannot be read, or is no file of this ``kind``.
-    """
+    """What is in the file, or ``None`` where there is none; BaselineError: it cannot be read, or is no file of this
+    ``kind``."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -27,13 +27,14 @@ from tests.fakes import Fake, launch_of
 
 BASELINES = Path(__file__).parents[3] / "baselines"
 STORED = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
+MACHINE = "nvidia-h200-140gib"
 GIB = 2**30
 PLAN = MemoryPlan({"weights": GIB, "activations": 2 * GIB, "workspace": 2**26, "gradients": 0})
 
 
 def stored_peak() -> int:
     """Of the newest launch, by the file itself."""
-    path = next(BASELINES.rglob(f"{STORED}.json"))
+    path = next((BASELINES / MACHINE).rglob(f"{STORED}.json"))
     launches = json.loads(path.read_text(encoding="utf-8"))["launches"]
     newest = max(launches, key=lambda launch: str(launch["started_at"]))
     return max(int(rank["peak_allocated_bytes"]) for rank in newest["ranks"])
@@ -41,7 +42,7 @@ def stored_peak() -> int:
 
 def test_a_spec_in_pairs_and_one_by_its_id() -> None:
     words = ["model=llama-3.2-1b", "liger=true", "micro_batch_size=37", STORED]
-    by_id, in_pairs = named(words, BASELINES, None)
+    by_id, in_pairs = named(words, BASELINES, MACHINE)
     assert in_pairs.spec.digest == by_id.spec.digest == "e8eccc4c06e1f771"
     assert in_pairs.stored is None
     assert by_id.stored is not None
@@ -163,15 +164,15 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 class TestCommand:
     def test_json_is_a_line_a_case_at_any_width(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(entry_point, "_screen", lambda: Screen(20, ASCII))
-        code, out, err = run(STORED, "model=llama-tiny", "--json")
+        code, out, err = run(STORED, "model=llama-tiny", "--json", "--machine", MACHINE)
         one, other = map(json.loads, out.splitlines())
         assert (code, err) == (0, "")
         assert one["measured_peak_allocated_bytes"] == stored_peak()
-        assert one["machine"] == "nvidia-h200-140gib"
+        assert one["machine"] == MACHINE
         assert (other["measured_peak_allocated_bytes"], other["machine"], other["notes"]) == (None, None, [])
 
     def test_what_can_be_predicted_is_told_and_what_cannot_is_named(self, run: Run) -> None:
-        code, out, err = run("opt-1.3b-bf16-sdpa-mbs6-gpus1", STORED)
+        code, out, err = run("opt-1.3b-bf16-sdpa-mbs6-gpus1", STORED, "--machine", MACHINE)
         assert (code, out.splitlines()[0]) == (1, STORED)
         assert err == "llmperf: opt-1.3b-bf16-sdpa-mbs6-gpus1: its memory cannot be predicted: it is not\n"
 
@@ -196,7 +197,7 @@ class TestCommand:
         assert ended.value.code == 2
 
     def test_stored_settings_of_another_day_are_named(self, run: Run, tmp_path: Path) -> None:
-        source = next(BASELINES.rglob(f"{STORED}.json"))
+        source = next((BASELINES / MACHINE).rglob(f"{STORED}.json"))
         baseline = baseline_file.read(Baseline, source.read_text(encoding="utf-8"), str(source))
         path = tmp_path / "m" / "llama" / "old.json"
         path.parent.mkdir(parents=True)
