@@ -170,3 +170,33 @@ def least_seconds(
     names = {*flops, *traffic}
     device = sum(max(flops.get(name, 0) / peak, traffic.get(name, 0) / bandwidth) for name in names)
     return max(device, sum(calls.values()) * _HOST_SECONDS)
+
+
+# What a training costs in money and energy. Billing is linear: so much for each GPU-hour, whatever the number of GPUs.
+# Prices are in any one currency.
+
+_HOUR = 3600
+_MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of a GPU-hour."""
+
+    gpu_hour: float
+    currency: str
+
+
+def tokens_per_price(rate: float, price: float) -> float:
+    """Tokens for one unit of money, at ``rate`` tokens/s per GPU and ``price`` of a GPU-hour."""
+    return rate * _HOUR / price
+
+
+def price_per_million(rate: float, price: float) -> float:
+    """What a million tokens cost."""
+    return _MILLION / tokens_per_price(rate, price)
+
+
+def joules_per_token(power_watts: float, tokens_per_second: float) -> float:
+    """Of all GPUs together: their power over their rate."""
+    return power_watts / tokens_per_second

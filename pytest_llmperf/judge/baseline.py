@@ -5,16 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from pytest_llmperf.judge.baseline_file import Accepted, Document, shared, side_by_side
-from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
+from pytest_llmperf.judge.baseline_file import (
+    Accepted,
+    BaselineError,
+    Document,
+    same_anchor,
+    same_figures,
+    same_settings,
+    shared,
+    side_by_side,
+)
 from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, RATE, counts
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts
 from pytest_llmperf.records.phases import HELD
+from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.records.steady_state import MOST_GROWTH
 from pytest_llmperf.records.trace import StaticStep, Trace
 from pytest_llmperf.support import codec
@@ -281,3 +290,63 @@ def describe(old: Baseline | None, new: Baseline) -> list[str]:
 
     before = old.history[-1] if old else None
     return [f"recorded {new.id} ({size_of(new)})", *side_by_side(before, new.history[-1], new.anchor, figures)]
+
+
+# The largest micro-batch of one spec on one machine kind, its history, and the verdict.
+
+CAPACITY_METRIC = "max_micro_batch_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityBaseline(Document):
+    """What the largest micro-batch of a spec is held against."""
+
+    anchor: Accepted
+    history: tuple[Accepted, ...]
+    """Every acceptance, newest last; the anchor is the first."""
+
+    @property
+    def size(self) -> int:
+        """Sequences per rank and forward pass."""
+        return int(self.history[-1].metrics[CAPACITY_METRIC])
+
+    noun: ClassVar[str] = "a baseline of a largest micro-batch"
+
+    def check(self) -> None:
+        if not self.history:
+            raise ValueError("it holds no history")
+        same_anchor(self.anchor, self.history)
+        size = self.history[-1].metrics.get(CAPACITY_METRIC)
+        if not (size or 0.0) >= 1:
+            raise ValueError(f"{CAPACITY_METRIC} is {size}, expected 1 or more")
+
+
+def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> list[str]:
+    """Old, new and anchor side by side, for people."""
+
+    def figures(entry: Accepted) -> str:
+        memory = in_sentence(entry.metrics[MEMORY], "bytes") if MEMORY in entry.metrics else "-"
+        return f"{entry.metrics[CAPACITY_METRIC]:>13.0f} sequences  {memory:>10}"
+
+    before = old.history[-1] if old else None
+    return [f"recorded {new.id}", *side_by_side(before, new.history[-1], new.anchor, figures)]
+
+
+def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
+    """The check of the largest micro-batch: memory is nearly exact, so one that is gone is a loss."""
+    check = METRICS[CAPACITY_METRIC].check(size, tolerance=0.0, verdict="new")
+    if baseline is None:
+        return check
+    stored = baseline.size
+    verdict: Verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
+    return replace(check, baseline=stored, limit=stored, change=size / stored - 1, verdict=verdict)
+
+
+def accept_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> CapacityBaseline:
+    """``new``, of one acceptance, after those of ``old``; BaselineError: it is smaller, and nobody said why."""
+    if old is None:
+        return new
+    if new.size < old.size and not new.anchor.reason:
+        sizes = f"{CAPACITY_METRIC} {old.size} -> {new.size}"
+        raise BaselineError(f'{new.id}: worse ({sizes}); accept it with --perf-reason "why"')
+    return replace(new, anchor=old.anchor, history=(*old.history, *new.history))

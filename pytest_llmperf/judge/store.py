@@ -18,9 +18,8 @@ from typing import Generic, TypeVar
 from filelock import FileLock
 
 from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.judge.baseline import Baseline, StepBaseline
+from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, StepBaseline
 from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError, Document
-from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.loss_curves import CurveBaseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec

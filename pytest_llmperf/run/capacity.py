@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
+from pytest_llmperf.judge.baseline import CapacityBaseline, judge_capacity
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.prediction import PredictionError, predictions
 from pytest_llmperf.launch.watch import Meter

@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import accept, refuse_injected
-from pytest_llmperf.judge.baseline import Baseline, describe
+from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, accept_capacity, describe, describe_capacity
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
-from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity, describe_capacity
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.verdict import NEW
 from pytest_llmperf.records.failure import LaunchFailed

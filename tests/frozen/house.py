@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli import main
-from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StepBaseline
+from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, CapacityBaseline, StepBaseline
 from pytest_llmperf.judge.baseline_file import read, text_of
-from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.exact import changes, count_checks
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.learning_checks import first_loss_checks

@@ -29,9 +29,8 @@ from pytest_llmperf.cli.baseline_folder import (
 )
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.acceptance import best, since_reason
-from pytest_llmperf.judge.baseline import Baseline, size_of
+from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, size_of
 from pytest_llmperf.judge.baseline_file import Accepted
-from pytest_llmperf.judge.batch_size_baseline import METRIC, CapacityBaseline
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.loss_curves import CurveBaseline, spans, spreads
 from pytest_llmperf.records.launch import Launch
@@ -297,7 +296,7 @@ def history_page(stored: AnyStored, screen: Screen) -> list[str]:
 
 
 def _sequences(entry: Accepted) -> str:
-    return f"{entry.metrics[METRIC]:.0f}" if METRIC in entry.metrics else formats.ABSENT
+    return f"{entry.metrics[CAPACITY_METRIC]:.0f}" if CAPACITY_METRIC in entry.metrics else formats.ABSENT
 
 
 def _day(entry: Accepted) -> str:

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.acceptance import creep
-from pytest_llmperf.judge.baseline import Baseline, describe, size_of
+from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, describe, size_of
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge import baseline_file
+from pytest_llmperf.judge.baseline import CapacityBaseline, accept_capacity, judge_capacity
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
-from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity, judge_capacity
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.settings.train_spec import TrainSpec
 

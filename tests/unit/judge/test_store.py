@@ -17,9 +17,8 @@ import pytest
 
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge import store as store_module
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
-from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.judge.verdict import judge

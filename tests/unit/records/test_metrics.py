@@ -134,7 +134,7 @@ EXCEPTIONS = {
     "cli/tune_pages.py": "fields of its own document, of trials and not of cases",
     "run/run_page/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
     "judge/exact.py": "facts of the evidence that are no changes, and whose work a traced step is",
-    "judge/integrity.py": "figures of a file that follow from one another",
+    "judge/baseline_file.py": "figures of a file that follow from one another",
     "judge/static_steps.py": "how each is counted of a step without a launch",
     "records/trace.py": "which rows of a trace each count is of",
     "worker/evidence.py": "writes the evidence that is counted",

@@ -100,7 +100,7 @@ EXCEPTIONS = {
     "run/tuning/final.py": "what a compiled trial costs",
     "run/tuning/forecast.py": "which settings ask for less memory, where nothing can be predicted",
     "run/tuning/trial_stage.py": "what a compiled trial costs",
-    "judge/integrity.py": "a text that is not here has its identity in the file",
+    "judge/baseline_file.py": "a text that is not here has its identity in the file",
     "judge/learning_checks.py": "a line about an update names the optimizer",
     "launch/prediction.py": "an estimate with Liger imports Liger",
     "plugin/fixtures.py": "fixtures of the suite, public by these names",
