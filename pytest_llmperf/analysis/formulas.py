@@ -153,8 +153,8 @@ def mfu(tokens_per_second_per_gpu: float, flops_per_token: float, peak: float) -
 # Seconds that PyTorch's host takes for an operator, its Python included; to an order of magnitude.
 _HOST_SECONDS = 8e-6
 
-# Of a chip that is not known: as many bytes for an operation as Hopper moves.
-_UNKNOWN_PEAK, _UNKNOWN_BANDWIDTH = 1e15, 4.8e12
+#: Of a chip that is not known: as many bytes for an operation as Hopper moves.
+UNKNOWN_PEAK, UNKNOWN_BANDWIDTH = 1e15, 4.8e12
 
 
 def least_seconds(
@@ -166,37 +166,7 @@ def least_seconds(
     bandwidth: float | None,
 ) -> float:
     """Of a step: ``calls``, FLOPs and bytes by operator, on a chip of ``peak`` FLOP/s and ``bandwidth`` bytes/s."""
-    peak, bandwidth = peak or _UNKNOWN_PEAK, bandwidth or _UNKNOWN_BANDWIDTH
+    peak, bandwidth = peak or UNKNOWN_PEAK, bandwidth or UNKNOWN_BANDWIDTH
     names = {*flops, *traffic}
     device = sum(max(flops.get(name, 0) / peak, traffic.get(name, 0) / bandwidth) for name in names)
     return max(device, sum(calls.values()) * _HOST_SECONDS)
-
-
-# What a training costs in money and energy. Billing is linear: so much for each GPU-hour, whatever the number of GPUs.
-# Prices are in any one currency.
-
-_HOUR = 3600
-_MILLION = 1e6
-
-
-@dataclass(frozen=True)
-class Price:
-    """Of a GPU-hour."""
-
-    gpu_hour: float
-    currency: str
-
-
-def tokens_per_price(rate: float, price: float) -> float:
-    """Tokens for one unit of money, at ``rate`` tokens/s per GPU and ``price`` of a GPU-hour."""
-    return rate * _HOUR / price
-
-
-def price_per_million(rate: float, price: float) -> float:
-    """What a million tokens cost."""
-    return _MILLION / tokens_per_price(rate, price)
-
-
-def joules_per_token(power_watts: float, tokens_per_second: float) -> float:
-    """Of all GPUs together: their power over their rate."""
-    return power_watts / tokens_per_second

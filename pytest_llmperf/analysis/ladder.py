@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pytest_llmperf.records.result import Reference
@@ -119,12 +120,7 @@ def _spec(model: str, precision: str, attention: str, micro_batch_size: int, **m
     return TrainSpec(model=model, **fields, attention=attention, micro_batch_size=micro_batch_size, **more)
 
 
-def _llama(precision: str, attention: str, micro_batch_size: int, **more: Any) -> TrainSpec:
-    return _spec("llama-3.2-1b", precision, attention, micro_batch_size, **more)
-
-
-def _opt(precision: str, attention: str, micro_batch_size: int, **more: Any) -> TrainSpec:
-    return _spec("opt-1.3b", precision, attention, micro_batch_size, **more)
+_llama, _opt = partial(_spec, "llama-3.2-1b"), partial(_spec, "opt-1.3b")
 
 
 def _published(source: str, tokens_per_second_per_gpu: float, peak_reserved_gib: float) -> Reference:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_llmperf.judge.noise import Noise
+from pytest_llmperf.judge.noise import Noise, variance_of
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 from pytest_llmperf.support.numeric import Array, np, special
 
@@ -61,10 +61,7 @@ class Scatter:
 
     def variance(self, weights: Array) -> tuple[float, float]:
         """Of a weighted sum of the series, and its degrees of freedom (Satterthwaite 1946)."""
-        shares = [(float(weights @ matrix @ weights), df) for matrix, df in self.parts]
-        total = sum(share for share, _ in shares)
-        spread = sum(share**2 / df for share, df in shares)
-        return total, total**2 / spread if spread > 0 else 1e6
+        return variance_of((float(weights @ matrix @ weights), df) for matrix, df in self.parts)
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ def _change(values: Array, precision: Array, scatter: Scatter, others: Sequence[
     log = float(weights @ values)
     variance, df = scatter.variance(weights)
     error = variance**0.5
-    return ChangePoint(index, log, error, 2 * float(special.stdtr(df, -abs(log) / error)) if error else 1.0)
+    return ChangePoint(index, log, error, 2 * float(special.stdtr(min(df, 1e6), -abs(log) / error)) if error else 1.0)
 
 
 def _holds(change: ChangePoint, num_candidates: int) -> bool:

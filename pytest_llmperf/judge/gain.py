@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.noise import Noise, log_of, within_sessions
+from pytest_llmperf.judge.noise import Noise, log_of, variance_of, within_sessions
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Decision, Difference, Outlook, Rule, decide
 from pytest_llmperf.judge.verdict import Decided, Judgement
@@ -249,15 +249,9 @@ def less(wide: Difference, narrow: Difference) -> Difference:
     They are taken to be independent. A host or a day that moved both alike would make the ratio better known than
     that, never worse. Degrees of freedom: Satterthwaite (1946).
     """
-    mine, theirs = wide.error**2, narrow.error**2
-    squares = mine**2 / wide.df + theirs**2 / narrow.df
-    return Difference(
-        log=wide.log - narrow.log,
-        error=math.sqrt(mine + theirs),
-        df=(mine + theirs) ** 2 / squares if squares > 0 else math.inf,
-        launch_sd=wide.launch_sd,
-        each=tuple(each - narrow.log for each in wide.each),
-    )
+    variance, df = variance_of([(wide.error**2, wide.df), (narrow.error**2, narrow.df)])
+    each = tuple(each - narrow.log for each in wide.each)
+    return Difference(wide.log - narrow.log, math.sqrt(variance), df, wide.launch_sd, each)
 
 
 def milder(ratio: Verdict, own: Verdict) -> Verdict:
@@ -295,7 +289,6 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     spread = noise.launch.moderated(within_sessions(wide, narrow))
     # A launch that ended before its median was known scatters by that much more.
     squares = [fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) for group in (wide, narrow)]
-    of_launches = squares[0] / len(wide) + squares[1] / len(narrow)
     # A day may move one width and not the other: a floor is no word about tonight alone. And two widths of one run need
     # not have had the same GPUs, nor the same host.
     ranks = [[rank for launch in group for rank in launch.ranks] for group in (wide, narrow)]
@@ -306,13 +299,9 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     levels = [noise.session]
     levels += [] if gpus[0] & gpus[1] else [noise.site]
     levels += [] if hosts[0] & hosts[1] else [noise.host]
-    of_places = [(2 * level.sd**2, level.df) for level in levels]
-    variance = of_launches + math.fsum(value for value, _ in of_places)
+    of_launches = squares[0] / len(wide) + squares[1] / len(narrow)
+    variance, df = variance_of([(of_launches, spread.df), *((2 * level.sd**2, level.df) for level in levels)])
     expected = math.log(pooled_step_seconds(narrow))
-    return Difference(
-        log=math.log(pooled_step_seconds(wide)) - expected,
-        error=math.sqrt(variance),
-        df=variance**2 / (of_launches**2 / spread.df + math.fsum(value**2 / df for value, df in of_places)),
-        launch_sd=math.sqrt(squares[0]),
-        each=tuple(log_of(launch) - expected for launch in wide),
-    )
+    each = tuple(log_of(launch) - expected for launch in wide)
+    slower = math.log(pooled_step_seconds(wide)) - expected
+    return Difference(slower, math.sqrt(variance), df, math.sqrt(squares[0]), each)

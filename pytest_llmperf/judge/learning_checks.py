@@ -139,27 +139,20 @@ def _clipping(learning: Learning) -> Iterator[str]:
 
 
 def _data(learning: Learning) -> Iterator[str]:
-    if learning.shared_samples:
-        yield f"{learning.shared_samples} samples of one step were read more than once: ranks share what they read"
-    if learning.foreign_samples:
-        yield (
-            f"{learning.foreign_samples} samples on the device are none of the data set: a copy changed them (or, of a "
-            "long one, they are another step's)"
-        )
-    if learning.misplaced_samples:
-        yield (
-            f"{learning.misplaced_samples} samples of step {learning.steps} are another step's in the order of the "
-            "data set: some are repeated, skipped or shuffled"
-        )
-    if learning.misorder:
-        yield f"the Trainer's sampler does not do what its arguments ask for: {learning.misorder}"
-    if not learning.labels:
-        yield "labels are not the inputs, which the model's loss shifts itself"
-    if learning.future is not None and learning.future > _FUTURE:
-        yield (
-            f"what comes later changes what is said before ({learning.future:.2g} of what it changes later): "
-            "the causal mask is lost"
-        )
+    shared, foreign, misplaced = learning.shared_samples, learning.foreign_samples, learning.misplaced_samples
+    future = learning.future or 0.0
+    lines = {
+        f"{shared} samples of one step were read more than once: ranks share what they read": shared,
+        f"{foreign} samples on the device are none of the data set: a copy changed them (or, of a long one, they are "
+        "another step's)": foreign,
+        f"{misplaced} samples of step {learning.steps} are another step's in the order of the data set: some are "
+        "repeated, skipped or shuffled": misplaced,
+        f"the Trainer's sampler does not do what its arguments ask for: {learning.misorder}": learning.misorder,
+        "labels are not the inputs, which the model's loss shifts itself": not learning.labels,
+        f"what comes later changes what is said before ({future:.2g} of what it changes later): the causal mask is "
+        "lost": future > _FUTURE,
+    }
+    yield from (line for line, holds in lines.items() if holds)
 
 
 def changed_gradients(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:

@@ -34,6 +34,13 @@ def summed(several: Iterable[Squares]) -> Squares:
     return Squares(math.fsum(each.total for each in shown), sum(each.df for each in shown))
 
 
+def variance_of(shares: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The sum of variances, each with its degrees of freedom, and the sum's (Satterthwaite 1946)."""
+    known = list(shares)
+    total = math.fsum(share for share, _ in known)
+    return total, total**2 / math.fsum(share**2 / df for share, df in known) if total > 0 else math.inf
+
+
 @dataclass(frozen=True)
 class Spread:
     """A standard deviation of logarithms, and by how many degrees of freedom it is known."""

@@ -9,9 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
-from pytest_llmperf.judge.noise import Noise, Scatter, Spread, Squares, log_of, sum_of_squares, without_outliers
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.noise import Noise, Spread, Squares, log_of, sum_of_squares, variance_of, without_outliers
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
 from pytest_llmperf.records.result import Verdict
@@ -41,19 +42,7 @@ class Difference:
     something tells of all of them."""
 
 
-class Effects(Protocol):
-    """What is known of why launches differ: a machine's ``Noise``, or the ``Knowledge`` of its GPUs."""
-
-    def usual(self, launches: Sequence[Launch]) -> Noise:
-        """How launches of the case of these scatter where nothing is taken off."""
-        ...
-
-    def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
-        """Of the launches of ``baseline`` and then ``candidates``, which are of one case."""
-        ...
-
-
-def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects: Effects) -> Difference:
+def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects: Noise | Knowledge) -> Difference:
     """``candidates`` against what ``baseline`` expects of them where they ran.
 
     The expectation is the best linear unbiased prediction of a mixed model with an unknown mean (Henderson 1975; in
@@ -96,14 +85,9 @@ def _contrasted(logs: Any, num: int, parts: Sequence[tuple[Any, float]], launch:
     shares = [(float(contrast @ matrix @ contrast), df) for matrix, df in parts]
     if len(candidates) > MEAN_UP_TO:
         shares.append(((_MEDIAN_VARIANCE - 1) * launch.sd**2 / len(candidates), launch.df))
-    variance = math.fsum(share for share, _ in shares)
-    return Difference(
-        log=centre(candidates) - expected,
-        error=math.sqrt(variance),
-        df=variance**2 / math.fsum(share**2 / df for share, df in shares) if variance > 0 else math.inf,
-        launch_sd=launch.sd,
-        each=tuple(log - expected for log in candidates),
-    )
+    variance, df = variance_of(shares)
+    each = tuple(log - expected for log in candidates)
+    return Difference(centre(candidates) - expected, math.sqrt(variance), df, launch.sd, each)
 
 
 def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> Difference:
@@ -115,13 +99,7 @@ def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> D
     # A pair whose medians are not known to that scatters by so much more.
     excess = fmean(max(0.0, a.median_error**2 + b.median_error**2 - spread.sd**2) for a, b in pairs)
     sd = math.sqrt(spread.sd**2 + excess)
-    return Difference(
-        log=fmean(logs),
-        error=sd / math.sqrt(len(logs)),
-        df=spread.df,
-        launch_sd=sd,
-        each=tuple(logs),
-    )
+    return Difference(fmean(logs), sd / math.sqrt(len(logs)), spread.df, sd, tuple(logs))
 
 
 def quantile(probability: float, df: float) -> float:

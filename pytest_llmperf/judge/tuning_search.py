@@ -115,9 +115,7 @@ _MORE: Mapping[int, float] = {COMPILED: 5.0, AUTOTUNED: 8.0}
 class TrialCosts:
     """What a trial of a configuration will take, by what those before it took."""
 
-    def __init__(self, steps: int) -> None:
-        """Each trial takes so many steps."""
-        self._steps = steps
+    def __init__(self) -> None:
         self._outside: dict[int, list[float]] = {PLAIN: [], COMPILED: [], AUTOTUNED: []}
 
     def learn(self, *, compiles: int, outside_seconds: float) -> None:
@@ -129,10 +127,6 @@ class TrialCosts:
         if self._outside[compiles]:
             return median(self._outside[compiles])
         return _FIRST if compiles == PLAIN else self.outside(compiles=compiles - 1) * _MORE[compiles]
-
-    def of(self, *, compiles: int, step_seconds: float) -> float:
-        """What a trial is expected to take; seconds."""
-        return self.outside(compiles=compiles) + self._steps * step_seconds
 
 
 #: Configurations closer than this, as a fraction, are told apart by turns and not by trials.
@@ -196,7 +190,7 @@ class Search:
         self._surrogate = Surrogate(field.traits, field.size, field.prior)
         self._chance = random.Random(seed)  # noqa: S311 - an order, no secret
         self._failures, self.timeouts = Failures(), Timeouts(field.size)
-        self.costs, self._num_steps = TrialCosts(steps), steps
+        self.costs, self._num_steps = TrialCosts(), steps
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from pytest_llmperf.analysis import formulas
+from pytest_llmperf.analysis import cost, formulas
 from pytest_llmperf.analysis.waits import communication_share, data_wait
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gain import METRIC, Narrow, judge_efficiency
@@ -35,7 +35,7 @@ def _of_steps(spec: TrainSpec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     # Of all GPUs while they trained; nothing where no counter told it, as ``llmperf report --purpose`` has it.
     watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
     if watts:
-        joules = formulas.joules_per_token(fmean(watts), pooled_tokens_per_second(launches))
+        joules = cost.joules_per_token(fmean(watts), pooled_tokens_per_second(launches))
         yield METRICS["joules_per_token"].check(joules)
     if spec.gradient_accumulation_steps > 1:
         seconds = METRICS["step_seconds"].read(launches) / spec.gradient_accumulation_steps

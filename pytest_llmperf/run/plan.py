@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_llmperf.analysis.formulas import Price, price_per_million, tokens_per_price
+from pytest_llmperf.analysis.cost import Price, price_per_million, tokens_per_price
 from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.records.results_document import Elsewhere, Planned, Skipped

@@ -65,7 +65,7 @@ def read_settings(
         "width": _width(values["width_gpus"], values["plan"]),
     }
     if values["price"] is not None:
-        from pytest_llmperf.analysis.formulas import Price
+        from pytest_llmperf.analysis.cost import Price
 
         values["price"] = Price(values["price"], values["currency"] or "EUR")
     if values["against"]:

@@ -14,7 +14,7 @@ from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, TUNE, only, option
 from pytest_llmperf.support import quantities
 
 if TYPE_CHECKING:
-    from pytest_llmperf.analysis.formulas import Price
+    from pytest_llmperf.analysis.cost import Price
     from pytest_llmperf.launch.slurm.site_options import SlurmOptions
     from pytest_llmperf.run.coverage import Width
 

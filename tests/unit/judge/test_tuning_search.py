@@ -120,11 +120,11 @@ def test_failures_blame_what_never_trained() -> None:
 
 
 def test_costs_of_trials_are_learnt() -> None:
-    costs = TrialCosts(steps=10)
-    assert costs.of(compiles=COMPILED, step_seconds=0.1) > costs.of(compiles=PLAIN, step_seconds=0.1) > 1.0
+    costs = TrialCosts()
+    assert costs.outside(compiles=COMPILED) > costs.outside(compiles=PLAIN) > 1.0
     for seconds in (2.0, 2.2, 9.0):
         costs.learn(compiles=PLAIN, outside_seconds=seconds)
-    assert costs.of(compiles=PLAIN, step_seconds=0.5) == pytest.approx(7.2)
+    assert costs.outside(compiles=PLAIN) == pytest.approx(2.2)
     assert costs.outside(compiles=COMPILED) > 2.2
     costs.learn(compiles=COMPILED, outside_seconds=6.0)
     assert costs.outside(compiles=COMPILED) == 6.0
