@@ -53,6 +53,12 @@ def settings(words: Sequence[str]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def unusual_settings(spec: TrainSpec) -> dict[str, Any]:
+    """What names ``spec``: its model, and what is not as it is anyway."""
+    usual = {one.name: one.default for one in fields(TrainSpec)}
+    return {name: value for name, value in spec.to_dict().items() if name == "model" or value != usual.get(name)}
+
+
 def _found(word: str, baselines: Path, machine: str | None) -> Named:
     try:
         return _of(find(word, baselines, machine))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.answer import CaseError
+from pytest_llmperf.cli.baseline_folder import spec_defaults
+from pytest_llmperf.cli.spec_arguments import unusual_settings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import refused_at, write_text
 
@@ -76,12 +78,11 @@ class TestFile:
         What another search has added since is kept. CaseError: it was edited since, or what it holds in the winner's
         place is no case of this version's; OSError: it cannot be written.
         """
-        usual = {one.name: one.default for one in fields(TrainSpec)}
-        case = {name: value for name, value in winner.to_dict().items() if name == "model" or value != usual[name]}
+        case, usual = unusual_settings(winner), spec_defaults()
 
         def same(other: Mapping[str, Any]) -> bool:
             names = ("model", "sequence_length", "gpus")
-            return all(other.get(name, usual[name]) == case.get(name, usual[name]) for name in names)
+            return all(other.get(name, usual.get(name)) == case.get(name, usual.get(name)) for name in names)
 
         cases = TestFile.at(self.path).cases
         try:

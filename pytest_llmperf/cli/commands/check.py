@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from pytest_llmperf.cli.answer import Answer, Screen
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
-from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.spec_arguments import named, unusual_settings
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.case import CaseTerms
@@ -115,15 +115,9 @@ class Check:
         where = ["--static"] if settings.static else ["--gpus", str(self.run.num_gpus)]
         where += ["--perf-parity"] if settings.parity else []
         where += ["--perf-loss-curve"] if settings.loss_curve else []
-        words = ["llmperf", "check", *_words(spec), *where]
-        return shlex.join([*words, "--perf-baselines", str(self.arguments.perf_baselines)])
-
-
-def _words(spec: TrainSpec) -> Sequence[str]:
-    """What names ``spec`` on a command line: only what is not as it is anyway."""
-    usual = {field.name: field.default for field in fields(TrainSpec)}
-    values = {name: value for name, value in spec.to_dict().items() if name == "model" or value != usual.get(name)}
-    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
+        values = unusual_settings(spec).items()
+        pairs = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values]
+        return shlex.join(["llmperf", "check", *pairs, *where, "--perf-baselines", str(self.arguments.perf_baselines)])
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:

@@ -36,7 +36,7 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     file = folder / night_log.NIGHTS_FILE
     lines, troubles = list[str](), list[str]()
     try:
-        open_nights = {standing.night.name: standing.words for standing in night_log.standings(file)}
+        open_nights = {night.name: words for night, words in night_log.standings(file)}
         nights = night_log.read(file)
     except OSError as error:
         why = f"{file}: not read ({error.strerror or error}); name the folder that [suite] results says"

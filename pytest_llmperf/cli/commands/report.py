@@ -50,13 +50,14 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         history = usual_history() if said is None else None if said == "off" else Path(said)
         return _written(path, results, arguments.perf_baselines, history)
     shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
+    scaled = scalings(shelf)
     try:
         machine, found = ladders(shelf)
     except CaseError as error:
         return Answer([], [*shelf.troubles, str(error)])
     if arguments.format == "markdown":
-        return Answer(markdown_page(machine, found, scalings(shelf)), shelf.troubles, for_programs=True)
-    return Answer(text_page(machine, found, screen, scalings(shelf)), shelf.troubles)
+        return Answer(markdown_page(machine, found, scaled), shelf.troubles, for_programs=True)
+    return Answer(text_page(machine, found, screen, scaled), shelf.troubles)
 
 
 # ``llmperf report RESULTS… --html FILE``: runs that are over, as the page that ``--perf-report`` writes.
@@ -102,31 +103,34 @@ class Side:
     rate: float | None
     memory_bytes: float | None
     gain: Gain
-    is_largest_jump: bool
 
 
 _Side = TypeVar("_Side", Side, Width)
 
 
 @dataclass(frozen=True)
-class Row(Generic[_Side]):
-    rung: Rung
-    ours: _Side
-    published: _Side
+class Rungs(Generic[_Side]):
+    """A table of the chapter: figures of ours and the published ones, in the order of its rungs."""
+
+    rungs: Sequence[Rung]
+    ours: Sequence[_Side]
+    published: Sequence[_Side]
+    parallelism: str = ""
+    """Of several GPUs."""
+
+    @property
+    def source(self) -> str:
+        """Whose figures stand beside ours."""
+        return "; ".join(dict.fromkeys(rung.reference.source for rung in self.rungs if rung.reference))
+
+    def pair(self, heading: str, shown: Callable[[_Side], str], failed: str = formats.ABSENT) -> list[Column]:
+        """A column of ours, and the published one; ``failed`` stands where the publication ran out of memory."""
+        both = zip(self.rungs, self.published, strict=True)
+        published = [failed if rung.ran_out_of_memory else shown(side) for rung, side in both]
+        return [Column(heading, [shown(side) for side in self.ours]), Column("published", published)]
 
 
-Ladder = Sequence[Row[Side]]
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """One model at the chapter's widths."""
-
-    parallelism: str
-    rows: Sequence[Row[Width]]
-
-
-def ladders(shelf: Shelf) -> tuple[str, list[Ladder]]:
+def ladders(shelf: Shelf) -> tuple[str, list[Rungs[Side]]]:
     """The one machine kind of ``shelf``, and the chapter's ladders that it has a rung of; CaseError: it has neither."""
     machines = sorted({one.baseline.machine for one in shelf.stored})
     if len(machines) > 1:
@@ -141,26 +145,21 @@ def ladders(shelf: Shelf) -> tuple[str, list[Ladder]]:
             f"{shelf.root}: none of {len(baselines)} baselines is of a rung of {_TITLE}, expected one at least; "
             "record them with: pytest perf_tests/test_ladder.py --gpus 1 --update-baselines=new"
         )
-    return machines[0], [_ladder(rungs, baselines) for rungs in known]
-
-
-def _ladder(rungs: Sequence[Rung], baselines: Mapping[str, Baseline]) -> Ladder:
-    stored = [baselines.get(rung.spec.digest) for rung in rungs]
-    figures = {name: [None if one is None else figure(one, name) for one in stored] for name in (RATE, MEMORY)}
-    ours = _sides(rungs, figures[RATE], figures[MEMORY])
-    memory = [rung.reference.peak_reserved_bytes if rung.reference else None for rung in rungs]
-    published = _sides(rungs, [rung.published_rate for rung in rungs], memory)
-    return [Row(rung, mine, theirs) for rung, mine, theirs in zip(rungs, ours, published, strict=True)]
+    found = []
+    for rungs in known:
+        stored = [baselines.get(rung.spec.digest) for rung in rungs]
+        rates, memory = ([None if one is None else figure(one, name) for one in stored] for name in (RATE, MEMORY))
+        published = [rung.reference.peak_reserved_bytes if rung.reference else None for rung in rungs]
+        theirs = _sides(rungs, [rung.published_rate for rung in rungs], published)
+        found.append(Rungs(rungs, _sides(rungs, rates, memory), theirs))
+    return machines[0], found
 
 
 def _sides(rungs: Sequence[Rung], rates: Sequence[float | None], memory: Sequence[float | None]) -> list[Side]:
-    found = gains(rungs, rates)
-    largest = largest_jump(rungs, found)
-    both = enumerate(zip(rates, memory, found, strict=True))
-    return [Side(rate, num_bytes, gain, index == largest) for index, (rate, num_bytes, gain) in both]
+    return [Side(*each) for each in zip(rates, memory, gains(rungs, rates), strict=True)]
 
 
-def scalings(shelf: Shelf) -> list[Scaling]:
+def scalings(shelf: Shelf) -> list[Rungs[Width]]:
     """The chapter's widths with the baselines of ``shelf``, of one machine kind; none where only one GPU is stored."""
     found = []
     for rungs in chapter15.SCALINGS:
@@ -169,13 +168,13 @@ def scalings(shelf: Shelf) -> list[Scaling]:
             # One GPU has nothing to share: its figure serves every parallelism.
             ours = {spec.gpus: one for spec, one in stored.items() if spec.parallelism == parallelism or spec.gpus == 1}
             rates, memory = ({gpus: figure(one, name) for gpus, one in ours.items()} for name in (RATE, MEMORY))
-            rows = []
+            widths, published = [], []
             for rung in rungs:
                 gpus, reference = rung.spec.gpus, rung.reference
-                mine = Width(gpus, rates.get(gpus), rates.get(1), memory.get(gpus))
+                widths.append(Width(gpus, rates.get(gpus), rates.get(1), memory.get(gpus)))
                 theirs = reference.peak_reserved_bytes if reference else None
-                rows.append(Row(rung, mine, Width(gpus, rung.published_rate, rungs[0].published_rate, theirs)))
-            found.append(Scaling(parallelism, rows))
+                published.append(Width(gpus, rung.published_rate, rungs[0].published_rate, theirs))
+            found.append(Rungs(rungs, widths, published, parallelism))
     return found
 
 
@@ -193,22 +192,22 @@ def _of_this_work(of_one: TrainSpec, baselines: Iterable[Baseline]) -> Mapping[T
     return found
 
 
-def text_page(machine: str, found: Sequence[Ladder], screen: Screen, scaled: Sequence[Scaling] = ()) -> list[str]:
+def text_page(
+    machine: str, found: Sequence[Rungs[Side]], screen: Screen, scaled: Sequence[Rungs[Width]] = ()
+) -> list[str]:
     """For a terminal: one table a model, or two where it is too narrow; and three for several GPUs."""
     lines = [_heading(machine)]
     for ladder in found:
-        lines += ["", _subject(ladder)]
-        whole = table(_ladder_columns(ladder), Screen(None, screen.glyphs))
-        if screen.width is None or max(map(len, whole)) <= screen.width:
-            lines += whole
-        else:
+        settings, speed, memory = _ladder_columns(ladder)
+        whole = table([*settings, *speed, *memory], Screen(None, screen.glyphs))
+        if screen.width is not None and max(map(len, whole)) > screen.width:
             # The settings in one column, as ids say them.
-            specs = [row.rung.spec for row in ladder]
+            specs = [rung.spec for rung in ladder.rungs]
             names = [one.id.removeprefix(f"{one.architecture.slug}-").removesuffix(f"-gpus{one.gpus}") for one in specs]
-            short = [f"{row.rung.number} {name}" for row, name in zip(ladder, names, strict=True)]
-            rung = Column("rung", short, right=False)
-            lines += [*table([rung, *_speed(ladder)], screen), "", *table([rung, *_memory(ladder)], screen)]
-        lines += _jumps(ladder)
+            short = [f"{rung.number} {name}" for rung, name in zip(ladder.rungs, names, strict=True)]
+            first = Column("rung", short, right=False)
+            whole = [*table([first, *speed], screen), "", *table([first, *memory], screen)]
+        lines += ["", _subject(ladder), *whole, *_jumps(ladder)]
     for scaling in scaled:
         lines += ["", _scaling_subject(scaling)]
         for name, columns in _scaling_tables(scaling).items():
@@ -216,11 +215,12 @@ def text_page(machine: str, found: Sequence[Ladder], screen: Screen, scaled: Seq
     return [*lines, "", *_notes(scaled)]
 
 
-def markdown_page(machine: str, found: Sequence[Ladder], scaled: Sequence[Scaling] = ()) -> list[str]:
+def markdown_page(machine: str, found: Sequence[Rungs[Side]], scaled: Sequence[Rungs[Width]] = ()) -> list[str]:
     """For a document."""
     lines = [f"## {escaped(_heading(machine))}"]
     for ladder in found:
-        lines += ["", f"### {escaped(_subject(ladder))}", "", *markdown(_ladder_columns(ladder)), ""]
+        columns = [column for columns in _ladder_columns(ladder) for column in columns]
+        lines += ["", f"### {escaped(_subject(ladder))}", "", *markdown(columns), ""]
         lines += [f"- {escaped(line)}" for line in _jumps(ladder)]
     for scaling in scaled:
         lines += ["", f"### {escaped(_scaling_subject(scaling))}"]
@@ -233,64 +233,46 @@ def _heading(machine: str) -> str:
     return f"{plain(machine)} beside {_TITLE}"
 
 
-def _notes(scaled: Sequence[Scaling]) -> list[str]:
+def _notes(scaled: Sequence[Rungs[Width]]) -> list[str]:
     return [*chapter15.NOTES, *(_NOTES_OF_SEVERAL_GPUS if scaled else ())]
 
 
-def _subject(ladder: Ladder) -> str:
+def _subject(ladder: Rungs[Side]) -> str:
     """The model, what all of its rungs share, and whose figures stand beside ours."""
-    spec, gpus = ladder[0].rung.spec, "1 GPU" if ladder[0].rung.spec.gpus == 1 else f"{ladder[0].rung.spec.gpus} GPUs"
-    shared = f"{spec.model}, {gpus}, {spec.sequence_length} tokens, {spec.optimizer}"
-    return f"{shared}; published: {_sources(ladder)}"
+    spec = ladder.rungs[0].spec
+    shared = f"{spec.model}, {formats.counted(spec.gpus, 'GPU')}, {spec.sequence_length} tokens, {spec.optimizer}"
+    return f"{shared}; published: {ladder.source}"
 
 
-def _sources(rows: Sequence[Row[Any]]) -> str:
-    return "; ".join(dict.fromkeys(row.rung.reference.source for row in rows if row.rung.reference))
-
-
-def _ladder_columns(ladder: Ladder) -> list[Column]:
-    specs = [row.rung.spec for row in ladder]
-    return [
-        Column("table", [row.rung.number for row in ladder], right=False),
+def _ladder_columns(ladder: Rungs[Side]) -> tuple[list[Column], list[Column], list[Column]]:
+    """Settings, speed and memory."""
+    specs = [rung.spec for rung in ladder.rungs]
+    first = ladder.rungs[0].number
+    settings = [
+        Column("table", [rung.number for rung in ladder.rungs], right=False),
         Column("batch", [str(spec.micro_batch_size) for spec in specs]),
         Column("weights", [spec.model_precision for spec in specs], right=False),
         Column("mixed", [spec.mixed_precision for spec in specs], right=False),
         Column("attention", [spec.attention for spec in specs], right=False),
         Column("Liger", ["yes" if spec.liger else "no" for spec in specs], right=False),
-        *_speed(ladder),
-        *_memory(ladder),
     ]
-
-
-def _speed(ladder: Ladder) -> list[Column]:
-    return [
-        *_pair(ladder, "tokens/s/GPU", lambda side: formats.tokens_per_second(side.rate), "OOM"),
-        *_pair(ladder, "speed-up", lambda side: _times(side.gain.over_previous)),
-        *_pair(ladder, f"over {ladder[0].rung.number}", lambda side: _times(side.gain.over_first)),
+    speed = [
+        *ladder.pair("tokens/s/GPU", lambda side: formats.tokens_per_second(side.rate), "OOM"),
+        *ladder.pair("speed-up", lambda side: _times(side.gain.over_previous)),
+        *ladder.pair(f"over {first}", lambda side: _times(side.gain.over_first)),
     ]
-
-
-def _memory(ladder: Ladder) -> list[Column]:
-    return _pair(ladder, "memory", lambda side: formats.memory(side.memory_bytes), "OOM")
-
-
-def _pair(
-    rows: Sequence[Row[_Side]], heading: str, shown: Callable[[_Side], str], failed: str = formats.ABSENT
-) -> list[Column]:
-    """A column of ours, and the published one; ``failed`` stands where the publication ran out of memory."""
-    published = [failed if row.rung.ran_out_of_memory else shown(row.published) for row in rows]
-    return [Column(heading, [shown(row.ours) for row in rows]), Column("published", published)]
+    return settings, speed, ladder.pair("memory", lambda side: formats.memory(side.memory_bytes), "OOM")
 
 
 def _times(ratio: float | None) -> str:
     return formats.ABSENT if ratio is None else f"{ratio:.2f}"
 
 
-def _jumps(ladder: Ladder) -> list[str]:
+def _jumps(ladder: Rungs[Side]) -> list[str]:
     """Which rung brought most, here and as published."""
-    lines, rungs = [], [row.rung for row in ladder]
-    for whose, sides in (("", [row.ours for row in ladder]), (", published", [row.published for row in ladder])):
-        index = next((index for index, side in enumerate(sides) if side.is_largest_jump), None)
+    lines, rungs = [], ladder.rungs
+    for whose, sides in (("", ladder.ours), (", published", ladder.published)):
+        index = largest_jump(rungs, [side.gain for side in sides])
         if index is None:
             lines.append(f"largest jump{whose}: not known, of no two steps in a row are there figures")
             continue
@@ -299,27 +281,26 @@ def _jumps(ladder: Ladder) -> list[str]:
         if before is not None:
             changed = ", ".join(settings_differences(before.spec.to_dict(), after.spec.to_dict()))
             lines[-1] += f"{before.number} ({changed})"
-    absent = sum(row.ours.rate is None for row in ladder)
-    return [*lines, f"{absent} of {len(ladder)} rungs have no baseline here"] if absent else lines
+    absent = sum(side.rate is None for side in ladder.ours)
+    return [*lines, f"{absent} of {len(rungs)} rungs have no baseline here"] if absent else lines
 
 
-def _scaling_subject(scaling: Scaling) -> str:
+def _scaling_subject(scaling: Rungs[Width]) -> str:
     """Which training, and whose figures stand beside ours."""
-    spec = scaling.rows[0].rung.spec
+    spec = scaling.rungs[0].spec
     name = plain(spec.id.removesuffix(f"-gpus{spec.gpus}"))
-    return f"{name}, {plain(scaling.parallelism)}, 1 to 32 GPUs; published (ddp): {_sources(scaling.rows)}"
+    return f"{name}, {plain(scaling.parallelism)}, 1 to 32 GPUs; published (ddp): {scaling.source}"
 
 
-def _scaling_tables(scaling: Scaling) -> Mapping[str, list[Column]]:
-    rows = scaling.rows
-    gpus = Column("GPUs", [str(row.rung.spec.gpus) for row in rows])
-    batch = Column("global batch", [str(row.rung.spec.sequences_per_step) for row in rows])
-    rate = _pair(rows, "tokens/s/GPU", lambda one: formats.tokens_per_second(one.rate))
-    total = _pair(rows, "tokens/s", lambda one: formats.tokens_per_second(one.tokens_per_second))
-    memory = _pair(rows, "memory", lambda one: formats.memory(one.memory_bytes))
-    speed_up = _pair(rows, "speed-up", lambda one: _times(one.speed_up))
-    efficiency = _pair(rows, "efficiency", lambda one: formats.share(one.efficiency))
-    cost = _pair(rows, "cost efficiency", lambda one: _times(one.efficiency))
+def _scaling_tables(scaling: Rungs[Width]) -> Mapping[str, list[Column]]:
+    gpus = Column("GPUs", [str(rung.spec.gpus) for rung in scaling.rungs])
+    batch = Column("global batch", [str(rung.spec.sequences_per_step) for rung in scaling.rungs])
+    rate = scaling.pair("tokens/s/GPU", lambda one: formats.tokens_per_second(one.rate))
+    total = scaling.pair("tokens/s", lambda one: formats.tokens_per_second(one.tokens_per_second))
+    memory = scaling.pair("memory", lambda one: formats.memory(one.memory_bytes))
+    speed_up = scaling.pair("speed-up", lambda one: _times(one.speed_up))
+    efficiency = scaling.pair("efficiency", lambda one: formats.share(one.efficiency))
+    cost = scaling.pair("cost efficiency", lambda one: _times(one.efficiency))
     return {
         "15.10 throughput and memory": [gpus, batch, *rate, *memory],
         "15.11 speed-up and efficiency": [gpus, *rate, *total, *speed_up, *efficiency],

@@ -190,11 +190,10 @@ def _earlier(night: _Submission, *, reports: bool) -> list[str]:
     except OSError:
         return []
     lines = []
-    for standing in standings:
-        earlier, unreported = standing.night, list[str]()
-        if reports and standing.warning and standing.warning not in earlier.warned:
-            unreported = night.notice(earlier.name).alarm(standing.words)
-        lines.append("; ".join([f"earlier night {earlier.name}: {standing.words}", *unreported]))
+    for earlier, words in standings:
+        is_news = reports and night_log.warning_in(words) - earlier.warned
+        unreported = night.notice(earlier.name).alarm(words) if is_news else []
+        lines.append("; ".join([f"earlier night {earlier.name}: {words}", *unreported]))
     return lines
 
 

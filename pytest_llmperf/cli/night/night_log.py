@@ -179,6 +179,11 @@ def _cut(line: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
+def warning_in(line: str) -> set[str]:
+    """``LOST`` or ``STUCK``, where ``line`` begins so."""
+    return {word for word in (LOST, STUCK) if line.startswith(word)}
+
+
 @dataclass
 class LoggedNight:
     """One night, by its lines."""
@@ -193,7 +198,6 @@ class LoggedNight:
     merged_by: str = ""
     is_merged: bool = False
     warned: set[str] = field(default_factory=set)
-    """``LOST`` and ``STUCK``, where a line begins so."""
 
     @property
     def is_open(self) -> bool:
@@ -203,7 +207,7 @@ class LoggedNight:
     def add(self, at: float, line: str) -> None:
         if jobs := _JOBS.match(line):
             self.jobs, self.merged_by = tuple(jobs[1].split()), jobs[2] or ""
-        self.warned |= {word for word in (LOST, STUCK) if line.startswith(word)}
+        self.warned |= warning_in(line)
         is_merged = line.startswith(_MERGED)
         if is_merged or not self.is_merged:
             self.at, self.said, self.is_merged = at, line, is_merged
@@ -224,42 +228,35 @@ def read(file: Path) -> list[LoggedNight]:
     return [*nights.values()]
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where an open night stands."""
+def standings(file: Path) -> list[tuple[LoggedNight, str]]:
+    """The open nights of ``file``, and where each stands by what SLURM says of its jobs.
 
-    night: LoggedNight
-    words: str
-    warning: str = ""
-    """``LOST`` or ``STUCK``: it needs help; empty: it takes its course."""
-
-
-def standings(file: Path) -> list[Standing]:
-    """The open nights of ``file``, by what SLURM says of their jobs."""
+    One that needs help begins with ``LOST`` or ``STUCK``.
+    """
     ids = [job for night in read(file) if night.is_open for job in (*night.jobs, night.merged_by)]
     found = queued(ids) if ids else {}
     # Read again: the last job may have ended meanwhile.
-    return [_standing(file.parent, night, found) for night in read(file) if night.is_open]
+    return [(night, _standing(file.parent, night, found)) for night in read(file) if night.is_open]
 
 
-def _standing(folder: Path, night: LoggedNight, found: Mapping[str, QueuedJob] | None) -> Standing:
+def _standing(folder: Path, night: LoggedNight, found: Mapping[str, QueuedJob] | None) -> str:
     if found is None:
-        return Standing(night, f"{night.said}; SLURM does not answer here")
+        return f"{night.said}; SLURM does not answer here"
     states = {job: f"{job} {found.get(job, 'ended')}" for job in (*night.jobs, night.merged_by)}
     jobs, hours = ", ".join(states[job] for job in night.jobs), (time.time() - night.begun) / 3600
     merge = found.get(night.merged_by)
     if merge is None or not merge.is_open:
         how = merge.state if merge is not None else "gone"
         text = f"{LOST}job {night.merged_by}, which merges, is {how}; jobs: {jobs}; "
-        return Standing(night, f"{text}see {folder / night.name}, or: llmperf merge {folder / night.name}", LOST)
+        return f"{text}see {folder / night.name}, or: llmperf merge {folder / night.name}"
     waiting = {job: found[job] for job in night.jobs if job in found and found[job].state == "PENDING"}
     if merge.is_stuck:
         waiting[night.merged_by] = merge
     late = f" for {hours:.0f} h" if hours >= 1 else ""
     if any(job.is_stuck for job in waiting.values()) or (waiting and hours > _LATE_HOURS):
         waits = ", ".join(states[job] for job in waiting)
-        return Standing(night, f"{STUCK}{waits}{late}; it may never start", STUCK)
-    return Standing(night, f"not merged yet: {jobs}{late}")
+        return f"{STUCK}{waits}{late}; it may never start"
+    return f"not merged yet: {jobs}{late}"
 
 
 # ``llmperf submit --wait``: a night followed in the queue until it is merged.
