@@ -15,25 +15,22 @@ from pytest_llmperf.cli.spec_arguments import unusual_settings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import refused_at, write_text
 
-_NAME = "CASES"
-_FUNCTION = "test_tuned"
-
 _TEXT = '''"""Configurations that `llmperf tune` has found to be the fastest, held by their baselines.
 
-It adds to {name} and leaves the rest of this file alone as long as nothing else is in it.
+It adds to CASES and leaves the rest of this file alone as long as nothing else is in it.
 """
 
 import pytest
 
 from pytest_llmperf import TrainSpec
 
-{name} = [
+CASES = [
 {cases}
 ]
 
 
-@pytest.mark.parametrize("spec", [TrainSpec(**case) for case in {name}], ids=lambda spec: spec.id)
-def {function}(perf, spec):
+@pytest.mark.parametrize("spec", [TrainSpec(**case) for case in CASES], ids=lambda spec: spec.id)
+def test_tuned(perf, spec):
     perf.check(spec)
 '''
 
@@ -70,7 +67,7 @@ class TestFile:
     @property
     def nodeid(self) -> str:
         """The test that holds the cases."""
-        return f"{self.path.as_posix()}::{_FUNCTION}"
+        return f"{self.path.as_posix()}::test_tuned"
 
     def write(self, winner: TrainSpec) -> list[TrainSpec]:
         """With ``winner`` in the place of what it beats, which it returns: the case of its model, length and GPUs.
@@ -103,11 +100,11 @@ def _refuse_unwritable(path: Path) -> None:
 def _cases(text: str) -> tuple[Mapping[str, Any], ...]:
     """As ``_text`` wrote them; SyntaxError, ValueError: it did not."""
     for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and [getattr(one, "id", "") for one in node.targets] == [_NAME]:
+        if isinstance(node, ast.Assign) and [getattr(one, "id", "") for one in node.targets] == ["CASES"]:
             found = ast.literal_eval(node.value)
             if isinstance(found, list) and all(isinstance(one, dict) for one in found):
                 return tuple(found)
-    raise ValueError(f"it has no list {_NAME}")
+    raise ValueError("it has no list CASES")
 
 
 def _text(cases: Sequence[Mapping[str, Any]]) -> str:
@@ -116,7 +113,7 @@ def _text(cases: Sequence[Mapping[str, Any]]) -> str:
     for case in cases:
         lines = "".join(f"        {_quoted(name)}: {_quoted(value)},\n" for name, value in case.items())
         blocks.append(f"    {{\n{lines}    }},")
-    return _TEXT.format(name=_NAME, function=_FUNCTION, cases="\n".join(blocks))
+    return _TEXT.format(cases="\n".join(blocks))
 
 
 def _quoted(value: object) -> str:

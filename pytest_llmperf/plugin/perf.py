@@ -27,17 +27,25 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _asked(method: _Method) -> _Method:
-    """``method``, which fails its test in one line where it is called with other arguments than it has."""
+    """``method`` with pytest's outcomes; other arguments than it has, or no spec for one, fail the test in one line."""
     signature = inspect.signature(method)
+    words = {name: each for name, each in signature.parameters.items() if name != "self"}
+    # Annotations are text here; a spec that may be left out is None.
+    specs = [(name, each.default) for name, each in words.items() if str(each.annotation).startswith("TrainSpec")]
 
     @functools.wraps(method)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(self: Perf, *args: Any, **kwargs: Any) -> Any:
         try:
-            signature.bind(*args, **kwargs)
+            given = signature.bind(self, *args, **kwargs).arguments
         except TypeError as error:
-            words = [str(each).partition(":")[0] for name, each in signature.parameters.items() if name != "self"]
-            raise failed(f"perf.{method.__name__}: {error}; expected {', '.join(words)}") from None
-        return method(*args, **kwargs)
+            expected = ", ".join(str(each).partition(":")[0] for each in words.values())
+            raise failed(f"perf.{method.__name__}: {error}; expected {expected}") from None
+        from pytest_llmperf.run.preconditions import need_specs
+
+        with self._outcomes():
+            found = [given[name] for name, default in specs if given.get(name, default) is not default]
+            need_specs(method.__name__, *found)
+            return method(self, *args, **kwargs)
 
     return cast("_Method", checked)
 
@@ -58,11 +66,7 @@ class Perf:
 
         A launch that yields no record fails the test with ``DidNotTrain``.
         """
-        from pytest_llmperf.run.preconditions import need_specs
-
-        with self._outcomes():
-            need_specs("measure", spec)
-            return self._cases.measure(spec)
+        return self._cases.measure(spec)
 
     @_asked
     def check(self, spec: TrainSpec, *, scaled_from: TrainSpec | None = None) -> CaseResult:
@@ -74,15 +78,13 @@ class Perf:
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
         goes on to its next spec.
         """
-        from pytest_llmperf.run.preconditions import need_a_narrower_training, need_specs
+        from pytest_llmperf.run.preconditions import need_a_narrower_training
 
-        with self._outcomes():
-            need_specs("check", spec, *([] if scaled_from is None else [scaled_from]))
-            if scaled_from is not None and scaled_from.digest == spec.digest:
-                scaled_from = None  # of a series that is written as one, the narrowest names itself
-            if scaled_from is not None:
-                need_a_narrower_training(spec, scaled_from)
-            return self._told(self._cases.check(spec, scaled_from))
+        if scaled_from is not None and scaled_from.digest == spec.digest:
+            scaled_from = None  # of a series that is written as one, the narrowest names itself
+        if scaled_from is not None:
+            need_a_narrower_training(spec, scaled_from)
+        return self._told(self._cases.check(spec, scaled_from))
 
     @_asked
     def compare(  # noqa: PLR0913 - two specs and five named bounds
@@ -105,22 +107,20 @@ class Perf:
         tokens a step.
         """
         from pytest_llmperf.judge.gain import Bounds
-        from pytest_llmperf.run.preconditions import need_nats, need_specs, need_the_same_tokens
+        from pytest_llmperf.run.preconditions import need_nats, need_the_same_tokens
 
-        with self._outcomes():
-            need_nats(loss_within)
-            try:
-                bounds = {
-                    "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most, of="throughput"),
-                    "memory": Bounds(at_least=memory_at_least, at_most=memory_at_most, of="memory"),
-                    "loss": Bounds(at_most=loss_within),
-                }
-            except ValueError as error:
-                raise failed(f"perf.compare: {error}") from None
-            need_specs("compare", before, after)
-            if loss_within is not None:
-                need_the_same_tokens(before, after)
-            return self._told(self._cases.compare(before, after, bounds))
+        need_nats(loss_within)
+        try:
+            bounds = {
+                "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most, of="throughput"),
+                "memory": Bounds(at_least=memory_at_least, at_most=memory_at_most, of="memory"),
+                "loss": Bounds(at_most=loss_within),
+            }
+        except ValueError as error:
+            raise failed(f"perf.compare: {error}") from None
+        if loss_within is not None:
+            need_the_same_tokens(before, after)
+        return self._told(self._cases.compare(before, after, bounds))
 
     @_asked
     def max_micro_batch(self, spec: TrainSpec) -> CaseResult:
@@ -129,11 +129,7 @@ class Perf:
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
         ``spec`` has is where the search begins if its memory cannot be predicted.
         """
-        from pytest_llmperf.run.preconditions import need_specs
-
-        with self._outcomes():
-            need_specs("max_micro_batch", spec)
-            return self._told(self._cases.max_micro_batch(spec))
+        return self._told(self._cases.max_micro_batch(spec))
 
     @_asked
     def same_training(self, spec: TrainSpec, other: TrainSpec | None = None, /) -> CaseResult:
@@ -143,14 +139,11 @@ class Perf:
         gradient and each update may be no further from those in double precision than rounding takes the plain form's.
         Precision, batch and the number of GPUs may differ. It needs no baseline.
         """
-        from pytest_llmperf.run.preconditions import need_specs, need_the_same_training
+        from pytest_llmperf.run.preconditions import need_the_same_training
 
-        with self._outcomes():
-            specs = (spec,) if other is None else (spec, other)
-            need_specs("same_training", *specs)
-            if other is not None:
-                need_the_same_training(spec, other)
-            return self._told(self._cases.same_training(*specs))
+        if other is not None:
+            need_the_same_training(spec, other)
+        return self._told(self._cases.same_training(spec, *([] if other is None else [other])))
 
     @_asked
     def tune(self, spec: TrainSpec, *, over: Mapping[str, Any], runners_up: int = 3) -> CaseResult:
@@ -161,12 +154,9 @@ class Perf:
         turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 %, on a CPU by
         the case's tolerance, makes the case ``improved``, which fails under ``--perf-strict``. It needs no baseline.
         """
-        from pytest_llmperf.run.preconditions import need_specs, tuning_space
+        from pytest_llmperf.run.preconditions import tuning_space
 
-        with self._outcomes():
-            need_specs("tune", spec)
-            space = tuning_space(spec, over, runners_up)
-            return self._told(self._cases.tune(spec, space, runners_up))
+        return self._told(self._cases.tune(spec, tuning_space(spec, over, runners_up), runners_up))
 
     @contextmanager
     def _outcomes(self) -> Iterator[None]:

@@ -44,7 +44,6 @@ _UUID = re.compile(r"([0-9a-f]{8})(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf baselines``."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     one = commands.add_parser("list", help="every baseline on a line")
     add_place(one)

@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,6 @@ _OF_GIT = ("path", "build", "first_parent", "project")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf bisect``."""
     add = parser.add_argument
     add("specs", metavar="CASE", nargs="+", help="the id of a stored case, or one spec in key=value pairs")
     add("--good", required=True, metavar="REV", help="a revision, or version, in which it was as it should be")
@@ -164,28 +163,7 @@ class Bisect:
     run: Run
     history: History
     span: Span
-    troubles: list[str]
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Bisect:
-        """What was asked for; what cannot be had is refused, mostly by a CaseError, before anything is launched."""
-        specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
-        if len(specs) != 1:
-            raise CaseError(f"{len(specs)} cases are named, expected one: {', '.join(spec.id for spec in specs)}")
-        history = _history(arguments)
-        try:
-            span = history.span(arguments.good, arguments.bad)
-        except HistoryError as error:
-            raise CaseError(str(error)) from error
-        run = asked_run(arguments, BISECT, calibration=False, max_launches=arguments.max_pairs)
-        with usage_errors(arguments):
-            _ = run.machine_kind
-            if not run.site.is_here:
-                raise CaseError("in a SLURM job with srun, other interpreters cannot be launched; leave it out")
-            why = why_skip(specs[0], num_gpus=run.num_gpus, num_cores=run.machine.cores)
-            if why:
-                raise CaseError(why)
-        return cls(arguments, specs[0], run, history, span, [])
+    troubles: list[str] = field(default_factory=list)
 
     def lines(self, screen: Screen) -> Iterator[str]:
         """What was found, at its end."""
@@ -242,7 +220,7 @@ def _versions(text: str) -> list[str]:
 
 
 def _history(arguments: argparse.Namespace) -> History:
-    """What the candidates are; CaseError: options of two kinds, or no such history."""
+    """What the candidates are; CaseError: options of two kinds; HistoryError: no such history."""
     others = [f"--{name}" for name in ("package", "python") if getattr(arguments, name) is not None]
     git = [f"--{name.replace('_', '-')}" for name in _OF_GIT if getattr(arguments, name)]
     if len(others) > 1 or (others and git):
@@ -251,19 +229,31 @@ def _history(arguments: argparse.Namespace) -> History:
         raise CaseError(
             f"--versions {shlex.quote(','.join(arguments.versions))} needs --package NAME or --python COMMAND"
         )
-    try:
-        if arguments.package is not None:
-            return PackageHistory(arguments.package, arguments.versions)
-        if arguments.python is not None:
-            return CommandHistory(arguments.python, arguments.versions)
-        project = (arguments.project or Path()).absolute()
-        if not project.is_dir():
-            raise CaseError(f"--project {project}: no such folder")
-        return GitHistory(project, arguments.path, arguments.build, arguments.first_parent)
-    except HistoryError as error:
-        raise CaseError(str(error)) from error
+    if arguments.package is not None:
+        return PackageHistory(arguments.package, arguments.versions)
+    if arguments.python is not None:
+        return CommandHistory(arguments.python, arguments.versions)
+    project = (arguments.project or Path()).absolute()
+    if not project.is_dir():
+        raise CaseError(f"--project {project}: no such folder")
+    return GitHistory(project, arguments.path, arguments.build, arguments.first_parent)
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    bisect = Bisect.of(arguments)
+    """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
+    specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
+    if len(specs) != 1:
+        raise CaseError(f"{len(specs)} cases are named, expected one: {', '.join(spec.id for spec in specs)}")
+    try:
+        history = _history(arguments)
+        span = history.span(arguments.good, arguments.bad)
+    except HistoryError as error:
+        raise CaseError(str(error)) from error
+    run = asked_run(arguments, BISECT, calibration=False, max_launches=arguments.max_pairs)
+    with usage_errors(arguments):
+        if not run.site.is_here:
+            raise CaseError("in a SLURM job with srun, other interpreters cannot be launched; leave it out")
+        if why := why_skip(specs[0], num_gpus=run.num_gpus, num_cores=run.machine.cores):
+            raise CaseError(why)
+    bisect = Bisect(arguments, specs[0], run, history, span)
     return Answer(bisect.lines(screen), bisect.troubles, for_programs=arguments.json, acts=True)

@@ -43,16 +43,6 @@ class Check:
     exit_code: int = 0
     """Why the run ended early, where it did."""
 
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Check:
-        """The run that was asked for; what cannot be had is refused before anything is launched."""
-        specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
-        run = asked_run(arguments, CHECK)
-        with usage_errors(arguments):
-            run.begin(specs)
-        run.num_gates = len(specs)
-        return cls(arguments, specs, run)
-
     def lines(self, screen: Screen) -> Iterator[str]:
         """What does not hold, each as soon as it is known; then the table, as pytest's, of what was found so far."""
         try:
@@ -121,5 +111,11 @@ class Check:
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    check = Check.of(arguments)
+    """What cannot be had is refused before anything is launched."""
+    specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
+    run = asked_run(arguments, CHECK)
+    with usage_errors(arguments):
+        run.begin(specs)
+    run.num_gates = len(specs)
+    check = Check(arguments, specs, run)
     return Answer(check.lines(screen), check.troubles, acts=True)

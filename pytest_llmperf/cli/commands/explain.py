@@ -27,7 +27,6 @@ _MOST_MOVED = 6
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf explain``."""
     add_place(parser)
     one = "a stored case (id, digest or file), or RESULTS.json[:ID] of --perf-json"
     parser.add_argument("case", metavar="CASE", help=one)

@@ -22,7 +22,6 @@ _FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf export``."""
     add = parser.add_argument
     add("results", metavar="RESULTS", type=Path, nargs="+", help="--perf-json files; of a case the last one's is taken")
     add("--format", choices=tuple(_FORMATS), required=True, help="docs/how-to/results.md says for which tool")

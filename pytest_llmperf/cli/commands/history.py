@@ -32,7 +32,6 @@ _DIGEST = re.compile(r"[0-9a-f]{6,16}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf history``."""
     add = parser.add_argument
     add("case", metavar="CASE", nargs="?", help="an id, a part of one, a pattern such as '*liger*', or a digest")
     what = "stores, --perf-json files, or folders of them; default: the store to which runs add"

@@ -16,7 +16,6 @@ from pytest_llmperf.support.files import write_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf merge``."""
     add = parser.add_argument
     add("results", metavar="DIR|FILE", type=Path, nargs="+", help="gpus-*.json of a folder, or files")
     add("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")

@@ -18,7 +18,6 @@ _MOST = 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf nights``."""
     add = parser.add_argument
     text = "of the nights, with nights.txt; default: %(default)s"
     add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"), help=text)

@@ -91,7 +91,6 @@ def document(one: Prediction) -> dict[str, Any]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf plan``."""
     add_place(parser)
     parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
     parser.add_argument("--stored", action="store_true", help="every stored case")

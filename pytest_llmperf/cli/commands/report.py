@@ -27,7 +27,6 @@ from pytest_llmperf.support.version import MADE_BY
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf report``."""
     add_place(parser)
     parser.add_argument("results", metavar="RESULTS", type=Path, nargs="*", help="--perf-json files, for --html")
     what = parser.add_mutually_exclusive_group(required=True)

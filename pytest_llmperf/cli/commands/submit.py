@@ -40,7 +40,6 @@ from pytest_llmperf.support.suggestions import hint
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf submit``."""
     add = parser.add_argument
     add("cluster", metavar="CLUSTER.ini", type=Path, nargs="?", help="what differs between sites")
     add("--dry-run", action="store_true", help="only show what would be submitted and what it may cost")

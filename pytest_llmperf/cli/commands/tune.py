@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ _MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf tune``."""
     add = parser.add_argument
     whole = quantities.argument(quantities.count, "a whole number above 0")
     add("model", metavar="MODEL", help="a model's name or path, as a TrainSpec has it")
@@ -59,24 +58,7 @@ class Tune:
     run: Run
     order: TuningOrder
     test_file: TestFile | None
-    troubles: list[str]
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Tune:
-        """What was asked for; what cannot be had is refused, mostly by a CaseError, before anything is launched."""
-        run = asked_run(arguments, TUNE, update="new" if arguments.write else None)
-        try:
-            _refuse_unmeasured(arguments, run)
-            space = _space(arguments, run)
-            test_file = TestFile.at(arguments.write) if arguments.write else None
-            if test_file is not None:
-                BaselineStore(run.settings.baselines).check_writable(run.machine_kind, space.base)
-            with usage_errors(arguments):
-                run.begin([space.base])
-        except ValueError as error:  # SpecError is one
-            raise CaseError(str(error)) from error
-        order = TuningOrder(space=space, objective=OBJECTIVES[arguments.objective], seconds=60 * arguments.minutes)
-        return cls(arguments, run, order, test_file, [])
+    troubles: list[str] = field(default_factory=list)
 
     def lines(self, screen: Screen) -> Iterator[str]:
         """What was found, at its end."""
@@ -194,5 +176,18 @@ def _refuse_unmeasured(arguments: argparse.Namespace, run: Run) -> None:
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    tune = Tune.of(arguments)
+    """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
+    run = asked_run(arguments, TUNE, update="new" if arguments.write else None)
+    try:
+        _refuse_unmeasured(arguments, run)
+        space = _space(arguments, run)
+        test_file = TestFile.at(arguments.write) if arguments.write else None
+        if test_file is not None:
+            BaselineStore(run.settings.baselines).check_writable(run.machine_kind, space.base)
+        with usage_errors(arguments):
+            run.begin([space.base])
+    except ValueError as error:  # SpecError is one
+        raise CaseError(str(error)) from error
+    order = TuningOrder(space=space, objective=OBJECTIVES[arguments.objective], seconds=60 * arguments.minutes)
+    tune = Tune(arguments, run, order, test_file)
     return Answer(tune.lines(screen), tune.troubles, for_programs=arguments.json, acts=True)
