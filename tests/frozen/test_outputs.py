@@ -124,6 +124,7 @@ _MOVING = (
     (r"(?s)(Where the time went\nAll launches\n).*?(?=\nAll cases\n)", r"\1TIMES"),
     (r"(?m)^(llmperf_run_timestamp_seconds) .*", r"\1 TIME"),
     (r"\bin \d+\.\d\ds\b", "in N s"),
+    (r"(\d\d)\.\d s in (\d+ launch)", r"\1 s in \2"),  # on a busy machine a launch waits for its turn
     (r"-{3,} generated xml file", "- generated xml file"),
     (r"[^\s>\"]*/pytest_llmperf/\w+(/\w+)*\.py:\d+", "OURS"),
     (r"--basetemp=\S+ ", ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from pytest_llmperf.report.run_document import Result
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures, stored_figure
 from pytest_llmperf.support import formats
 
+_MARKS = ("baseline", "published")
 # More are no picture.
 _MOST_RUNGS, _MOST_CHARTS, _MOST_SERIES = 24, 18, 6
 
@@ -63,8 +64,8 @@ class _Figures(NamedTuple):
 class _Step:
     """A rung with what is known of it."""
 
-    number: str
-    settings: str
+    name: tuple[str, str]
+    """Its number, and its settings."""
     rung: Rung | None
     """Of the chapter."""
     now: _Figures
@@ -77,7 +78,7 @@ class _Step:
 
     @property
     def label(self) -> str:
-        return f"{self.number} {self.settings}"
+        return " ".join(self.name)
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -122,77 +123,49 @@ def _order(number: str) -> tuple[int, ...]:
 
 
 def _step(rung: Rung | None, result: Result | None, baseline: Baseline | None) -> _Step:
-    name = rung.spec.id if rung else result.id if result else ""
     stored = _Figures(stored_figure(baseline, RATE), stored_figure(baseline, MEMORY))
     references = [of.reference for of in (result and result.told, rung) if of and of.reference]
     published = _Figures(
         next(filter(None, (each.tokens_per_second_per_gpu for each in references)), None),
         next(filter(None, (each.peak_reserved_bytes for each in references)), None),
     )
-    number = result.told.rung if result else rung.number if rung else ""
-    settings = CaseName.of(name).rung
+    case, number = (rung.spec.id, rung.number) if rung else (result.id, "") if result else ("", "")
+    name = (result.told.rung if result else number, CaseName.of(case).rung)
     if result is None:
-        return _Step(number, settings, rung, stored, _Figures(), published, is_stored=baseline is not None)
+        return _Step(name, rung, stored, _Figures(), published, is_stored=baseline is not None)
     rate, memory = result.figure(RATE), result.figure(MEMORY)
     # An invalid case is held against nothing; what it was is known all the same.
     held = stored if rung and rate.value is None else _Figures(rate.baseline, memory.baseline)
     # An old file may have lost the rate of a case that passed.
     verdict = "" if result.verdict == "pass" else result.verdict
-    return _Step(number, settings, rung, _Figures(rate.value, memory.value), held, published, verdict=verdict)
+    return _Step(name, rung, _Figures(rate.value, memory.value), held, published, verdict=verdict)
 
 
-def _charts(where: str, steps: Sequence[_Step]) -> list[Chart]:
+def _charts(where: str, steps: Sequence[_Step]) -> Iterator[Chart]:
     known = [step for step in steps if step.now.rate is not None]
     best = max(known, key=lambda step: step.now.rate or 0.0)
     fastest = f"{best.label} with {formats.tokens_per_second(best.now.rate)} tokens/s per GPU"
-    speeds = _compared(
-        [(step, step.now.rate, step.baseline.rate, step.published.rate) for step in steps],
-        formats.tokens_per_second,
-        title=f"{where}: throughput",
-        says=f"Throughput of {len(known)} rungs of {where}; the fastest is {fastest}.",
-        axis="tokens/s/GPU",
-        heading="tokens/s/GPU",
-    )
+    speeds = f"Throughput of {len(known)} rungs of {where}; the fastest is {fastest}."
+    yield _compared(where, steps, 0, "throughput", says=speeds, axis="tokens/s/GPU")
     size, unit = formats.unit_of_memory(max((step.now.memory or 0.0 for step in steps), default=0.0))
-    memory = _compared(
-        [(step, step.now.memory, step.baseline.memory, step.published.memory) for step in steps],
-        formats.memory,
-        title=f"{where}: peak memory",
-        says=f"Peak memory of each rung of {where}, reserved by the worst rank.",
-        axis=f"{unit} reserved",
-        heading="peak memory",
-        size=size,
-    )
-    return [speeds, memory, _speed_ups(where, steps)]
-
-
-_Compared = tuple[_Step, float | None, float | None, float | None]
+    says = f"Peak memory of each rung of {where}, reserved by the worst rank."
+    yield _compared(where, steps, 1, "peak memory", says=says, axis=f"{unit} reserved", size=size)
+    yield _speed_ups(where, steps)
 
 
 def _compared(  # noqa: PLR0913 - what is said of a figure
-    steps: Sequence[_Compared],
-    words: Callable[[float | None], str],
-    *,
-    title: str,
-    says: str,
-    axis: str,
-    heading: str,
-    size: float = 1.0,
+    where: str, steps: Sequence[_Step], index: int, what: str, *, says: str, axis: str, size: float = 1.0
 ) -> RowChart:
-    """One figure of every step, beside the baseline's and the published one; ``size``: of the axis' unit."""
-    rows = tuple(
-        _row(step, step.verdict if now is None and step.verdict else words(now), now, held, published, size=size)
-        for step, now, held, published in steps
-    )
-    cells = tuple(
-        (step.number, step.settings, row.told, words(held), "OOM" if step.ran_out_of_memory else words(published))
-        for row, (step, _, held, published) in zip(rows, steps, strict=True)
-    )
-    table = Table(("rung", "settings", heading, "baseline", "published"), cells, 2)
-    return RowChart(title=title, says=says, axis=axis, rows=rows, marks=_MARKS, table=table)
-
-
-_MARKS = ("baseline", "published")
+    """One of the figures of every step, beside the baseline's and the published one, in the axis' unit of ``size``."""
+    words, heading = (formats.memory, what) if index else (formats.tokens_per_second, axis)
+    rows, cells = [], []
+    for step in steps:
+        now, held, published = (figures[index] for figures in (step.now, step.baseline, step.published))
+        told = step.verdict if now is None and step.verdict else words(now)
+        rows.append(_row(step, told, now, held, published, size=size))
+        cells.append((*step.name, told, words(held), "OOM" if step.ran_out_of_memory else words(published)))
+    table = Table(("rung", "settings", heading, "baseline", "published"), tuple(cells), 2)
+    return RowChart(title=f"{where}: {what}", says=says, axis=axis, rows=tuple(rows), marks=_MARKS, table=table)
 
 
 def _row(step: _Step, told: str, now: float | None, *marks: float | None, size: float = 1.0) -> Row:
@@ -205,31 +178,20 @@ def _speed_ups(where: str, steps: Sequence[_Step]) -> RowChart:
     # As the chapter's tables have them: a trial that ran out of memory is nothing to climb from.
     rungs = [step.rung or _NOT_OF_THE_CHAPTER for step in steps]
     ours = gains(rungs, [step.now.rate for step in steps])
-    published = gains(rungs, [step.published.rate for step in steps])
-    found = list(zip(steps, ours, published, strict=True))
-    headings = ("rung", "settings", "over the step before", "published", f"over {steps[0].number}", "published ")
+    rows, cells = [], []
+    for step, mine, theirs in zip(steps, ours, gains(rungs, [step.published.rate for step in steps]), strict=True):
+        told = [*map(_times, (mine.over_previous, theirs.over_previous, mine.over_first, theirs.over_first))]
+        cells.append((*step.name, *told))
+        if mine.over_previous is not None or theirs.over_previous is not None:
+            rows.append(_row(step, told[0], mine.over_previous, None, theirs.over_previous))
+    headings = ("rung", "settings", "over the step before", "published", f"over {steps[0].name[0]}", "published ")
     return RowChart(
         title=f"{where}: speed-up per rung",
         says=f"How many times as fast as the step before it each rung of {where} is.",
         axis="times the step before",
-        rows=tuple(
-            _row(step, _times(mine.over_previous), mine.over_previous, None, theirs.over_previous)
-            for step, mine, theirs in found
-            if mine.over_previous is not None or theirs.over_previous is not None
-        ),
+        rows=tuple(rows),
         marks=_MARKS,
-        table=Table(
-            headings,
-            tuple(
-                (
-                    step.number,
-                    step.settings,
-                    *map(_times, (mine.over_previous, theirs.over_previous, mine.over_first, theirs.over_first)),
-                )
-                for step, mine, theirs in found
-            ),
-            2,
-        ),
+        table=Table(headings, tuple(cells), 2),
     )
 
 
@@ -295,17 +257,9 @@ def _scaling(name: str, rates: _Rates, measured: _Rates, published: _Rates) -> L
     rows = []
     for gpus, rate in rates.items():
         width, theirs = (Width(gpus, of.get(gpus), of.get(1)) for of in (rates, published))
-        rows.append(
-            (
-                f"{gpus}" + ("" if gpus in measured else " (baseline)"),
-                formats.tokens_per_second(rate),
-                formats.tokens_per_second(rate * gpus),
-                formats.tokens_per_second(rates[narrowest] * gpus),
-                _times(width.speed_up),
-                formats.share(width.efficiency),
-                formats.share(theirs.efficiency),
-            )
-        )
+        speeds = map(formats.tokens_per_second, (rate, rate * gpus, rates[narrowest] * gpus))
+        shares = map(formats.share, (width.efficiency, theirs.efficiency))
+        rows.append((f"{gpus}" + " (baseline)" * (gpus not in measured), *speeds, _times(width.speed_up), *shares))
     headings = ("GPUs", "tokens/s/GPU", "tokens/s", "ideal", "speed-up", "efficiency", "published efficiency")
     widths = ", ".join(map(str, rates))
     return LineChart(
