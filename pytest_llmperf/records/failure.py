@@ -38,7 +38,7 @@ class Failure:
 
     @property
     def reason(self) -> str:
-        """What became of the launch, in one line."""
+        """How the launch ended, in one line."""
         what = "refused" if self.kind == "refused" else f"launch failed ({self.kind})"
         return f"{what}: {self.message}"
 

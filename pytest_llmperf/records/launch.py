@@ -47,7 +47,7 @@ class Place:
 
 
 def host_of(places: Iterable[Place]) -> str:
-    """What cools, feeds and drives all devices of a launch alike: its machines."""
+    """The machines of a launch, which cool, feed and drive all its devices alike."""
     return " + ".join(sorted({f"{place.host} {place.boot}".strip() for place in places}))
 
 
@@ -265,7 +265,7 @@ class Launch:
         return find_steady(self.step_seconds, self.warmup_steps)
 
     def differences(self, other: Launch) -> tuple[str, ...]:
-        """What around it may explain a difference from ``other``: environment, power limit, where its ranks were."""
+        """Name what may explain a difference from ``other``: environment, power limit, where its ranks were."""
         lines = list(self.environment.differences(other.environment))
         mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
         if mine and theirs and mine != theirs:
@@ -329,7 +329,7 @@ class Launch:
 
     @property
     def real_share(self) -> float:
-        """Of all tokens that went through the model, those that were no padding."""
+        """The share of the tokens that went through the model and were no padding."""
         real = [
             sum(rank.real_tokens) if rank.real_tokens else rank.tokens_per_step * len(rank.step_seconds)
             for rank in self.ranks

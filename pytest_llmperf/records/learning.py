@@ -46,7 +46,7 @@ class ReplayedUpdate:
 
 
 def worst_replay(replays: Sequence[ReplayedUpdate]) -> ReplayedUpdate:
-    """Of all ranks; none where any rank has none."""
+    """Return the worst of all ranks; none where any rank has none."""
     for each in replays:
         if each.none:
             return each
@@ -70,7 +70,7 @@ _UNREPLAYED = ReplayedUpdate(none="recorded before updates were replayed")
 
 @dataclass(frozen=True)
 class TensorSeen:
-    """What one rank saw of one tensor that is to be trained, or of its shard of it."""
+    """One tensor that is to be trained, or a shard of it, as one rank saw it."""
 
     name: str
     is_updated: bool
@@ -89,7 +89,7 @@ class TensorSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLearning:
-    """What one rank saw of the inspected step."""
+    """The inspected step, as one rank saw it."""
 
     shard: int = 0
     """Ranks of the same one hold the same weights."""
@@ -192,7 +192,7 @@ class Learning:
 
 
 def merged(ranks: Sequence[RankLearning]) -> Learning:
-    """What all ranks saw, as one; nothing where any rank saw nothing."""
+    """Return what all ranks saw, as one; nothing where any rank saw nothing."""
     for rank, seen in enumerate(ranks):
         if seen.none:
             return Learning(none=f"rank {rank}: {seen.none}" if len(ranks) > 1 else seen.none)

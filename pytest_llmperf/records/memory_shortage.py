@@ -94,7 +94,7 @@ _NOTHING = {"its limit": 1 / 16, "the GPU": 0.02, "the host": 0.02}
 
 @dataclass(frozen=True)
 class Room:
-    """What is left of a rank's memory."""
+    """The memory that is left to a rank."""
 
     of: Literal["its limit", "the GPU", "the host"]
     limit_bytes: int
@@ -120,7 +120,7 @@ class Room:
 
     @property
     def share(self) -> float:
-        """What is left, of what there was."""
+        """The part of it that is left."""
         return self.left_bytes / self.limit_bytes if self.limit_bytes else 1.0
 
     def __str__(self) -> str:

@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Metric:
-    """What is known of one metric."""
+    """All that is known of one metric."""
 
     name: str
     """As files have it; it carries its unit."""
@@ -139,7 +139,7 @@ _share = partial(Metric, is_share=True)
 
 
 def _phase(name: str, label: str, phase: str, slack: float, *, only_cold: bool = False) -> Metric:
-    """Of a launch that told how long it was in each of its phases.
+    """A phase of a launch that told how long it was in each.
 
     The best launch says what the code takes: file systems are cold, hosts busy, and a second launch finds files where
     the first had to fetch them. What is less than the slack is the machine's (docs/explanation/noise.md).
@@ -292,12 +292,12 @@ def phases() -> dict[str, Metric]:
 
 
 def counts() -> dict[str, Metric]:
-    """What a step does, as whole numbers: of a trace first."""
+    """The whole numbers of a step: of a trace first."""
     return {name: row for name, row in METRICS.items() if row.rule == "count"}
 
 
 def columns(place: str) -> dict[str, Column]:
-    """Of the metrics that have one in the table of cases there: ``summary``, ``page`` or ``markdown``."""
+    """The columns of the table of cases there: ``summary``, ``page`` or ``markdown``."""
     return {name: row.column for name, row in METRICS.items() if row.column and place in row.column.places}
 
 

@@ -86,7 +86,7 @@ class TrainingErrors:
 
 
 def merged(by_rank: Sequence[TrainingErrors]) -> TrainingErrors:
-    """Of all ranks: the mean of their losses, and of each tensor what the rank says that is furthest off."""
+    """Merge all ranks: the mean of their losses, and of each tensor what the rank says that is furthest off."""
     first, count = by_rank[0], len(by_rank)
     worst: dict[tuple[str, str, int], TensorError] = {}
     for rank, one in enumerate(by_rank):

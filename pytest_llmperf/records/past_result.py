@@ -72,7 +72,7 @@ class PastResult:
 
     @property
     def step_seconds(self) -> float:
-        """Of its launches together, where +5 % and -5 % weigh the same."""
+        """The step time of its launches together, where +5 % and -5 % weigh the same."""
         return math.exp(fmean(math.log(launch.step_seconds) for launch in self.launches))
 
     @property

@@ -86,7 +86,7 @@ def phases_of(
 
 
 def accounted(record: Mapping[str, float], waited: float, seconds: float, remainder: str) -> dict[str, float]:
-    """What a launch adds to a run's sum: the phases of its ``record``, if it left one; as ``remainder`` the rest.
+    """Return a launch's part of a run's sum: the phases of its ``record``, if it left one; as ``remainder`` the rest.
 
     It had ``waited`` for its hardware and held it for ``seconds``, those of attempts that left no record among them.
     """

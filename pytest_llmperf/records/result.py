@@ -179,7 +179,7 @@ class CaseResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
-        """Of plain data.
+        """Read plain data.
 
         Raises:
             ValueError: a field is missing or of another kind, in one line.
@@ -193,7 +193,7 @@ class CaseResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What launches cost, failed ones and searches too."""
+    """The cost of launches, failed ones and searches too."""
 
     launches: int = 0
     phases: Mapping[str, float] = field(default_factory=dict)

@@ -289,7 +289,7 @@ class ResultsDocument:
 
     @property
     def kind(self) -> str:
-        """Of its machine; of a night that of all its machines, where they have one; else empty."""
+        """The kind of its machine; of a night that of all its machines, where they have one; else empty."""
         kinds = {machine.kind for machine in (self.machine, *self.machines.values())} - {""}
         return kinds.pop() if len(kinds) == 1 else ""
 
@@ -299,7 +299,7 @@ class ResultsDocument:
 
     @cached_property
     def common(self) -> Mapping[str, CommonChange]:
-        """What all cases have in common: of a run, or by its file of each of a night's."""
+        """The change that all cases have in common: of a run, or by its file of each of a night's."""
         read = {name: codec.read_lenient(CommonChange, each) for name, each in self.changes_told.items()}
         return {name: found for name, found in read.items() if found is not None}
 
@@ -310,7 +310,7 @@ def document_of(values: object) -> ResultsDocument:
 
 
 def read_values(path: Path, *, exact: bool = False) -> dict[str, Any]:
-    """What the file at ``path`` holds. What is no finite number, as in old files, is null, or refused if ``exact``.
+    """Read the file at ``path``. What is no finite number, as in old files, is null, or refused if ``exact``.
 
     Raises:
         NoResultsError: it is something else than a results document.

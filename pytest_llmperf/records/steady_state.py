@@ -136,7 +136,7 @@ def _squared_error(values: Sequence[float]) -> float:
 
 
 def _error_of_median(logs: Sequence[float]) -> float:
-    """Of autocorrelated steps about a straight line: what drifts is reported as drift, not as noise."""
+    """Take steps as autocorrelated about a straight line: what drifts is reported as drift, not as noise."""
     if len(logs) < _LEAST:
         return math.inf
     number, mean = len(logs), fmean(logs)

@@ -84,7 +84,7 @@ class RankWork:
 
 
 def rank_work(counts: Sequence[Mapping[Key, float]], exchange_seconds: Sequence[float]) -> tuple[RankWork, ...]:
-    """Of each rank, from the counts of all in their order."""
+    """Tell the work of each rank, from the counts of all in their order."""
     names = sorted({name for each in counts for name in each})
     usual = {name: median_low([each.get(name, 0.0) for each in counts]) for name in names}
     found = []
@@ -216,7 +216,7 @@ def merged(traces: Sequence[Trace]) -> Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticStep:
-    """What fake tensors tell of one rank's step before anything is launched, without noise."""
+    """One rank's step as fake tensors tell it before anything is launched, without noise."""
 
     operators: Mapping[str, Count]
     """How often each is called, without the names of overloads; kernels of Liger's as ``liger::…``."""
@@ -233,7 +233,7 @@ class StaticStep:
         return sum(self.memory.values())
 
     def other_versions(self, now: StaticStep) -> tuple[str, ...]:
-        """What differs in the versions of ``now``, ``name: then -> now``."""
+        """The versions of ``now`` that differ, ``name: then -> now``."""
         names = sorted({*self.versions, *now.versions})
         both = ((name, self.versions.get(name, "none"), now.versions.get(name, "none")) for name in names)
         return tuple(f"{name}: {then} -> {there}" for name, then, there in both if then != there)

@@ -64,7 +64,7 @@ class Trial:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Of all its GPUs; ``None`` where nobody told."""
+        """The energy of all its GPUs; ``None`` where nobody told."""
         if not self.power_watts or not self.tokens_per_step:
             return None
         return self.power_watts * self.step_seconds / self.tokens_per_step

@@ -146,7 +146,7 @@ def _range(numbers: Iterable[int]) -> str:
 
 
 def changed_title(result: CaseResult) -> str:
-    """What the lines are about; where two sides took turns there is no baseline."""
+    """The title of the lines; where two sides took turns there is no baseline."""
     return "not the same on both sides" if result.launches_before else "changed since the baseline"
 
 

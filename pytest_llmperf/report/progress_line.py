@@ -73,7 +73,7 @@ def _phase(progress: Progress) -> str:
 
 
 class LaunchLines:
-    """What is shown of one launch: a line that moves where ``write`` is given, else two that are said."""
+    """The lines of one launch: one that moves where ``write`` is given, else two that are said."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class LaunchLines:
         self._line = LiveLine(write) if write is not None else None
 
     def update(self, progress: Progress) -> None:
-        """Of a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
+        """Show a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
         now = time.monotonic()
         if self._line is not None:
             self._line.update(live_line(self._launch, progress, now - self._start, _width(), run=self._run()))

@@ -17,7 +17,7 @@ from pytest_llmperf.support.redaction import redacted, without_secrets
 
 
 def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: Spent | None = None) -> dict[str, Any]:
-    """What ``--perf-json`` writes of results: plain data that strict JSON can hold; NaN and infinities are null."""
+    """Results as ``--perf-json`` has them: plain data that strict JSON can hold; NaN and infinities are null."""
     values = {"schema": SCHEMA, "machine": machine, "results": [codec.plain(result_of(result)) for result in results]}
     if spent is not None and spent.launches:
         phases = {name: round(seconds, 3) for name, seconds in spent.phases.items()}

@@ -74,7 +74,7 @@ class Result:
 
     @cached_property
     def launches_before(self) -> tuple[Launch, ...]:
-        """Of the other side, where two took turns."""
+        """Those of the other side, where two took turns."""
         return _launches(self.told.launches_before)
 
     @property

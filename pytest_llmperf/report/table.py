@@ -45,7 +45,7 @@ class Column:
 
 
 class FigureCell(NamedTuple):
-    """Of one case, in a table of cases."""
+    """A figure of one case, in a table of cases."""
 
     heading: str
     text: str

@@ -26,7 +26,7 @@ ASCII = Glyphs(dot="|", ellipsis="...")
 
 
 def glyphs_of(encoding: str | None) -> Glyphs:
-    """What an output of this encoding can show; an unknown encoding shows ASCII."""
+    """The marks that an output of this encoding can show; an unknown encoding shows ASCII."""
     try:
         (UNICODE.dot + UNICODE.ellipsis).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -51,7 +51,7 @@ class ExportedCase:
 
     @classmethod
     def read(cls, result: Result, machine: str = "", tests: Mapping[str, EndedTest] | None = None) -> ExportedCase:
-        """Of one of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
+        """Read one of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
         test = (tests or {}).get(result.nodeid)
         return cls(
             told=as_shown(result),
@@ -110,12 +110,12 @@ class ExportedCase:
 
     @property
     def seconds(self) -> float:
-        """Of all its launches."""
+        """The sum over all its launches."""
         return sum(record.wall_seconds for record in self._records)
 
     @property
     def launched_at(self) -> float | None:
-        """Of its last launch, seconds since 1970."""
+        """When its last launch began, seconds since 1970."""
         return max(filter(None, (_time(record.started_at) for record in self._records)), default=None)
 
 
@@ -133,7 +133,7 @@ class FailedTest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedRun:
-    """Of one or several documents."""
+    """The runs of one or several documents."""
 
     cases: tuple[ExportedCase, ...] = ()
     """The worst first."""

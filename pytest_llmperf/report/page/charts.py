@@ -61,7 +61,7 @@ def _colours(chart: RowChart) -> dict[str, str]:
 
 
 def specification(chart: Chart) -> dict[str, Any]:
-    """Of Vega-Lite. The picture says nothing by itself: what it shows is said beside it."""
+    """The chart for Vega-Lite. The picture says nothing by itself: what it shows is said beside it."""
     known = json.loads((files(__package__) / "template" / "charts.json").read_text(encoding="utf-8"))
     match chart:
         case RowChart():

@@ -60,7 +60,7 @@ _NEEDED = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 
 
 def missing() -> str:
-    """What is not installed of what a page takes, and what installs it, in a line; imports nothing of it."""
+    """Name what a page takes and is not installed, and what installs it, in a line; imports nothing of it."""
     names = [name for module, name in _NEEDED.items() if find_spec(module) is None]
     if not names:
         return ""

@@ -107,7 +107,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Cell:
-    """Of a row: what is read, and what it is sorted by: ``None`` sorts by the text."""
+    """A text of a row, and what it is sorted by: ``None`` sorts by the text."""
 
     text: str
     order: float | None = None
@@ -115,7 +115,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """What a row opens to, by title."""
+    """The tables, lists and charts that a row opens to, by title."""
 
     tables: tuple[tuple[str, Table], ...] = ()
     lists: tuple[tuple[str, tuple[str, ...]], ...] = ()

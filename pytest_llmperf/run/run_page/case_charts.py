@@ -226,7 +226,7 @@ def memory_table(result: Result, parts: Mapping[str, int]) -> Table:
 
 
 def memory_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
-    """Of every case of which parts are stored; ``None`` where there is none."""
+    """The memory of every case of which parts are stored; ``None`` where there is none."""
     told = [(result, parts) for result in results if (parts := memory_parts(result, stored))]
     if not told:
         return None

@@ -88,7 +88,7 @@ def rows(documents: Sequence[RunDocument], stored: StoredFigures) -> tuple[Case,
 
 
 def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], ...]:
-    """What runs its test again, and what accepts its figures where they are not the baseline's."""
+    """The commands that run its test again, and accept its figures where they are not the baseline's."""
     nodeid, words = result.told.nodeid, document.told.rerun
     if not nodeid:
         return ()

@@ -29,7 +29,7 @@ _NOT_OF_THE_CHAPTER = next(rung for rung in LLAMA if not rung.ran_out_of_memory)
 
 @dataclass(frozen=True)
 class CaseName:
-    """What an id tells of its case, where the case's spec is not at hand: documents have ids alone."""
+    """The parts of an id, where the case's spec is not at hand: documents have ids alone."""
 
     model: str
     settings: str
@@ -44,12 +44,12 @@ class CaseName:
 
     @property
     def rung(self) -> str:
-        """What tells it from the others of a ladder: its settings, and its GPUs where these are several."""
+        """Its name among the others of a ladder: its settings, and its GPUs where these are several."""
         return f"{self.settings} {self.gpus} GPUs" if (self.gpus or 0) > 1 else self.settings
 
     @property
     def training(self) -> str:
-        """What cases that differ in their GPUs alone have in common."""
+        """The name that cases which differ in their GPUs alone have in common."""
         return f"{self.model}-{self.settings}" if self.model else self.settings
 
 
@@ -93,7 +93,7 @@ def notes_of(results: Iterable[Result]) -> tuple[str, ...]:
 
 
 def ladder_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
-    """Of every model with two rungs or more; ``None`` where there is none."""
+    """The ladder of every model with two rungs or more; ``None`` where there is none."""
     charts: list[Chart] = []
     machines = dict.fromkeys(result.machine for result in results)
     for machine in machines:

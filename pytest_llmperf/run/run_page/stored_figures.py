@@ -22,7 +22,7 @@ class StoredFigures:
 
     @classmethod
     def read(cls, root: Path, machines: Iterable[str]) -> StoredFigures:
-        """What is stored of these machine kinds under ``root``; nothing where there is no such folder."""
+        """Read what is stored of these machine kinds under ``root``; nothing where there is no such folder."""
         found, broken = dict[tuple[str, str], Baseline](), list[str]()
         for machine in sorted(set(machines)):
             if not machine or Path(machine).name != machine:

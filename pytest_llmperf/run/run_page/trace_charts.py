@@ -24,12 +24,12 @@ _NEGLIGIBLE = 0.001
 
 
 def _now(result: Result) -> Trace | None:
-    """Of its newest launch that has one."""
+    """The trace of its newest launch that has one."""
     return next((launch.trace for launch in reversed(result.launches) if launch.trace), None)
 
 
 def _before(result: Result, stored: StoredFigures) -> Trace | None:
-    """Of the other side, where two took turns; else the baseline's."""
+    """The other side's trace, where two took turns; else the baseline's."""
     turns = [launch.trace for launch in result.launches_before if launch.trace]
     if turns:
         return turns[-1]
@@ -48,7 +48,7 @@ def _ms(seconds: float) -> str:
 
 
 def trace_tables(result: Result, stored: StoredFigures) -> list[tuple[str, Table]]:
-    """Of one case: a step by category, and the names whose counts moved."""
+    """Tables of one case: a step by category, and the names whose counts moved."""
     now, before = _now(result), _before(result, stored)
     if now is None:
         return []
@@ -111,7 +111,7 @@ def trace_section(results: Sequence[Result], stored: StoredFigures) -> Section |
 
 
 def _differences(traced: Sequence[tuple[Result, Trace]], stored: StoredFigures) -> RowChart | None:
-    """What moved, of the cases that do not hold: what is gained and what is lost would hide each other in one bar."""
+    """Parts that moved, in cases that do not hold: what is gained and what is lost would hide each other in one bar."""
     stacks, rows = [], []
     for result, now in traced:
         before = _before(result, stored)

@@ -17,7 +17,7 @@ from pytest_llmperf.support.files import write_text
 
 @dataclass(frozen=True)
 class WrittenPage:
-    """What became of it."""
+    """A page that was written, or why there is none."""
 
     why_none: str = ""
     """A line, where there is no page; else nothing."""
