@@ -203,6 +203,9 @@ def merged(ranks: Sequence[RankLearning]) -> Learning:
     factors += [math.sqrt(seen.clipped_squares / seen.squares) if seen.squares > 0 else 1.0 for seen in ranks]
     first, rates = ranks[0], [rate for seen in ranks for rate in seen.learning_rates]
     widest = max(ranks, key=lambda seen: seen.largest_update - seen.update_bound)
+    ambiguous, expected = frozenset[int]().union(*(seen.ambiguous for seen in ranks)), first.expected_samples
+    # The step may have too many of some samples; what the data set does not hold is told by itself.
+    read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
     futures = [seen.future for seen in ranks if seen.future is not None]
     return Learning(
         tensors=len(first.tensors),
@@ -225,9 +228,9 @@ def merged(ranks: Sequence[RankLearning]) -> Learning:
         steps=first.steps,
         schedule_steps=first.schedule_steps,
         is_scaled=first.is_scaled,
-        shared_samples=_shared(ranks),
+        shared_samples=sum(times > 1 for sample, times in read.items() if sample not in ambiguous),
         foreign_samples=sum(sample < 0 for seen in ranks for sample in seen.samples),
-        misplaced_samples=_misplaced(ranks),
+        misplaced_samples=(read - Counter(expected)).total() if expected else 0,
         misorder=next(filter(None, (seen.misorder for seen in ranks)), ""),
         labels=all(seen.labels for seen in ranks),
         future=max(futures) if futures else None,
@@ -254,15 +257,3 @@ def _differing(ranks: Sequence[RankLearning], bits: Callable[[TensorSeen], int])
         for each in seen.tensors:
             held.setdefault((seen.shard, each.name), set()).add(bits(each))
     return tuple(dict.fromkeys(name for (_, name), several in held.items() if len(several) > 1))
-
-
-def _shared(ranks: Sequence[RankLearning]) -> int:
-    ambiguous = frozenset[int]().union(*(seen.ambiguous for seen in ranks))
-    read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
-    return sum(times > 1 for sample, times in read.items() if sample not in ambiguous)
-
-
-def _misplaced(ranks: Sequence[RankLearning]) -> int:
-    """How many samples the step has too many of; what the data set does not hold is told by itself."""
-    read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
-    return (read - Counter(ranks[0].expected_samples)).total() if ranks[0].expected_samples else 0

@@ -179,11 +179,6 @@ class TraceForm:
     by_rank: tuple[RankWork, ...] = ()
 
 
-def _kept(count: float) -> float:
-    """As a file keeps it: a third of a kernel that is stored must be the third that the next launch has."""
-    return float(f"{count:.6g}")
-
-
 def merged(traces: Sequence[Trace]) -> Trace:
     """Those of all ranks as one; none where any rank has none."""
     for rank, trace in enumerate(traces):
@@ -193,17 +188,14 @@ def merged(traces: Sequence[Trace]) -> Trace:
     for trace in traces:
         for row in trace.rows:
             by_name.setdefault((row.kind, row.name), []).append(row)
-    ranks = len(traces)
+    ranks, rows = len(traces), []
+    for (kind, name), own in by_name.items():
+        count, seconds = sum(row.count for row in own) / ranks, sum(row.seconds for row in own) / ranks
+        # As a file keeps it: a third of a kernel that is stored must be the third that the next launch has.
+        rows.append(TraceRow(kind, name, float(f"{count:.6g}"), seconds))
     exchanges = [sum(row.seconds for row in trace.rows if row.kind == "collective") for trace in traces]
     return Trace(
-        rows=tuple(
-            sorted(
-                TraceRow(
-                    kind, name, _kept(sum(row.count for row in rows) / ranks), sum(row.seconds for row in rows) / ranks
-                )
-                for (kind, name), rows in by_name.items()
-            )
-        ),
+        rows=tuple(sorted(rows)),
         steps=traces[0].steps,
         ranks=ranks,
         step_seconds=max(trace.step_seconds for trace in traces),

@@ -84,17 +84,22 @@ class LaunchLines:
         run: Callable[[], str] = lambda: "",
     ) -> None:
         """``run`` tells how far the run is that the launch is of."""
-        self._launch, self._say, self._run = launch, say, run
+        self._launch, self._say, self._write, self._run = launch, say, write, run
         self._name = f"{one_line(launch.spec_id)}: {launch}"
         self._start = self._said_at = time.monotonic()
+        self._drawn_at: float | None = None
         self._is_told = False
-        self._line = LiveLine(write) if write is not None else None
 
     def update(self, progress: Progress) -> None:
         """Show a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
         now = time.monotonic()
-        if self._line is not None:
-            self._line.update(live_line(self._launch, progress, now - self._start, _width(), run=self._run()))
+        if self._write is not None:
+            if self._drawn_at is None or now - self._drawn_at >= 1 / _UPDATES_PER_SECOND:
+                # Asked now and not at the start: the window may have been resized.
+                width = shutil.get_terminal_size().columns
+                line = live_line(self._launch, progress, now - self._start, width, run=self._run())
+                self._write(f"\r{line}\x1b[K")
+                self._drawn_at = now
         elif not self._is_told:
             self._is_told = True
             self._say(f"{self._name} started")
@@ -110,45 +115,12 @@ class LaunchLines:
             f"{len(launch.step_seconds)} steps",
             formats.seconds(launch.wall_seconds),
         )
-        if self._line is None:
+        if self._write is None:
             self._say(f"{self._name} finished: {', '.join(figures)}")
         self.clear()
 
     def clear(self) -> None:
-        """Nothing more is shown of it."""
-        if self._line is not None:
-            self._line.clear()
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns
-
-
-class LiveLine:
-    """One line of a terminal, rewritten in place."""
-
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        width: Callable[[], int] = _width,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._write, self._width, self._clock = write, width, clock
-        self._drawn_at: float | None = None
-        self._visible = False
-
-    def update(self, text: str) -> None:
-        """Show ``text``, cut to the terminal; dropped where the last one is younger than a fifth of a second."""
-        now = self._clock()
-        if self._drawn_at is not None and now - self._drawn_at < 1 / _UPDATES_PER_SECOND:
-            return
-        # Asked now and not at the start: the window may have been resized.
-        line = one_line(text)[: max(self._width() - 1, 0)]
-        self._write(f"\r{line}\x1b[K")
-        self._drawn_at, self._visible = now, True
-
-    def clear(self) -> None:
-        """Leave the cursor at the start of an empty line; nothing where nothing was shown."""
-        if self._visible:
+        """Show nothing more of it: the cursor is left at the start of an empty line."""
+        if self._write is not None and self._drawn_at is not None:
             self._write("\r\x1b[K")
-            self._visible = False
+            self._drawn_at = None

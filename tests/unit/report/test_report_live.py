@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.report.progress_line import LaunchLines, LiveLine, Numbered, live_line
+from pytest_llmperf.report.progress_line import LaunchLines, Numbered, live_line
 from tests.unit.report.test_report_failure import launch_of
 
 SPEC_ID = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
@@ -110,39 +111,43 @@ def test_a_log_hears_every_half_minute_of_a_launch_that_takes_longer(monkeypatch
 class Screen:
     """Collects what is written, at a time and a width that the test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.written: list[str] = []
         self.now = 0.0
         self.columns = 80
-        self.line = LiveLine(self.written.append, lambda: self.columns, clock=lambda: self.now)
+        module = "pytest_llmperf.report.progress_line"
+        monkeypatch.setattr(f"{module}.time.monotonic", lambda: self.now)
+        monkeypatch.setattr(f"{module}.shutil.get_terminal_size", lambda: os.terminal_size((self.columns, 24)))
+        self.lines = LaunchLines(Numbered(SPEC_ID, 1, 2), say=self.written.append, write=self.written.append)
 
 
-def test_the_line_is_rewritten_in_place_and_cleared() -> None:
-    screen = Screen()
-    screen.line.update("one  two")
-    screen.line.clear()
-    assert screen.written == ["\rone  two\x1b[K", "\r\x1b[K"]
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    return Screen(monkeypatch)
 
 
-def test_updates_are_at_most_five_a_second() -> None:
-    screen = Screen()
+def test_the_line_is_rewritten_in_place_and_cleared(screen: Screen) -> None:
+    screen.lines.update(TRAINING)
+    screen.lines.finished(launch_of(2))
+    assert screen.written == [f"\r{live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 0.0, 80)}\x1b[K", "\r\x1b[K"]
+
+
+def test_updates_are_at_most_five_a_second(screen: Screen) -> None:
     for tick in range(100):
         screen.now = tick / 100
-        screen.line.update(str(tick))
+        screen.lines.update(TRAINING)
     assert len(screen.written) == 5
 
 
-def test_clearing_writes_nothing_where_nothing_was_shown() -> None:
-    screen = Screen()
-    screen.line.clear()
-    screen.line.update("x")
-    screen.line.clear()
-    screen.line.clear()
+def test_clearing_writes_nothing_where_nothing_was_shown(screen: Screen) -> None:
+    screen.lines.clear()
+    screen.lines.update(TRAINING)
+    screen.lines.clear()
+    screen.lines.clear()
     assert len(screen.written) == 2
 
 
-def test_a_text_wider_than_a_resized_terminal_is_cut() -> None:
-    screen = Screen()
+def test_a_line_wider_than_a_resized_terminal_is_cut(screen: Screen) -> None:
     screen.columns = 5
-    screen.line.update("123456\n789")
+    screen.lines.update(Progress(phase="123456\n789"))
     assert screen.written == ["\r1234\x1b[K"]
