@@ -13,7 +13,7 @@ from pytest_llmperf.plugin.run_progress import RunProgress, header
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.run import UNFINISHED
+from pytest_llmperf.run.hardware import UNFINISHED
 from pytest_llmperf.support import signals
 
 # Under which a worker of xdist leaves its controller the line of a usage error.

@@ -75,9 +75,6 @@ class BaselineComparison:
         """Launch until there is a verdict; every launch but one that was set aside counts, also an earlier run's.
 
         ``is_recorded``: what is measured is to become a part of the baseline.
-
-        Raises:
-            LaunchFailed: a launch yielded no record.
         """
         settings = self._run.settings
         passing = None if is_recorded or settings.launches > 1 else self._passing(baseline)

@@ -275,11 +275,7 @@ class BesideGood:
         self._store.release()
 
     def compared(self, candidate: Candidate, decide: Callable[[Pairs], Look], *, is_end: bool = False) -> Step:
-        """What ``decide`` says of ``candidate``, by as many pairs as it takes; one that ``is_end`` is always tried.
-
-        Raises:
-            CaseFailedError: the good end cannot be launched, or the disk is full.
-        """
+        """What ``decide`` says of ``candidate``, by as many pairs as it takes; one that ``is_end`` is always tried."""
         known = self._store.known(candidate.name)
         if known.pairs:
             self.pairs[candidate.name] = known.pairs

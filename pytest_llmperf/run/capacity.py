@@ -69,9 +69,6 @@ def fit(
 
     What one process tells is a hint: memory that it has used is in other pieces than fresh memory. Once a fresh launch
     contradicts it, fresh launches alone are believed: each of its other sizes would have to be contradicted by itself.
-
-    Raises:
-        LaunchFailed: a launch ended for another reason than a lack of memory.
     """
     hinted = not known
     if known:  # as if one process had told it
@@ -138,11 +135,7 @@ class FreshLaunches:
         self.launches: dict[int, Launch | None] = {}
 
     def launch(self, size: int) -> Launch | None:
-        """Launch ``size``; a rank that died without a word gets a second chance, since memory may have been what ended.
-
-        Raises:
-            LaunchFailed: it ended for another reason than a lack of memory.
-        """
+        """Launch ``size``; a rank that died without a word gets a second chance, since memory may have been what ended."""
         for may_be_killed in (True, False):
             self._number += 1
             try:
@@ -198,12 +191,7 @@ class MaxBatchSize:
         self._caller, self._runner, self._recorder = caller, runner, recorder
 
     def check(self, case: Case, spec: TrainSpec) -> Concluded:
-        """What was found, what that is held against, and why it was not recorded where it should be.
-
-        Raises:
-            BaselineError: there is a file that cannot serve, or none can be written; before anything is launched.
-            LaunchFailed: a launch ended for another reason than a lack of memory.
-        """
+        """What was found, what that is held against, and why it was not recorded where it should be."""
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
         # Clocks and drift say nothing of what fits.

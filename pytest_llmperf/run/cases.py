@@ -197,11 +197,7 @@ class Cases:
         return held if held.fails else None
 
     def _curve(self, spec: TrainSpec, same: Measured | None) -> CurveCheck | None:
-        """Its losses beside those before, where somebody asks for that.
-
-        Raises:
-            BaselineError: there is no curve to judge, or what is stored cannot be used.
-        """
+        """Its losses beside those before, where somebody asks for that."""
         if not self._asks_for_curve(spec):
             return None
         why_none = why_no_curve(spec)

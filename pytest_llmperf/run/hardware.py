@@ -1,82 +1,249 @@
-"""The hardware that a run may use, as its settings ask for it, and the name of its kind."""
+"""Hardware: where a run's launches go, and what they may use, as its settings ask for it. Found on first use.
+
+``UsageError`` says that the site cannot serve or lacks GPUs, ``RunEndedError`` that all nodes of a job are lost and
+another start may go on.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.launch.device import UNKNOWN
-from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.launch.site import Site
-from pytest_llmperf.run.errors import UsageError
+from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
+from pytest_llmperf.run.errors import RunEndedError, UsageError
+from pytest_llmperf.run.folders import new_run_folder
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import formats
 
+if TYPE_CHECKING:
+    from pytest_llmperf.launch.device import Gpu
+    from pytest_llmperf.launch.machine import Machine
+    from pytest_llmperf.launch.site import Site
+    from pytest_llmperf.run.job import Job
 
-def found(settings: Settings, site: Site, machine: Machine) -> tuple[Machine, str]:
-    """The ``machine`` of ``site`` as this run may use it, and a line about what of it is assumed.
+#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
+#: "try again later".
+UNFINISHED = 75
+#: The GPU-hours are used up: another start would change nothing.
+OVER_BUDGET = 76
 
-    Raises:
-        UsageError: it has fewer GPUs than ``--gpus`` asks for, and this is no dry run; or less memory than the limit.
-    """
-    asked, assumed = settings.gpus, ""
-    if asked is not None and asked > len(machine.gpus):
-        have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {site.where}"
-        if not settings.dry_run:
-            raise UsageError(f"{have}; {site.for_more}, or ask for fewer (--gpus 0 is the CPU)")
-        machine, assumed = _with_assumed(machine, settings, asked, have)
-    least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
-    if asked != 0 and 0 < least < settings.memory_limit_bytes:
-        raise UsageError(
-            f"--perf-memory-limit {formats.memory(settings.memory_limit_bytes)}: the GPU has {formats.memory(least)}; "
-            "a limit can only be lower"
+# GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
+_ANY = 1_000_000
+
+
+class Hardware:
+    """What one process's run may use."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        rootdir: Path,
+        arguments: Sequence[str] = (),
+        shared_gpus: Sequence[str] = (),
+        is_worker: bool = False,
+    ) -> None:
+        """``arguments`` tell one run of a SLURM job from its others.
+
+        ``is_worker``: other processes share the run, and ``shared_gpus``, by uuid, where not all are the run's.
+        """
+        self.settings, self.rootdir, self.arguments = settings, rootdir, tuple(arguments)
+        self.shared_gpus, self.is_worker = tuple(shared_gpus), is_worker
+        self._is_charged = False
+
+    @cached_property
+    def site(self) -> Site:
+        """It is asked for nothing yet."""
+        from pytest_llmperf.launch.site import Wanted
+
+        settings = self.settings
+        wanted = Wanted(
+            gpus=settings.gpus,
+            start=settings.start,
+            slurm=settings.slurm,
+            folder=lambda: self.run_folder,
+            budget_ends=lambda say: self.job.budget_ends(settings.budget_gpu_hours, say),
         )
-    return machine, assumed
+        if uses_slurm(settings.launcher, os.environ):
+            from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
 
+            return SlurmSite(wanted, os.environ)
+        from pytest_llmperf.launch.local import LocalSite
 
-def _with_assumed(machine: Machine, settings: Settings, gpus: int, have: str) -> tuple[Machine, str]:
-    """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest.
+        return LocalSite(wanted)
 
-    A dry run launches nothing, so a login node may tell what a job would do.
+    @contextmanager
+    def _usable_site(self) -> Iterator[Site]:
+        """The site, while it is asked what it has."""
+        from pytest_llmperf.launch.site import AllNodesLostError, SiteError
 
-    Raises:
-        UsageError: a budget is to be kept, and no baseline can tell what a case takes.
-    """
-    from pytest_llmperf.judge.store import BaselineStore
+        try:
+            yield self.site
+        except SiteError as error:
+            # An exit of xdist's worker is a crash.
+            if isinstance(error, AllNodesLostError) and self.settings.resume and not self.is_worker:
+                raise RunEndedError(str(error), UNFINISHED) from None
+            raise UsageError(f"--perf-launcher {self.settings.launcher}: {error}") from None
+        except ValueError as error:
+            raise UsageError(f"--gpus: {error}") from error
 
-    missing = gpus - len(machine.gpus)
-    like = machine.gpus[0] if machine.gpus else UNKNOWN
-    kinds = [kind for kind in BaselineStore(settings.baselines).machines() if "cpu" not in kind.split("-")]
-    if settings.machine in kinds or (machine.gpus and not settings.machine):
-        line = f"{have}; {missing} assumed, with the times of {settings.machine or 'those'}"
-    else:
-        choice = f" ({', '.join(kinds)})" if kinds else ""
-        nobodys = f"; there are none of {settings.machine}" if settings.machine else ""
-        line = f"{have}, and so no baseline tells how long a case takes{nobodys}"
-        line += f"; say which do with -o perf_machine=KIND{choice}"
-        if settings.budget_gpu_hours is not None:
-            raise UsageError(line)
-    return replace(machine, gpus=(*machine.gpus, *([like] * missing))), line
+    def charge(self) -> None:
+        """Let the job count the GPUs that it holds from now on; on this machine nothing is counted."""
+        if not self._is_charged:
+            with self._usable_site():
+                self.job.charge()
+            self._is_charged = True
 
+    @cached_property
+    def job(self) -> Job:
+        """What this run keeps for the next start of its job, and counts; nothing where none comes."""
+        from pytest_llmperf.run.job import Job, NoJob
 
-def kind(settings: Settings, machine: Machine, *, on_cpu: bool) -> str:
-    """What keys a baseline together with the digest. A limit of memory makes another machine of it.
+        if not self._goes_on:
+            return NoJob()
+        return Job(self.rootdir / ".llmperf", self.site, self.arguments, resume=self.settings.resume)
 
-    Raises:
-        UsageError: its GPUs are of several kinds, and nobody has named it.
-    """
-    limit = settings.memory_limit_bytes
-    return _unlimited(settings, machine, on_cpu=on_cpu) + (f"-limit-{limit / 2**30:g}gib" if limit else "")
+    @cached_property
+    def _goes_on(self) -> bool:
+        """Whether another start of a job can go on with this run; a ``UsageError`` where an option needs that."""
+        settings = self.settings
+        if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
+            return True
+        if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
+            option = "--perf-resume" if settings.resume else "--perf-budget"
+            others = "leave it out, or use sbatch"
+            if not settings.resume:
+                others += ", or add --perf-dry-run, which launches nothing and tells what the run would cost"
+            raise UsageError(f"{option}: not in a SLURM job that launches by srun; {others}")
+        return False
 
+    @property
+    def in_job(self) -> bool:
+        """Whether this is a SLURM job's run, also one that launches on its first node alone."""
+        return self._goes_on or bool(job_key(os.environ))
 
-def _unlimited(settings: Settings, machine: Machine, *, on_cpu: bool) -> str:
-    name = settings.machine
-    if settings.static:
-        return name or "static"
-    if on_cpu:  # a site names its machine once, and its CPU's figures must never meet its GPU's
-        return f"{name}-cpu" if name else machine.cpu_kind
-    if name:
-        return name
-    try:
-        return machine.gpu_kind
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    @property
+    def machine(self) -> Machine:
+        """Found on first use: a run without a perf test never asks the driver. One with fewer GPUs than ``--gpus`` is
+        a ``UsageError``, unless this is a dry run: a nightly job must not go green on a dead GPU."""
+        return self._found[0]
+
+    @cached_property
+    def _found(self) -> tuple[Machine, str]:
+        """The machine as this run may use it, and a line about what of it is assumed."""
+        from pytest_llmperf.launch.machine import Machine
+
+        settings = self.settings
+        if settings.static:  # the same on every machine, so none is asked for
+            return Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
+        with self._usable_site() as site:
+            machine = site.machine()
+        asked, limit, assumed = settings.gpus, settings.memory_limit_bytes, ""
+        if asked is not None and asked > len(machine.gpus):
+            have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {site.where}"
+            if not settings.dry_run:
+                raise UsageError(f"{have}; {site.for_more}, or ask for fewer (--gpus 0 is the CPU)")
+            machine, assumed = self._with_assumed(machine, asked, have)
+        least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
+        if asked != 0 and 0 < least < limit:
+            raise UsageError(
+                f"--perf-memory-limit {formats.memory(limit)}: the GPU has {formats.memory(least)}; "
+                "a limit can only be lower"
+            )
+        return machine, assumed
+
+    def _with_assumed(self, machine: Machine, gpus: int, have: str) -> tuple[Machine, str]:
+        """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest.
+
+        A dry run launches nothing, so a login node may tell what a job would do; but a budget cannot be kept there if
+        no baseline can tell what a case takes.
+        """
+        from pytest_llmperf.judge.store import BaselineStore
+        from pytest_llmperf.launch.device import UNKNOWN
+
+        missing, named = gpus - len(machine.gpus), self.settings.machine
+        like = machine.gpus[0] if machine.gpus else UNKNOWN
+        kinds = [kind for kind in BaselineStore(self.settings.baselines).machines() if "cpu" not in kind.split("-")]
+        if named in kinds or (machine.gpus and not named):
+            line = f"{have}; {missing} assumed, with the times of {named or 'those'}"
+        else:
+            choice = f" ({', '.join(kinds)})" if kinds else ""
+            nobodys = f"; there are none of {named}" if named else ""
+            line = f"{have}, and so no baseline tells how long a case takes{nobodys}"
+            line += f"; say which do with -o perf_machine=KIND{choice}"
+            if self.settings.budget_gpu_hours is not None:
+                raise UsageError(line)
+        return replace(machine, gpus=(*machine.gpus, *([like] * missing))), line
+
+    def words_for_as_much(self) -> list[str]:
+        """Before a command line: what takes as many nodes and GPUs of the site as this run has."""
+        with self._usable_site() as site:
+            return site.words_for_as_much(os.environ)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs this run may use; 0 is the CPU."""
+        asked = self.settings.gpus
+        if self.settings.static:
+            return _ANY if asked is None else asked
+        return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.num_gpus == 0
+
+    @cached_property
+    def chosen(self) -> list[str]:
+        """By uuid, what the workers of a parallel run share where it may use fewer GPUs than there are; else none."""
+        asked = self.settings.gpus
+        if not self.site.is_here or not asked or asked >= len(self.machine.gpus):
+            return []
+        from pytest_llmperf.launch.machine import undisturbed_first
+
+        return [gpu.uuid for gpu in undisturbed_first(self.machine.gpus)[:asked]]
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those of which launches may lease; one process alone takes whichever are free, and never more than asked."""
+        return tuple(gpu for gpu in self.machine.gpus if not self.shared_gpus or gpu.uuid in self.shared_gpus)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What each rank may hold; 0: whatever the CPU's host has."""
+        if self.settings.memory_limit_bytes or self.on_cpu:
+            return self.settings.memory_limit_bytes
+        return min(gpu.memory_bytes for gpu in self.machine.gpus)
+
+    @property
+    def machine_kind(self) -> str:
+        """What keys a baseline together with the digest. A limit of memory makes another machine of it."""
+        name, limit = self.settings.machine, self.settings.memory_limit_bytes
+        if self.settings.static:
+            kind = name or "static"
+        elif self.on_cpu:  # a site names its machine once, and its CPU's figures must never meet its GPU's
+            kind = f"{name}-cpu" if name else self.machine.cpu_kind
+        else:
+            try:
+                kind = name or self.machine.gpu_kind
+            except ValueError as error:  # of several kinds, and nobody has named it
+                raise UsageError(str(error)) from error
+        return kind + (f"-limit-{limit / 2**30:g}gib" if limit else "")
+
+    def machine_document(self) -> dict[str, Any]:
+        """What ``--perf-json`` says of where the run was."""
+        gpus = () if self.settings.static else self.machine.gpus[: self.num_gpus]
+        return {
+            "kind": self.machine_kind,
+            "cores": self.machine.cores,
+            "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
+        }
+
+    @cached_property
+    def run_folder(self) -> Path:
+        """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
+        return new_run_folder(self.rootdir / ".llmperf", self.site.key or None)

@@ -107,11 +107,7 @@ class Job(Journal):
         self._site, self._gpus, self._start = site, 0, time.time()
 
     def charge(self) -> None:
-        """Count the GPUs of the site for as long as this process runs; a job that shrinks has other processes then.
-
-        Raises:
-            SiteError: see ``Site.machine``.
-        """
+        """Count the GPUs of the site for as long as this process runs; a job that shrinks has other processes then."""
         self._gpus, self._start = len(self._site.machine().gpus), self._site.began()
 
     def budget_ends(self, gpu_hours: float | None, say: Callable[[str], None]) -> float | None:

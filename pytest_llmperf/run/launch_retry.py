@@ -78,11 +78,7 @@ def should_run_out(caller: Caller) -> bool:
 
 
 def runs_out(caller: Caller, runner: Runner, spec: TrainSpec) -> CaseResult:
-    """``pass`` where a launch of ``spec`` runs out of memory, and nobody else holds any; ``invalid`` where it trains.
-
-    Raises:
-        LaunchFailed: it ended for another reason.
-    """
+    """``pass`` where a launch of ``spec`` runs out of memory, and nobody else holds any; ``invalid`` where it trains."""
     case, retry = Case.of(spec), LaunchRetry(caller.observer.say)
     try:
         launch = retry.launch(spec, partial(runner.launch, number=1), lambda _: Circumstances())

@@ -79,9 +79,6 @@ class CurveCheck:
     def judged(self, result: CaseResult) -> CaseResult:
         """``result``, of launches of the spec, with what its losses say; more seeds are trained where one does not
         decide, or where they are to be recorded.
-
-        Raises:
-            LaunchFailed: one of them yielded no record.
         """
         if not result.launches or (result.verdict == "invalid" and self._judged is None):
             return result  # what is no training has no curve
@@ -204,12 +201,7 @@ def has_text(spec: TrainSpec) -> bool:
 
 
 def parity(caller: Caller, runner: Runner, case: Case, specs: Sequence[TrainSpec]) -> Concluded:
-    """Whether each of ``specs``, small, is no further from the truth than rounding takes its plain form.
-
-    Raises:
-        CannotRunError: launches are not on this machine.
-        LaunchFailed: a launch yielded nothing.
-    """
+    """Whether each of ``specs``, small, is no further from the truth than rounding takes its plain form."""
     if not caller.run.site.is_here:
         raise CannotRunError(f"{case.id}: small trainings are launched on this machine alone: --perf-launcher local")
     sides = [(spec, _beside_truth(caller, runner, spec)) for spec in specs]

@@ -130,9 +130,6 @@ class PairedComparison:
         """Pairs until ``decide`` has, after those that were ``begun``; every second one begins with the other side.
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
-
-        Raises:
-            LaunchFailed: a launch yielded no record.
         """
         settings, retry = self._caller.run.settings, LaunchRetry(self._caller.observer.say)
         pairs = begun

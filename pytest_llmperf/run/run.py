@@ -1,27 +1,22 @@
 """Run: what every front-end drives. It has settings and hardware, begins, checks cases, and is finished once.
 
 pytest and ``llmperf check``, ``tune`` and ``bisect`` differ in who asks and in how the answer is shown, and in no more.
-What takes time is found, and what launches and judges is loaded, on first use. Of errors, ``UsageError`` says that the
-site cannot serve or lacks GPUs, ``RunEndedError`` that all nodes of a job are lost and another start may go on.
+What takes time is found, and what launches and judges is loaded, on first use.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
 from pytest_llmperf.run.coverage import Coverage
-from pytest_llmperf.run.errors import RunEndedError, UsageError
+from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.folders import new_run_folder
+from pytest_llmperf.run.hardware import Hardware
 from pytest_llmperf.run.revision import Revision, find_revision
 from pytest_llmperf.run.settings import Settings
 
@@ -30,54 +25,29 @@ if TYPE_CHECKING:
     from pytest_llmperf.judge.gpu_knowledge import Knowledge
     from pytest_llmperf.judge.noise import Experience
     from pytest_llmperf.judge.stats import Rule
-    from pytest_llmperf.launch.device import Gpu
-    from pytest_llmperf.launch.machine import Machine
     from pytest_llmperf.launch.prediction import StaticSteps
-    from pytest_llmperf.launch.site import Site
     from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.run.case import Caller, CaseTerms
     from pytest_llmperf.run.cases import Cases
     from pytest_llmperf.run.findings import Observer
-    from pytest_llmperf.run.job import Job
     from pytest_llmperf.run.model_flops import ModelFlops
     from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.run_end import Finished
     from pytest_llmperf.settings.train_spec import TrainSpec
 
-#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
-#: "try again later".
-UNFINISHED = 75
-#: The GPU-hours are used up: another start would change nothing.
-OVER_BUDGET = 76
-
-# GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
-_ANY = 1_000_000
-
 # A launch that no time is left for is ended at once, and as any other that took too long.
 _LEAST_SECONDS = 0.1
 
 
-class Run:
+class Run(Hardware):
     """One process's run, from its first case to its files."""
 
     finished: Finished | None = None
     """How it ended, where anything was asked of it."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        rootdir: Path,
-        arguments: Sequence[str] = (),
-        shared_gpus: Sequence[str] = (),
-        is_worker: bool = False,
-    ) -> None:
-        """``arguments`` tell one run of a SLURM job from its others.
-
-        ``is_worker``: other processes share the run, and ``shared_gpus``, by uuid, where not all are the run's.
-        """
-        self.settings, self.rootdir, self.arguments = settings, rootdir, tuple(arguments)
-        self.shared_gpus, self.is_worker = tuple(shared_gpus), is_worker
+    def __init__(self, settings: Settings, **where: Any) -> None:
+        """``where``: as hardware has it."""
+        super().__init__(settings, **where)
         self.notes: list[str] = []
         self.findings = Findings()
         self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
@@ -98,7 +68,6 @@ class Run:
         """Whether a case may be held by its efficiency over the launches of another."""
         self.has_told_unkept = False
         """Whether it was said that calibrations cannot be kept."""
-        self._is_charged = False
         self._knowledge: tuple[int, Knowledge] | None = None
         """What is known once so many launches were judged."""
         self.until = math.inf
@@ -279,161 +248,10 @@ class Run:
         assumed = self._found[1] if "_found" in self.__dict__ else ""
         return [*filter(None, [assumed]), *self.notes]
 
-    # Where its launches go, and what they may use.
-
-    @cached_property
-    def site(self) -> Site:
-        """It is asked for nothing yet."""
-        from pytest_llmperf.launch.site import Wanted
-
-        settings = self.settings
-        wanted = Wanted(
-            gpus=settings.gpus,
-            start=settings.start,
-            slurm=settings.slurm,
-            folder=lambda: self.run_folder,
-            budget_ends=lambda say: self.job.budget_ends(settings.budget_gpu_hours, say),
-        )
-        if uses_slurm(settings.launcher, os.environ):
-            from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
-
-            return SlurmSite(wanted, os.environ)
-        from pytest_llmperf.launch.local import LocalSite
-
-        return LocalSite(wanted)
-
-    @contextmanager
-    def _usable_site(self) -> Iterator[Site]:
-        """The site, while it is asked what it has."""
-        from pytest_llmperf.launch.site import AllNodesLostError, SiteError
-
-        try:
-            yield self.site
-        except SiteError as error:
-            # An exit of xdist's worker is a crash.
-            if isinstance(error, AllNodesLostError) and self.settings.resume and not self.is_worker:
-                raise RunEndedError(str(error), UNFINISHED) from None
-            raise UsageError(f"--perf-launcher {self.settings.launcher}: {error}") from None
-        except ValueError as error:
-            raise UsageError(f"--gpus: {error}") from error
-
-    def charge(self) -> None:
-        """Let the job count the GPUs that it holds from now on; on this machine nothing is counted."""
-        if not self._is_charged:
-            with self._usable_site():
-                self.job.charge()
-            self._is_charged = True
-
-    @cached_property
-    def job(self) -> Job:
-        """What this run keeps for the next start of its job, and counts; nothing where none comes."""
-        from pytest_llmperf.run.job import Job, NoJob
-
-        if not self._goes_on:
-            return NoJob()
-        return Job(self.rootdir / ".llmperf", self.site, self.arguments, resume=self.settings.resume)
-
-    @cached_property
-    def _goes_on(self) -> bool:
-        """Whether another start of a job can go on with this run; a ``UsageError`` where an option needs that."""
-        settings = self.settings
-        if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
-            return True
-        if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
-            option = "--perf-resume" if settings.resume else "--perf-budget"
-            others = "leave it out, or use sbatch"
-            if not settings.resume:
-                others += ", or add --perf-dry-run, which launches nothing and tells what the run would cost"
-            raise UsageError(f"{option}: not in a SLURM job that launches by srun; {others}")
-        return False
-
-    @property
-    def in_job(self) -> bool:
-        """Whether this is a SLURM job's run, also one that launches on its first node alone."""
-        return self._goes_on or bool(job_key(os.environ))
-
-    @property
-    def machine(self) -> Machine:
-        """Found on first use: a run without a perf test never asks the driver. One with fewer GPUs than ``--gpus`` is
-        a ``UsageError``, unless this is a dry run: a nightly job must not go green on a dead GPU."""
-        return self._found[0]
-
-    @cached_property
-    def _found(self) -> tuple[Machine, str]:
-        """The machine, and a line about what of it is assumed."""
-        from pytest_llmperf.launch.machine import Machine
-        from pytest_llmperf.run.hardware import found
-
-        if self.settings.static:  # the same on every machine, so none is asked for
-            return Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
-        with self._usable_site() as site:
-            machine = site.machine()
-        return found(self.settings, site, machine)
-
-    def words_for_as_much(self) -> list[str]:
-        """Before a command line: what takes as many nodes and GPUs of the site as this run has."""
-        with self._usable_site() as site:
-            return site.words_for_as_much(os.environ)
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs this run may use; 0 is the CPU."""
-        asked = self.settings.gpus
-        if self.settings.static:
-            return _ANY if asked is None else asked
-        return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.num_gpus == 0
-
-    @cached_property
-    def chosen(self) -> list[str]:
-        """By uuid, what the workers of a parallel run share where it may use fewer GPUs than there are; else none."""
-        asked = self.settings.gpus
-        if not self.site.is_here or not asked or asked >= len(self.machine.gpus):
-            return []
-        from pytest_llmperf.launch.machine import undisturbed_first
-
-        return [gpu.uuid for gpu in undisturbed_first(self.machine.gpus)[:asked]]
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Those of which launches may lease; one process alone takes whichever are free, and never more than asked."""
-        return tuple(gpu for gpu in self.machine.gpus if not self.shared_gpus or gpu.uuid in self.shared_gpus)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What each rank may hold; 0: whatever the CPU's host has."""
-        if self.settings.memory_limit_bytes or self.on_cpu:
-            return self.settings.memory_limit_bytes
-        return min(gpu.memory_bytes for gpu in self.machine.gpus)
-
-    @property
-    def machine_kind(self) -> str:
-        """What keys a baseline together with the digest. A limit of memory makes another machine of it."""
-        from pytest_llmperf.run.hardware import kind
-
-        return kind(self.settings, self.machine, on_cpu=self.on_cpu)
-
-    def machine_document(self) -> dict[str, Any]:
-        """What ``--perf-json`` says of where the run was."""
-        gpus = () if self.settings.static else self.machine.gpus[: self.num_gpus]
-        return {
-            "kind": self.machine_kind,
-            "cores": self.machine.cores,
-            "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
-        }
-
     @property
     def launch_seconds(self) -> float:
         """What a launch may take that begins now."""
         return max(_LEAST_SECONDS, min(self.settings.timeout_seconds, self.until - time.monotonic()))
-
-    @cached_property
-    def run_folder(self) -> Path:
-        """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
-        return new_run_folder(self.rootdir / ".llmperf", self.site.key or None)
 
     def beside(self) -> Run:
         """The same run, for launches at the same time as this one's: with servers of its own, and this one's folder."""

@@ -28,9 +28,9 @@ from pytest_llmperf.records.result import Spent
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.findings import LaunchObserver
+from pytest_llmperf.run.hardware import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.preconditions import need_room
 from pytest_llmperf.run.result_cache import MadeTrainings
-from pytest_llmperf.run.run import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import cache_folder
 

@@ -129,11 +129,7 @@ class HistoryStore:
                 yield copy
 
     def _version(self, database: sqlite3.Connection) -> int:
-        """Of its schema; 0: it is empty.
-
-        Raises:
-            HistoryError: it is newer, or no store of ours.
-        """
+        """Of its schema; 0: it is empty."""
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -60,10 +60,6 @@ class Recheck:
         """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.
 
         ``inconclusive`` where others have spoilt trials, and no neighbour is left to take turns with.
-
-        Raises:
-            CannotRunError: none of its neighbours can be launched here.
-            LaunchFailed: ``spec`` itself yielded no record.
         """
         self._notes += space.no_neighbours(spec)
         runners_up = self._runners_up(spec, neighbours(spec, space))

@@ -100,11 +100,7 @@ class InTurns:
 def take_turns(
     caller: Caller, sides: Sequence[Side], objective: Objective, goes_on: Callable[[Turns, int], bool]
 ) -> InTurns:
-    """Launch two in turns, of timed steps alone, until that many pairs are enough for what they show.
-
-    Raises:
-        LaunchFailed: one of them yielded no record.
-    """
+    """Launch two in turns, of timed steps alone, until that many pairs are enough for what they show."""
     after, found = sides[1].spec, list[str]()
     noise = caller.policy(after).noise
 

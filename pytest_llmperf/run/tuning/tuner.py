@@ -157,11 +157,7 @@ class Tuner:
         return why_skip(spec, num_gpus=self._run.num_gpus, num_cores=self._run.machine.cores)
 
     def _runnable(self, candidates: Candidates) -> Candidates:
-        """Those that this machine can run, with what it lacks among the reasons for the others.
-
-        Raises:
-            CaseFailedError: there is none.
-        """
+        """Those that this machine can run, with what it lacks among the reasons for the others."""
         refused, specs = candidates.refused.copy(), []
         for spec in candidates.specs:
             why = self._why_not(spec)
