@@ -23,7 +23,6 @@ from pytest_llmperf.judge.phase_checks import PhaseChecks, growth_checks, is_dou
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import WAITS, Judgement, Reference, joined, judge
 from pytest_llmperf.launch.device import Gpu
-from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
 from pytest_llmperf.records.metrics import RATE
@@ -58,7 +57,7 @@ class BaselineComparison:
         scaling: Scaling | None = None,
     ) -> None:
         """``launches`` are those that another test of this run has made of the same spec."""
-        self._caller, self._run, self._runner, self._spec = caller, caller.run, runner, spec
+        self._caller, self._run, self._spec = caller, caller.run, spec
         self._scaling = scaling
         # A loss may be decided at the run's end where enough cases may be on its GPU by then to tell of that. A strict
         # run passes nothing till then, and a recording one accepts no loss without a reason.
@@ -68,7 +67,7 @@ class BaselineComparison:
         begun = () if launches else self._run.job.begun(caller.nodeid, spec.digest)
         self._num_begun = len(begun)
         """What an earlier start of the SLURM job has launched, and not concluded."""
-        self._retry = LaunchRetry(caller.observer.say)
+        self._retry = LaunchRetry(runner, caller.observer.say)
         self._launches = launches or begun
 
     def run(self, baseline: Baseline | None, *, is_recorded: bool = False) -> CaseResult:
@@ -86,9 +85,15 @@ class BaselineComparison:
             number = len(self._launches) + 1
             # Launches that one did not decide, or that disagree, need all they can know.
             all_steps = is_whole or (judgement is not None and is_doubted(judgement))
-            start = partial(self._start, number, None if self._launches else passing, all_steps)
-            around = partial(self._circumstances, baseline)
-            self._launches = (*self._launches, self._retry.launch(self._spec, start, around))
+            launch = self._retry.launch(
+                self._spec,
+                number,
+                partial(self._circumstances, baseline),
+                passing=None if self._launches else passing,
+                all_steps=all_steps,
+                calibrates=self._calibrates,
+            )
+            self._launches = (*self._launches, launch)
             judgement = None
             if number >= settings.launches or self._retry.spoilt:
                 judgement = self._judge(baseline)
@@ -110,11 +115,6 @@ class BaselineComparison:
         is_known = self._policy.knowledge is not None and run.num_gates > 1
         is_shared = (run.has_floors and run.num_gpus != 1) or is_known
         return passing_ranges(baseline, self._policy, today, is_shared=is_shared)
-
-    def _start(self, number: int, passing: PassingRanges | None, all_steps: bool, spec: TrainSpec) -> Launch | Failure:
-        # With more steps than its own it is tried because it drifted.
-        passing = passing if spec == self._spec else None
-        return self._runner.launch(spec, number, passing=passing, all_steps=all_steps, calibrates=self._calibrates)
 
     def _calibrates(self, gpus: Sequence[Gpu]) -> bool:
         """Unless launches of the run have tried in vain on one of them: another is not worth its seconds."""

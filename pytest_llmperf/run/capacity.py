@@ -135,7 +135,7 @@ class FreshLaunches:
         self.launches: dict[int, Launch | None] = {}
 
     def launch(self, size: int) -> Launch | None:
-        """Launch ``size``; a rank that died without a word gets a second chance, since memory may have been what ended."""
+        """Launch ``size``; a rank that died without a word gets a second chance: memory may have been what ended it."""
         for may_be_killed in (True, False):
             self._number += 1
             try:
@@ -195,7 +195,7 @@ class MaxBatchSize:
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
         # Clocks and drift say nothing of what fits.
-        retry, found = LaunchRetry(self._caller.observer.say), None
+        retry, found = LaunchRetry(self._runner, self._caller.observer.say), None
         try:
             found = self._find(spec, retry, 0 if baseline is None else baseline.size)
             why_none = _why_none(found, self._caller.run.settings.timeout_seconds)
@@ -210,7 +210,7 @@ class MaxBatchSize:
             return replace(result, notes=(*(retry.notes if found else ()), *result.notes))
 
         record = partial(self._recorder.record_capacity, spec)
-        result, baseline, refused = self._recorder.recorded(judge, record, baseline)
+        result, baseline, refused = self._recorder.recorded(judge(baseline), baseline, judge, record)
         held_against = f"{baseline.size} sequences" if baseline else "none"
         return Concluded(result=result, held_against=held_against, refused=refused)
 
@@ -242,7 +242,7 @@ class MaxBatchSize:
 
     def _launch(self, retry: LaunchRetry, spec: TrainSpec, number: int) -> Launch:
         try:
-            return retry.launch(spec, partial(self._runner.launch, number=number), _neighbours)
+            return retry.launch(spec, number, _neighbours)
         finally:
             if retry.spoilt:
                 raise _SpoiltError

@@ -121,10 +121,11 @@ class Cases:
         def record(result: CaseResult, baseline: Baseline | None) -> CaseResult:
             return self._recorder.record(spec, result, baseline, comparison.disagreement)
 
+        result = judge(baseline)
         if same:
-            result, refused = same.lent(judge(baseline))
+            result, refused = same.lent(result)
         else:
-            result, baseline, refused = self._recorder.recorded(judge, record, baseline)
+            result, baseline, refused = self._recorder.recorded(result, baseline, judge, record)
         if curve:
             result, refused = curve.recorded(result, refused)
         return Measured(spec, result, baseline, refused)

@@ -129,16 +129,16 @@ class Recorder:
 
     def recorded(
         self,
+        result: CaseResult,
+        baseline: _Figures | None,
         judge: Callable[[_Figures | None], CaseResult],
         record: Callable[[CaseResult, _Figures | None], CaseResult],
-        baseline: _Figures | None,
     ) -> tuple[CaseResult, _Figures | None, str]:
-        """What ``judge`` says beside ``baseline``, with what ``record`` made of it where the run asks for that.
+        """``result``, held against ``baseline``, with what ``record`` made of it where the run asks for that.
 
-        Where another run has changed the baseline meanwhile it is judged once more. With it, what it was held against
-        in the end, and why it was not recorded.
+        Where another run has changed the baseline meanwhile, ``judge`` says it once more. With it, what it was held
+        against in the end, and why it was not recorded.
         """
-        result = judge(baseline)
         while self.wants(baseline):
             try:
                 return record(result, baseline), baseline, ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.validity import Circumstances
@@ -26,8 +26,8 @@ _PAUSE_SECONDS = 20.0
 class LaunchRetry:
     """The launches of one case, and what is wrong with those that count."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, runner: Runner, say: Callable[[str], None]) -> None:
+        self._runner, self._say = runner, say
         self.set_aside: tuple[str, ...] = ()
         """Of the launch that was set aside."""
         self.spoilt: tuple[str, ...] = ()
@@ -39,24 +39,23 @@ class LaunchRetry:
         return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
 
     def launch(
-        self,
-        spec: TrainSpec,
-        start: Callable[[TrainSpec], Launch | Failure],
-        circumstances: Callable[[Launch], Circumstances],
+        self, spec: TrainSpec, number: int, circumstances: Callable[[Launch], Circumstances], **how: Any
     ) -> Launch:
-        """One launch of ``spec``, which ``circumstances`` may have spoilt.
+        """One launch of ``spec``, made as a runner does it, which ``circumstances`` may have spoilt.
 
         Raises:
             LaunchFailed: it yielded no record.
         """
-        outcome = start(spec)
+        outcome = self._runner.launch(spec, number, **how)
         around = _around(outcome, circumstances)
         if around.lines and not self.set_aside:
             self.set_aside = around.lines
             self._say(f"{spec.id}: {around.lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
             time.sleep(_PAUSE_SECONDS)
-            least = min(spec.min_steps, spec.steps)
-            outcome = start(replace(spec, steps=2 * spec.steps, min_steps=2 * least) if around.drifts else spec)
+            if around.drifts:  # it is given more steps, and what passes with its own says nothing of them
+                least = min(spec.min_steps, spec.steps)
+                spec, how = replace(spec, steps=2 * spec.steps, min_steps=2 * least), how | {"passing": None}
+            outcome = self._runner.launch(spec, number, **how)
             around = _around(outcome, circumstances)
         self.spoilt = (*self.spoilt, *around.lines)
         if isinstance(outcome, Failure):
@@ -78,10 +77,10 @@ def should_run_out(caller: Caller) -> bool:
 
 
 def runs_out(caller: Caller, runner: Runner, spec: TrainSpec) -> CaseResult:
-    """``pass`` where a launch of ``spec`` runs out of memory, and nobody else holds any; ``invalid`` where it trains."""
-    case, retry = Case.of(spec), LaunchRetry(caller.observer.say)
+    """``pass`` where a launch of ``spec`` runs out of memory that nobody else holds; ``invalid`` where it trains."""
+    case, retry = Case.of(spec), LaunchRetry(runner, caller.observer.say)
     try:
-        launch = retry.launch(spec, partial(runner.launch, number=1), lambda _: Circumstances())
+        launch = retry.launch(spec, 1, lambda _: Circumstances())
     except LaunchFailed as error:
         if error.failure.kind != "oom" or retry.spoilt:
             raise

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.exact import changed_evidence, changes
@@ -15,7 +14,7 @@ from pytest_llmperf.judge.gain import Bounds, judge_gain
 from pytest_llmperf.judge.phase_checks import growth_checks, phase_checks
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge, judge_pairs
-from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
@@ -131,7 +130,7 @@ class PairedComparison:
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
         """
-        settings, retry = self._caller.run.settings, LaunchRetry(self._caller.observer.say)
+        settings, retry = self._caller.run.settings, LaunchRetry(self._runner, self._caller.observer.say)
         pairs = begun
         self._caller.run.settle(*(side.spec for side in sides))  # during the turns GPUs are held
         with self._runner.hold(max(side.spec.gpus for side in sides)):
@@ -159,16 +158,17 @@ class PairedComparison:
     def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:
         order = (0, 1) if number % 2 == 0 else (1, 0)
         launches: dict[int, Launch] = {}
-        for turn, index in enumerate(order, 1):
-            start = partial(self._start, sides[index], 2 * number + turn)
-            launches[index] = retry.launch(sides[index].spec, start, self._circumstances)
+        for place, index in enumerate(order, 1):
+            side = sides[index]
+            turn = Turn(side.python, sides=2, side=side.shown)
+            try:
+                launches[index] = retry.launch(side.spec, 2 * number + place, self._circumstances, turn=turn)
+            except LaunchFailed as error:
+                if side.name == side.spec.id:  # it is named already
+                    raise
+                message = f"{error.failure.message} (under {side.name})"
+                raise LaunchFailed(error.spec_id, replace(error.failure, message=message)) from None
         return launches[0], launches[1]
-
-    def _start(self, side: Side, number: int, spec: TrainSpec) -> Launch | Failure:
-        outcome = self._runner.launch(spec, number, Turn(side.python, sides=2, side=side.shown))
-        if isinstance(outcome, Failure) and side.name != side.spec.id:  # else it is named already
-            return replace(outcome, message=f"{outcome.message} (under {side.name})")
-        return outcome
 
     def _circumstances(self, launch: Launch) -> Circumstances:
         tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,13 +26,14 @@ def test_after_drift_it_takes_twice_the_steps(
     monkeypatch.setattr(launch_retry, "_PAUSE_SECONDS", 0.0)
     started: list[TrainSpec] = []
 
-    def start(spec: TrainSpec) -> Launch:
+    def launch(spec: TrainSpec, _number: int, **_: Any) -> Launch:
         started.append(spec)
         return launch_of(spec)
 
+    runner: Any = SimpleNamespace(launch=launch)
     around = iter([Circumstances(("it drifted",), drifts=True), Circumstances()])
     spec = TrainSpec(model="llama-tiny", steps=steps, min_steps=min_steps)
-    LaunchRetry(lambda _: None).launch(spec, start, lambda _: next(around))
+    LaunchRetry(runner, lambda _: None).launch(spec, 1, lambda _: next(around))
     assert [(spec.steps, spec.min_steps) for spec in started] == [(steps, min_steps), expected]
 
 
@@ -39,8 +42,10 @@ SPEC = TrainSpec(model="llama-tiny")
 
 def sound_launches(*outcomes: Launch | Failure) -> tuple[LaunchRetry, Callable[[], Launch]]:
     """What launches when each of ``outcomes`` comes in turn."""
-    pending, launches = iter(outcomes), LaunchRetry(lambda _: None)
-    return launches, lambda: launches.launch(SPEC, lambda _: next(pending), lambda _: Circumstances())
+    pending = iter(outcomes)
+    runner: Any = SimpleNamespace(launch=lambda _spec, _number, **_: next(pending))
+    launches = LaunchRetry(runner, lambda _: None)
+    return launches, lambda: launches.launch(SPEC, 1, lambda _: Circumstances())
 
 
 def failure(kind: str, *neighbours: str) -> Failure:
