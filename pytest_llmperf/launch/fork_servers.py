@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -268,3 +268,41 @@ class ServerPool:
         except OSError as error:
             self._cold[key] = f"no fork server could be started ({error})"
             raise ColdStartError(self._cold[key]) from None
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """From where a launch may begin warm, and what becomes of one that cannot."""
+
+    servers: ServerPool | None
+    """This machine's; ``None`` where a site has others on its nodes."""
+    say: Callable[[str], None]
+    """Told why a launch begins cold, once for each reason."""
+    is_required: bool = False
+    """Whether a launch that cannot begin warm fails."""
+    said: set[str] = field(default_factory=set, compare=False)
+
+    @classmethod
+    def of(cls, start: str, servers: ServerPool | None, say: Callable[[str], None], said: set[str]) -> WarmStart | None:
+        """For ``--perf-start``; ``None`` where launches begin cold."""
+        return None if start == "cold" else cls(servers, say, is_required=start == "warm", said=said)
+
+    def agent(self, key: ServerKey, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent | None:
+        """This machine's torchrun, begun warm; ``None`` where it has to begin cold. Raises as ``cold``, and OSError."""
+        try:
+            return None if self.servers is None else self.servers.launch(key, order, waiting)
+        except ColdStartError as error:
+            self.cold(str(error))
+            return None
+
+    def cold(self, why: str) -> None:
+        """Say why a launch has to begin cold; ColdStartError where it must not."""
+        if self.is_required:
+            raise ColdStartError(f"--perf-start warm: it can only begin cold: {why}")
+        self.tell(why)
+
+    def tell(self, why: str) -> None:
+        """Say why a launch begins cold."""
+        if why not in self.said:
+            self.said.add(why)
+            self.say(f"launches begin cold: {why}")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.device import LOOK_AT, Gpu
-from pytest_llmperf.launch.fork_servers import ServerPool
-from pytest_llmperf.launch.forked_agent import ColdStartError, ForkedAgent, LaunchOrder
+from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
 from pytest_llmperf.launch.machine import Machine, lease_cpu, lease_gpus
 from pytest_llmperf.launch.request import (
-    BEFORE_WORDS,
     REFUSALS,
     LaunchRequest,
-    WarmStart,
-    needs,
-    refused,
+    launch_order,
     server_key,
     torchrun_command,
     worker_environment,
@@ -84,7 +80,11 @@ class LocalLauncher:
                 asked = worker_environment(request, os.environ)
                 environment = {**asked, **place.variables, **request.variables, **line}
                 with HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
-                    agent = _forked(request, environment, progress.poll)
+                    agent = None
+                    if request.warm is not None:
+                        on_gpu, own = bool(request.gpus), request.variables
+                        key = server_key(request.python, os.environ, on_gpu=on_gpu, variables=own)
+                        agent = request.warm.agent(key, launch_order(request, environment), progress.poll)
                     command, log = self._command(request), folder / "torchrun.log"
                     ended = process.watch(
                         lambda: agent or process.start(command, environment=environment, log=log),
@@ -100,27 +100,7 @@ class LocalLauncher:
                 place.is_whole = ended.returncode == 0
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:
-            return refused(request, error)
-
-
-def _forked(
-    request: LaunchRequest, environment: Mapping[str, str], waiting: Callable[[], object]
-) -> ForkedAgent | None:
-    """The launch's torchrun, begun warm; ``None`` where it has to begin cold."""
-    if request.warm is None or request.warm.servers is None:
-        return None
-    order = LaunchOrder(
-        torchrun=torchrun_command(request)[BEFORE_WORDS:],
-        environment=environment,
-        needs=needs(request.spec),
-        log=request.folder / "torchrun.log",
-    )
-    try:
-        key = server_key(request.python, os.environ, on_gpu=bool(request.gpus), variables=request.variables)
-        return request.warm.servers.launch(key, order, waiting)
-    except ColdStartError as error:
-        request.warm.cold(str(error))
-        return None
+            return outcome.refused(folder, error)
 
 
 class LocalSite(Site):

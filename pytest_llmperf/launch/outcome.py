@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pytest_llmperf.launch import last_words
 from pytest_llmperf.launch.last_words import ANSI, remarks_in, want_of_memory
 from pytest_llmperf.launch.process import Ended, signal_name
-from pytest_llmperf.launch.scratch import unwritable
+from pytest_llmperf.launch.scratch import means_no_room, unwritable
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.learning import Learning
@@ -91,6 +91,15 @@ def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> list
 def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
     """The failure of a launch that somebody else's clock ended, in the words of ours."""
     return _failure(folder, "timeout", f"{why}, {_where(progress)}", 0)
+
+
+def refused(folder: Path, why: Exception) -> Failure:
+    """The failure of a launch that could not be started."""
+    kind, message = "never-started", str(why)
+    if isinstance(why, OSError):
+        kind = "unwritable" if means_no_room(why) else kind
+        message = f"the launch could not be started ({why})"
+    return Failure(kind=kind, message=message, tail=(), folder=str(folder))
 
 
 def _from_file(folder: Path, name: str, record: Callable[[Any], T], ended: Ended, progress: Progress) -> T | Failure:

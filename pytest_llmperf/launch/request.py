@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
-from pytest_llmperf.launch.fork_servers import ServerKey, ServerPool
-from pytest_llmperf.launch.forked_agent import ColdStartError
+from pytest_llmperf.launch.fork_servers import ServerKey, WarmStart
+from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
 from pytest_llmperf.launch.process import home_of_package, python_path
-from pytest_llmperf.launch.scratch import means_no_room
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.settings.registry import packages
@@ -29,36 +27,6 @@ _NOT_INHERITED = frozenset(
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE GROUP_WORLD_SIZE "
     "MASTER_ADDR MASTER_PORT LLMPERF_LAUNCHER_BOOT".split()
 )
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """From where a launch may begin warm, and what becomes of one that cannot."""
-
-    servers: ServerPool | None
-    """This machine's; ``None`` where a site has others on its nodes."""
-    say: Callable[[str], None]
-    """Told why a launch begins cold, once for each reason."""
-    is_required: bool = False
-    """Whether a launch that cannot begin warm fails."""
-    said: set[str] = field(default_factory=set, compare=False)
-
-    @classmethod
-    def of(cls, start: str, servers: ServerPool | None, say: Callable[[str], None], said: set[str]) -> WarmStart | None:
-        """For ``--perf-start``; ``None`` where launches begin cold."""
-        return None if start == "cold" else cls(servers, say, is_required=start == "warm", said=said)
-
-    def tell(self, why: str) -> None:
-        """Say why a launch begins cold."""
-        if why not in self.said:
-            self.said.add(why)
-            self.say(f"launches begin cold: {why}")
-
-    def cold(self, why: str) -> None:
-        """Say why a launch has to begin cold; ColdStartError where it must not."""
-        if self.is_required:
-            raise ColdStartError(f"--perf-start warm: it can only begin cold: {why}")
-        self.tell(why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +87,6 @@ def torchrun_words(request: LaunchRequest, meeting: Sequence[str], ranks: int, l
 REFUSALS = (ColdStartError, OSError)
 
 
-def refused(request: LaunchRequest, why: Exception) -> Failure:
-    """The failure of a launch that could not be started."""
-    kind, message = "never-started", str(why)
-    if isinstance(why, OSError):
-        kind = "unwritable" if means_no_room(why) else kind
-        message = f"the launch could not be started ({why})"
-    return Failure(kind=kind, message=message, tail=(), folder=str(request.folder))
-
-
 def needs(spec: TrainSpec) -> tuple[str, ...]:
     """What ``spec`` makes a rank import beyond what all import."""
     wanted = (package.preload for package in packages(spec) if package.preload)
@@ -137,9 +96,15 @@ def needs(spec: TrainSpec) -> tuple[str, ...]:
 def server_key(
     python: str, inherited: Mapping[str, str], *, on_gpu: bool, variables: Mapping[str, str] | None = None
 ) -> ServerKey:
-    """Name the server from which a launch of this process may begin."""
+    """Name the server of this machine from which a launch may begin."""
     folder = os.getcwd()  # noqa: PTH109 - a string is wanted
     return ServerKey.of(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
+
+
+def launch_order(request: LaunchRequest, environment: Mapping[str, str]) -> LaunchOrder:
+    """What a fork server of this machine is asked for."""
+    words, log = torchrun_command(request)[BEFORE_WORDS:], request.folder / "torchrun.log"
+    return LaunchOrder(torchrun=words, environment=environment, needs=needs(request.spec), log=log)
 
 
 def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu
+    from pytest_llmperf.launch.fork_servers import WarmStart
     from pytest_llmperf.launch.machine import Machine
     from pytest_llmperf.launch.outcome import Tried
-    from pytest_llmperf.launch.request import LaunchRequest, WarmStart
+    from pytest_llmperf.launch.request import LaunchRequest
     from pytest_llmperf.launch.slurm.site_options import SlurmOptions
     from pytest_llmperf.records.failure import Failure, Progress
     from pytest_llmperf.records.launch import Launch

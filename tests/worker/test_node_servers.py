@@ -17,8 +17,8 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact import changes
-from pytest_llmperf.launch.fork_servers import ServerPool
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart
+from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.slurm.cluster import Srun, find_cluster
 from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.node_servers import NodeServers

@@ -20,9 +20,9 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.launch import fork_servers, forked_agent
-from pytest_llmperf.launch.fork_servers import ServerPool
+from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec

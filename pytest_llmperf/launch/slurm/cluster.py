@@ -26,7 +26,13 @@ from pytest_llmperf.launch.process import package_path
 from pytest_llmperf.launch.scratch import SCRATCH
 from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, NoNodeAnswersError
+from pytest_llmperf.launch.slurm.allocation import (
+    Allocation,
+    AllocationError,
+    NoNodeAnswersError,
+    Placement,
+    place,
+)
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.step_outcome import word
 from pytest_llmperf.support import codec
@@ -226,6 +232,15 @@ class Srun:
     cluster: Cluster
     options: SlurmOptions
     on_cpu: bool
+
+    @property
+    def per_node(self) -> int:
+        """How many ranks a node holds."""
+        return self.cluster.tasks_per_node if self.on_cpu else self.cluster.gpus_per_node
+
+    def placed(self, num_ranks: int, num_nodes: int) -> Placement | None:
+        """How they spread; ``None`` where so many of the nodes do not hold them."""
+        return place(num_ranks, self.per_node, num_nodes)
 
     def python(self, asked: str = sys.executable) -> str:
         """The Python on the nodes, where ``asked`` is wanted."""

@@ -9,19 +9,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from pytest_llmperf.launch import process
+from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.machine import lease_nodes
-from pytest_llmperf.launch.request import (
-    REFUSALS,
-    LaunchRequest,
-    refused,
-    torchrun_words,
-    worker_environment,
-    write_request,
-)
+from pytest_llmperf.launch.request import REFUSALS, LaunchRequest, torchrun_words, worker_environment, write_request
 from pytest_llmperf.launch.site import OutOfTimeError, Say, SiteError, Watch, listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import Placement, place
 from pytest_llmperf.launch.slurm.cluster import NodeFacts, Srun, answer, endpoint
 from pytest_llmperf.launch.slurm.node_servers import NodeServers, Offer
 from pytest_llmperf.launch.slurm.step_outcome import Aftermath, gather, unreachable
@@ -51,7 +43,6 @@ class SlurmLauncher:
         self._srun, self._cluster, self._say, self._servers = srun, srun.cluster, say, servers
         self._job, self._budget_ends = srun.cluster.allocation.job_id, budget_ends
         self._restarts = controller.restarts(self._job)
-        self._per_node = self._cluster.tasks_per_node if srun.on_cpu else self._cluster.gpus_per_node
         self._lost: dict[str, str] = {}
         self._gone: set[str] = set()
         self._walls: dict[str, float] = {}
@@ -74,7 +65,7 @@ class SlurmLauncher:
         if not isinstance(first, Aftermath):
             return first
         self._lost |= first.lost
-        if self._placement(request) is None:
+        if self._srun.placed(request.spec.gpus, len(self._left)) is None:
             return self._for_want_of_nodes(first.failure, request)
         names = listed(tuple(first.lost))
         self._say(f"{request.spec.id}: {first.failure.message}; tried once more without {names}")
@@ -96,7 +87,7 @@ class SlurmLauncher:
     def _for_want_of_nodes(self, failure: Failure, request: LaunchRequest) -> Failure:
         """``failure`` with the nodes that are lost to the job, where all of its nodes would have been enough."""
         all_nodes = self._cluster.allocation.nodes
-        if place(request.spec.gpus, self._per_node, len(all_nodes)) is None:
+        if self._srun.placed(request.spec.gpus, len(all_nodes)) is None:
             return failure
         missing = [name for name in all_nodes if name in self._cluster.lost or name in self._lost]
         self._gone |= {*unreachable([name for name in missing if name not in self._gone])}  # each costs time once
@@ -106,31 +97,28 @@ class SlurmLauncher:
     def _left(self) -> list[str]:
         return [node.node for node in self._cluster.nodes if node.node not in self._lost]
 
-    def _placement(self, request: LaunchRequest) -> Placement | None:
-        return place(request.spec.gpus, self._per_node, len(self._left))
-
     def _attempt(self, request: LaunchRequest, watch: Watch) -> Launch | Failure | Aftermath:
-        placement = self._placement(request)
+        placement = self._srun.placed(request.spec.gpus, len(self._left))
         if placement is None:
             unit, gone = "task(s)" if self._srun.on_cpu else "GPU(s)", [*self._cluster.lost, *self._lost]
             why = (
                 f"needs {request.spec.gpus} {unit}, the same number on each node; SLURM job {self._job} "
-                f"has {len(self._left)} node(s) with {self._per_node} each"
+                f"has {len(self._left)} node(s) with {self._srun.per_node} each"
                 + (f" left ({listed(gone)} failed)" if gone else "")
             )
-            return self._for_want_of_nodes(refused(request, SiteError(why)), request)
+            return self._for_want_of_nodes(outcome.refused(request.folder, SiteError(why)), request)
         try:
             with ExitStack() as stack:
                 with request.meter.waiting():
                     lease = lease_nodes(placement.num_nodes, self._cluster.allocation.key, self._left, self._say)
                     held = stack.enter_context(lease)
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
-                return self._run(request, nodes, placement, watch)
+                return self._run(request, nodes, placement.ranks_per_node, watch)
         except REFUSALS as error:
-            return refused(request, error)
+            return outcome.refused(request.folder, error)
 
     def _run(
-        self, request: LaunchRequest, nodes: Sequence[NodeFacts], placement: Placement, watch: Watch
+        self, request: LaunchRequest, nodes: Sequence[NodeFacts], per_node: int, watch: Watch
     ) -> Launch | Failure | Aftermath:
         remaining = self._remaining(request)
         folder, names = request.folder, [node.node for node in nodes]
@@ -146,9 +134,8 @@ class SlurmLauncher:
                     offer = self._servers.offer(request, names, self._left)
                     seconds = max(1.0, seconds - (time.monotonic() - begun))
                 worker = worker_environment(request, os.environ) | line
-                agent = self._agent(request, nodes, placement, offer, seconds)
+                agent = self._agent(request, nodes, per_node, offer, seconds)
                 variables = self._srun.variables(worker, record=str(folder / "trace-rank-"))
-                per_node = placement.ranks_per_node
                 command = [
                     *self._srun.words(names, "--input=none", "--wait=60", name=step, gpus_per_node=per_node),
                     *self._srun.options.wrapped(agent, variables),
@@ -173,22 +160,17 @@ class SlurmLauncher:
             return result
         self._walls[request.spec.digest] = ended.seconds
         timed = with_phases(result, lap, progress.read())
-        return replace(timed, evidence={**result.evidence, **places(nodes, placement)})
+        return replace(timed, evidence={**result.evidence, **places(nodes, per_node)})
 
     def _agent(
-        self,
-        request: LaunchRequest,
-        nodes: Sequence[NodeFacts],
-        placement: Placement,
-        offer: Offer | None,
-        seconds: float,
+        self, request: LaunchRequest, nodes: Sequence[NodeFacts], per_node: int, offer: Offer | None, seconds: float
     ) -> list[str]:
         """What each node runs: its agent, with torchrun's words."""
         python, folder = self._srun.python(request.python), request.folder
         meeting = ["--standalone", "--nnodes=1"]
-        if placement.num_nodes > 1:
+        if len(nodes) > 1:
             meeting = [
-                *(f"--nnodes={placement.num_nodes}", f"--rdzv-conf=join_timeout={_JOIN_SECONDS}"),
+                *(f"--nnodes={len(nodes)}", f"--rdzv-conf=join_timeout={_JOIN_SECONDS}"),
                 *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint(nodes[0], folder)}", f"--rdzv-id={folder.name}"),
             ]
         return [
@@ -196,7 +178,7 @@ class SlurmLauncher:
             *(offer.words() if offer else []),
             "--",
             # ``@node@`` becomes the node's name.
-            *torchrun_words(replace(request, python=python), meeting, placement.ranks_per_node, "logs/@node@"),
+            *torchrun_words(replace(request, python=python), meeting, per_node, "logs/@node@"),
         ]
 
     def _remaining(self, request: LaunchRequest) -> float:
@@ -225,9 +207,9 @@ class SlurmLauncher:
         return OutOfTimeError(why, over_budget=False)
 
 
-def places(nodes: Sequence[NodeFacts], placement: Placement) -> dict[str, str]:
+def places(nodes: Sequence[NodeFacts], per_node: int) -> dict[str, str]:
     """Where a launch ran, for its record: a difference may explain another speed."""
     switches = sorted({node.switch for node in nodes if node.switch})
     names = " ".join(node.node for node in nodes)
-    found = {"slurm_nodes": names, "ranks_per_node": str(placement.ranks_per_node)}
+    found = {"slurm_nodes": names, "ranks_per_node": str(per_node)}
     return found | ({"slurm_switches": " ".join(switches)} if switches else {})

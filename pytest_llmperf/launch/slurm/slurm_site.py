@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import NoReturn
 
-from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.fork_servers import WarmStart
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import AllNodesLostError, Say, Site, SiteError, Wanted, Watch, listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Allocation, NoNodeAnswersError, job_key
@@ -96,7 +96,7 @@ class SlurmSite(Site):
         return WarmStart.of(self._wanted.start, None, say, self._said)
 
     @contextmanager
-    def lease(self, *_: object, **__: object) -> Iterator[tuple[Gpu, ...]]:
+    def lease(self, *_: object, **__: object) -> Iterator[tuple[()]]:
         yield ()  # each launch leases its nodes
 
     def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:

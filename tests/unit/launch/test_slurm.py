@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.fork_servers import ServerPool
+from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
 from pytest_llmperf.launch.process import Ended, package_path
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import OutOfTimeError
 from pytest_llmperf.launch.slurm import launcher as slurm_module
 from pytest_llmperf.launch.slurm import step_outcome
