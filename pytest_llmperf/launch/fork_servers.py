@@ -173,6 +173,8 @@ class ServerProcess:
             kill_with_children(psutil.Process(self.pid))
 
 
+Say = Callable[[str], None]
+
 # Each holds 0.6 GB; two are what a comparison of two environments needs.
 _MOST_SERVERS = 2
 
@@ -195,8 +197,8 @@ class ServerKey:
     on_gpu: bool
 
     @classmethod
-    def of(cls, python: str, environment: Mapping[str, str], folder: str, *, on_gpu: bool) -> ServerKey:
-        """Make it of a rank's ``environment``, which names no folder of a single launch, and its ``folder``."""
+    def for_rank(cls, python: str, environment: Mapping[str, str], folder: str, *, on_gpu: bool) -> ServerKey:
+        """For a rank with this ``environment``, which names no folder of a single launch, and ``folder``."""
         lasting = frozenset((name, value) for name, value in environment.items() if name not in _LIVE)
         return cls(python, lasting, folder, on_gpu)
 
@@ -276,15 +278,15 @@ class WarmStart:
 
     servers: ServerPool | None
     """This machine's; ``None`` where a site has others on its nodes."""
-    say: Callable[[str], None]
+    say: Say
     """Told why a launch begins cold, once for each reason."""
     is_required: bool = False
     """Whether a launch that cannot begin warm fails."""
     said: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
-    def of(cls, start: str, servers: ServerPool | None, say: Callable[[str], None], said: set[str]) -> WarmStart | None:
-        """For ``--perf-start``; ``None`` where launches begin cold."""
+    def asked(cls, start: str, servers: ServerPool | None, say: Say, said: set[str]) -> WarmStart | None:
+        """As ``--perf-start`` says; ``None`` where launches begin cold."""
         return None if start == "cold" else cls(servers, say, is_required=start == "warm", said=said)
 
     def agent(self, key: ServerKey, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent | None:

@@ -11,7 +11,8 @@ import site
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,20 +49,17 @@ class GitHistory:
     """A shell's line that is run in each checkout before it is used."""
     first_parent: bool = False
     """Whether a merge counts as one change."""
-    _root: list[Path] = field(default_factory=list, compare=False, repr=False)
 
-    @property
+    @cached_property
     def root(self) -> Path:
         """The top of its work tree; HistoryError where there is none."""
-        if not self._root:
-            found = self._git("rev-parse", "--show-toplevel")
-            if not found:
-                raise HistoryError(
-                    f"{self.folder} is in no git repository: expected a project's checkout, by --project DIR, or "
-                    "versions, by --package NAME or --python COMMAND"
-                )
-            self._root.append(Path(found.strip()))
-        return self._root[0]
+        found = self._git("rev-parse", "--show-toplevel")
+        if not found:
+            raise HistoryError(
+                f"{self.folder} is in no git repository: expected a project's checkout, by --project DIR, or "
+                "versions, by --package NAME or --python COMMAND"
+            )
+        return Path(found.strip())
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -137,9 +135,8 @@ class GitHistory:
 
     def _git(self, *arguments: str) -> str | None:
         """What git prints; ``None`` where it fails."""
-        folder = self._root[0] if self._root else self.folder
         try:
-            done = finished(["git", "-C", str(folder), *arguments], _SECONDS, environment=_env())
+            done = finished(["git", "-C", str(self.folder), *arguments], _SECONDS, environment=_env())
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HistoryError(f"git cannot be asked ({error})") from error
         return done.stdout if done.returncode == 0 else None

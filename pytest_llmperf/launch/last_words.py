@@ -61,11 +61,11 @@ def read(folder: Path) -> Hang | None:
     found = _grouped(silent) | {place: places[place] for place in sorted(places, key=odd_first)}
     if not found:
         return None
-    told = [f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} {what}" for what, ranks in found.items()]
-    more = [f"{len(told) - 3} other places"] if len(told) > 3 else []  # noqa: PLR2004 - what fits a line
+    lines = [f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} {what}" for what, ranks in found.items()]
+    more = [f"{len(lines) - 3} other places"] if len(lines) > 3 else []  # noqa: PLR2004 - what fits a line
     frames = next((stacks[ranks[0]] for ranks in found.values() if ranks[0] in stacks), [])
     stack = tuple(f"{frame['file']}:{frame['line']} in {frame['function']}" for frame in frames)
-    return Hang("; ".join([*told[:3], *more]), next(iter(found.values()))[0], stack)
+    return Hang("; ".join([*lines[:3], *more]), next(iter(found.values()))[0], stack)
 
 
 def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:

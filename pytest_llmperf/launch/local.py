@@ -123,7 +123,7 @@ class LocalSite(Site):
             self._servers.prepare(server_key(python, os.environ, on_gpu=not on_cpu))
 
     def warm_start(self, say: Say) -> WarmStart | None:
-        return WarmStart.of(self._wanted.start, self._servers, say, self._said)
+        return WarmStart.asked(self._wanted.start, self._servers, say, self._said)
 
     @contextmanager
     def lease(

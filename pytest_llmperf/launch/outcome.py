@@ -50,7 +50,7 @@ def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Lau
     # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
     for left in folder.glob("*/checkpoint-*"):
         shutil.rmtree(left, ignore_errors=True)
-    found = _from_file(folder, RECORD_FILE, lambda told: codec.read(Launch, told), ended, progress)
+    found = _from_file(folder, RECORD_FILE, lambda values: codec.read(Launch, values), ended, progress)
     if isinstance(found, Failure):
         found = _measured(folder, spec, found)
     elif found.digest != spec.digest:
@@ -82,8 +82,8 @@ def sizes_so_far(folder: Path) -> list[Tried]:
 def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> list[TrainingErrors] | Failure:
     """What the small trainings in ``folder`` did, or why nothing is known of them."""
 
-    def errors(told: Any) -> list[TrainingErrors]:
-        return [codec.read(TrainingErrors, one) for one in told]
+    def errors(values: Any) -> list[TrainingErrors]:
+        return [codec.read(TrainingErrors, one) for one in values]
 
     return _from_file(folder, ERRORS_FILE, errors, ended, progress)
 
@@ -117,8 +117,8 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _tried(told: Any) -> list[Tried]:
-    return [(int(size), None if peak is None else int(peak)) for size, peak in told]
+def _tried(values: Any) -> list[Tried]:
+    return [(int(size), None if peak is None else int(peak)) for size, peak in values]
 
 
 def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failure:
@@ -134,13 +134,13 @@ def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failu
 
 
 def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
-    failure = _told(folder, ended, progress)
+    failure = _cause(folder, ended, progress)
     full = unwritable(folder) if failure.kind not in {"oom", "timeout"} else ""
     return replace(failure, kind="unwritable", message=f"{full}; {failure.message}") if full else failure
 
 
-def _told(folder: Path, ended: Ended, progress: Progress) -> Failure:
-    """Why, as the ranks, torchrun or the kernel tell it."""
+def _cause(folder: Path, ended: Ended, progress: Progress) -> Failure:
+    """As the ranks, torchrun or the kernel tell it."""
     where = _where(progress)
     if ended.timed_out:
         return _timed_out(folder, f"no end after {ended.seconds:.0f} s, {where}")
@@ -255,7 +255,7 @@ def lines_of(path: Path) -> Sequence[str]:
 
 def tidy(lines: Iterable[str]) -> tuple[str, ...]:
     """The last of ``lines`` as they may be quoted."""
-    told = (without_secrets(ANSI.sub("", line)) for line in lines)  # what is cut is no longer known for a secret
-    clean = ("".join(c for c in line if c.isprintable() or c == "\t")[:_TAIL_WIDTH] for line in told)
+    safe = (without_secrets(ANSI.sub("", line)) for line in lines)  # what is cut is no longer known for a secret
+    clean = ("".join(c for c in line if c.isprintable() or c == "\t")[:_TAIL_WIDTH] for line in safe)
     # Python underlines parts of a traceback's lines: markers without words.
     return tuple(line for line in clean if line.strip(" ^~\t"))[-_TAIL_LINES:]

@@ -98,7 +98,7 @@ def server_key(
 ) -> ServerKey:
     """Name the server of this machine from which a launch may begin."""
     folder = os.getcwd()  # noqa: PTH109 - a string is wanted
-    return ServerKey.of(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
+    return ServerKey.for_rank(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
 
 
 def launch_order(request: LaunchRequest, environment: Mapping[str, str]) -> LaunchOrder:

@@ -196,10 +196,10 @@ def sum_of_known(watts: Sequence[float]) -> float:
 
 
 def _power(seen: Sequence[device.Sample]) -> float:
-    told = [(one.time, one.joules) for one in seen if one.joules is not None]
-    if not told or told[-1][0] <= told[0][0]:
+    known = [(one.time, one.joules) for one in seen if one.joules is not None]
+    if not known or known[-1][0] <= known[0][0]:
         return 0.0
-    (start, first), (end, last) = told[0], told[-1]
+    (start, first), (end, last) = known[0], known[-1]
     return (last - first) / (end - start)
 
 

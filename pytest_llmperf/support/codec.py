@@ -143,14 +143,8 @@ def _lenient(kind: Any, value: Any) -> Any:
         return _parts(kind, value)
 
 
-def _there(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not MISSING}
-
-
-def _empty(kind: Any) -> Any:
-    """In the place of a field that is needed and does not fit."""
-    empty: dict[Any, Any] = {str: "", Mapping: {}, tuple: ()}
-    return empty.get(get_origin(kind) or kind, MISSING)
+# In the place of a field that is needed and does not fit.
+_EMPTY: Mapping[Any, Any] = {str: "", Mapping: {}, tuple: ()}
 
 
 def _parts(kind: Any, value: Any) -> Any:
@@ -160,12 +154,15 @@ def _parts(kind: Any, value: Any) -> Any:
     if origin in (UnionType, Union):
         found = next((one for one in (_lenient(each, value) for each in inner) if one is not MISSING), MISSING)
     elif isinstance(value, Mapping) and is_dataclass(kind):
-        record = cast("Any", kind)
-        told = {name: _lenient(of, value[name]) for name, of in _hints(record).items() if name in value}
-        needed = (one.name for one in fields(record) if one.default is MISSING and one.default_factory is MISSING)
-        empty = {name: _empty(_hints(record)[name]) for name in needed}
+        record, fit = cast("Any", kind), dict[str, Any]()
+        for one in fields(record):
+            of = _hints(record)[one.name]
+            if one.default is MISSING and one.default_factory is MISSING:
+                fit[one.name] = _EMPTY.get(get_origin(of) or of, MISSING)
+            if one.name in value and (part := _lenient(of, value[one.name])) is not MISSING:
+                fit[one.name] = part
         with suppress(TypeError, ValueError):  # a field that it needs is missing, and cannot be empty
-            found = record(**_there(empty) | _there(told))
+            found = record(**{name: part for name, part in fit.items() if part is not MISSING})
     elif isinstance(value, Mapping) and origin is Mapping:
         items = ((name, _lenient(inner[1], item)) for name, item in value.items() if isinstance(name, str))
         found = {name: one for name, one in items if one is not MISSING}
@@ -202,15 +199,11 @@ def _ready_fields(kind: Any, value: Mapping[str, Any], path: str, what: str) -> 
     for name, item in value.items():
         if name not in hints:
             raise ValueError(f"{path or what} has {name!r}, which is unknown{hint(str(name), list(hints))}")
-        if _is_beyond(item):
+        numbers = (one for one in (item if isinstance(item, (list, tuple)) else (item,)) if isinstance(one, int))
+        if not all(-_MOST < one < _MOST for one in numbers):
             raise ValueError(f"{name} is {_shown(item)}, which is no figure")
         ready[name] = _ready(hints[name], item, f"{path}.{name}" if path else name, what)
     return ready
-
-
-def _is_beyond(item: object) -> bool:
-    values = item if isinstance(item, (list, tuple)) else (item,)
-    return any(isinstance(value, int) and not -_MOST < value < _MOST for value in values)
 
 
 @cache

@@ -37,7 +37,7 @@ class Allocation:
     cpus_per_node: tuple[int, ...]
 
     @classmethod
-    def of(cls, variables: Mapping[str, str]) -> Allocation:
+    def from_variables(cls, variables: Mapping[str, str]) -> Allocation:
         """The one around this process; AllocationError where there is none, or its variables contradict one another."""
         job_id, nodelist = variables.get("SLURM_JOB_ID"), variables.get("SLURM_JOB_NODELIST")
         if not job_id or not nodelist:
@@ -78,7 +78,7 @@ def place(world_size: int, per_node: int, num_nodes: int) -> Placement | None:
 
 
 def job_key(variables: Mapping[str, str]) -> str:
-    """What names this job's results: the same after a requeue, another for each task of an array; empty: no job."""
+    """The name of this job's results: the same after a requeue, another for each task of an array; empty: no job."""
     array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID", "")
 

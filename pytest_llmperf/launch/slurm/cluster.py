@@ -177,7 +177,7 @@ def find_cluster(options: SlurmOptions) -> Cluster:
             "srun is not on PATH here; inside a container it has to be bound in, else start pytest on the node itself, "
             "or use --perf-launcher local"
         )
-    allocation = Allocation.of(os.environ)
+    allocation = Allocation.from_variables(os.environ)
     output, trouble = _ask(allocation.nodes, options)
     try:
         answers = {facts.node: facts for facts in parse(output)}

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     command = [word.replace("@node@", name) for word in arguments[at + 1 :]]
     with scratch(of_job=True) as place:
         part = _Part(folder, name, command, {**os.environ, **place.variables}, find_machine().gpus)
-        ended = _run(part, Offer.of(arguments[2:at]), seconds)
+        ended = _run(part, Offer.from_words(arguments[2:at]), seconds)
         place.is_whole = ended["returncode"] == 0
     return int(ended["returncode"]) if _left(folder / f"node-{name}.end.json", ended) else UNWRITABLE
 

@@ -83,7 +83,7 @@ def server_key(
     }
     path = [part for part in lasting.pop("PYTHONPATH", "").split(os.pathsep) if part and part not in homes]
     lasting |= {"PYTHONPATH": os.pathsep.join(path)} if path else {}
-    return ServerKey.of(python, lasting, folder, on_gpu=on_gpu)
+    return ServerKey.for_rank(python, lasting, folder, on_gpu=on_gpu)
 
 
 class _NobodyError(Exception):
@@ -157,14 +157,14 @@ class NodeServer:
 
 def _telling(channel: Channel) -> Callable[[], None]:
     """Looks as ``_look`` does, and says now and then that this process runs."""
-    told = time.monotonic()
+    said = time.monotonic()
 
     def look() -> None:
-        nonlocal told
+        nonlocal said
         _look(channel)
-        if time.monotonic() - told > _WORD_SECONDS:
+        if time.monotonic() - said > _WORD_SECONDS:
             channel.send({WAITS: True})
-            told = time.monotonic()
+            said = time.monotonic()
 
     return look
 

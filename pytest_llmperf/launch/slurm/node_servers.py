@@ -46,7 +46,7 @@ class Offer:
         return ["warm" if self.is_required else "auto", self.name, *self.needs]
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> Offer | None:
+    def from_words(cls, words: Sequence[str]) -> Offer | None:
         """Read ``words``; none make no offer."""
         if not words:
             return None

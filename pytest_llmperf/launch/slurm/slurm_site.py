@@ -54,7 +54,7 @@ class SlurmSite(Site):
         try:
             cluster = find_cluster(self._wanted.slurm)
         except NoNodeAnswersError:
-            nodes = Allocation.of(os.environ).nodes
+            nodes = Allocation.from_variables(os.environ).nodes
             if unreachable(nodes) != nodes:
                 raise
             self._all_lost = AllNodesLostError(f"node {listed(nodes)} failed, and the job has no other")
@@ -93,7 +93,7 @@ class SlurmSite(Site):
             self._servers.prepare()
 
     def warm_start(self, say: Say) -> WarmStart | None:
-        return WarmStart.of(self._wanted.start, None, say, self._said)
+        return WarmStart.asked(self._wanted.start, None, say, self._said)
 
     @contextmanager
     def lease(self, *_: object, **__: object) -> Iterator[tuple[()]]:

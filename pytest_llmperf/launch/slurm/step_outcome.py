@@ -241,14 +241,14 @@ def worst(found: Sequence[Health]) -> Health:
 
 
 def _lost(folder: Path, nodes: Sequence[str], ends: Mapping[str, Any], log: str) -> dict[str, str]:
-    """Nodes that broke the launch, each with what is told of it; none where all left their last words."""
+    """Nodes that broke the launch, each with what is known of it; none where all left their last words."""
     silent = [node for node in nodes if node not in ends]
     if not silent and failed_nodes(log).isdisjoint(nodes):
         return {}
     states = controller.node_states(nodes)
-    told = {}
+    found = {}
     for node in broken(nodes, silent, states, log):
         what = "went silent" if (folder / f"node-{node}.json").exists() else "did not begin"
         what = what if node in silent else "was given up"
-        told[node] = f"node {node} {what}" + (f" (SLURM: {states[node]})" if states.get(node) else "")
-    return told
+        found[node] = f"node {node} {what}" + (f" (SLURM: {states[node]})" if states.get(node) else "")
+    return found

@@ -86,19 +86,21 @@ class TestAllocation:
 
     def test_outside_of_a_job_there_is_none(self) -> None:
         with pytest.raises(AllocationError, match=r"not inside a SLURM allocation.*sbatch or salloc"):
-            Allocation.of({})
+            Allocation.from_variables({})
 
     def test_a_job_that_was_shrunk_has_fewer_variables(self) -> None:
         variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}
-        assert Allocation.of(variables).tasks_per_node == (8, 8)
+        assert Allocation.from_variables(variables).tasks_per_node == (8, 8)
         asked = {**variables, "SLURM_NTASKS_PER_NODE": "1"}
-        assert Allocation.of(asked).tasks_per_node == (1, 1), "CPUs are no tasks where sbatch was asked for tasks"
-        assert Allocation.of({**asked, "SLURM_TASKS_PER_NODE": "4(x2)"}).tasks_per_node == (4, 4)
+        assert Allocation.from_variables(asked).tasks_per_node == (1, 1), (
+            "CPUs are no tasks where sbatch was asked for tasks"
+        )
+        assert Allocation.from_variables({**asked, "SLURM_TASKS_PER_NODE": "4(x2)"}).tasks_per_node == (4, 4)
 
     def test_stale_variables_are_refused(self) -> None:
         variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "4(x2)"}
         with pytest.raises(AllocationError, match=r"tells of 2 nodes.*source the script"):
-            Allocation.of(variables)
+            Allocation.from_variables(variables)
 
     def test_a_requeue_keeps_the_key_and_array_tasks_differ(self) -> None:
         array = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_JOB_ID": "14"}
