@@ -26,6 +26,19 @@ from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.support.guarded_paths import refuse_others_folder
 
+# A wheel of torch is fetched and unpacked within that, seconds; a project is built.
+_LONGEST = 3600.0
+_COMPLETE = "complete"
+# As the system says it, in the words of whichever command met it.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+# What a launch needs, asked without importing it.
+_NEEDED = ["torch", "transformers", "accelerate", "psutil", "msgspec"]
+_PROBE = f"""
+import importlib.util, json, sys
+print(json.dumps([name for name in {_NEEDED} if importlib.util.find_spec(name) is None]))
+"""
+_PROBE_SECONDS = 120.0
+
 
 class HistoryError(Exception):
     """No candidates can be told from what was given."""
@@ -65,21 +78,6 @@ class History(Protocol):
 
     def further(self, candidate: Candidate) -> str:
         """A command that shows what is in it."""
-
-
-# A wheel of torch is fetched and unpacked within that, seconds; a project is built.
-_LONGEST = 3600.0
-_COMPLETE = "complete"
-# As the system says it, in the words of whichever command met it.
-_NO_ROOM = ("No space left on device", "Disk quota exceeded")
-
-# What a launch needs, asked without importing it.
-_NEEDED = ["torch", "transformers", "accelerate", "psutil", "msgspec"]
-_PROBE = f"""
-import importlib.util, json, sys
-print(json.dumps([name for name in {_NEEDED} if importlib.util.find_spec(name) is None]))
-"""
-_PROBE_SECONDS = 120.0
 
 
 def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:

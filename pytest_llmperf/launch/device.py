@@ -39,6 +39,8 @@ RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 #: Where somebody looks who misses a GPU.
 LOOK_AT = f"nvidia-smi and {VISIBLE}"
+# Of a power limit's default: one that differs by less changes nothing that could be measured.
+_LOWERED = 0.98
 
 
 @dataclass(frozen=True)
@@ -230,10 +232,6 @@ def session() -> Iterator[Any]:
         yield nvml
     finally:
         nvml.nvmlShutdown()
-
-
-# Of the default: a limit that differs by less changes nothing that could be measured.
-_LOWERED = 0.98
 
 
 def _lowered_limit(nvml: Any, handle: Any) -> int:

@@ -21,6 +21,8 @@ from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, For
 from pytest_llmperf.launch.process import home_of_package, kill_with_children, python_path
 from pytest_llmperf.support.channel import Channel
 
+Say = Callable[[str], None]
+
 # Imports on the first node of a night, from a shared file system, take minutes.
 _IMPORT_SECONDS = 300.0
 # A fork takes milliseconds; the machine may be busy.
@@ -29,9 +31,15 @@ _LOOK_SECONDS = 0.5
 # It ends the agents that it has, which have what torchrun gives its ranks.
 _END_SECONDS = 80.0
 _LAST_SECONDS = 5.0
-
 # Needs of specs whose servers are kept: a fork each, of which only what it imported itself takes memory.
 _MOST_BRANCHES = 4
+# Each holds 0.6 GB; two are what a comparison of two environments needs.
+_MOST_SERVERS = 2
+# What a launch sets for itself, and ranks look at when they need it: none of it is read by an import.
+_LIVE = frozenset({VISIBLE, "LLMPERF_LAUNCHER_BOOT", "LLMPERF_INJECT", "PYTEST_CURRENT_TEST"})
+# For imports alone. OpenBLAS begins its threads while it is loaded, and so does the jemalloc inside of pyarrow, which
+# the Trainer imports where datasets is installed; and torch must ask no GPU.
+_WHILE_IMPORTING = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class ServerProcess:
@@ -171,19 +179,6 @@ class ServerProcess:
     def _kill(self) -> None:
         with suppress(psutil.Error):
             kill_with_children(psutil.Process(self.pid))
-
-
-Say = Callable[[str], None]
-
-# Each holds 0.6 GB; two are what a comparison of two environments needs.
-_MOST_SERVERS = 2
-
-# What a launch sets for itself, and ranks look at when they need it: none of it is read by an import.
-_LIVE = frozenset({VISIBLE, "LLMPERF_LAUNCHER_BOOT", "LLMPERF_INJECT", "PYTEST_CURRENT_TEST"})
-
-# For imports alone. OpenBLAS begins its threads while it is loaded, and so does the jemalloc inside of pyarrow, which
-# the Trainer imports where datasets is installed; and torch must ask no GPU.
-_WHILE_IMPORTING = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 @dataclass(frozen=True)

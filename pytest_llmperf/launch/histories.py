@@ -36,6 +36,10 @@ _FIELDS = "%H%x00%P%x00%an%x00%as%x00%s"
 _LINE = 5
 # Whether PYTHONSAFEPATH is heeded.
 _HAS_SAFE_PATH = sys.version_info >= (3, 11)
+#: What a command has in place of a version.
+PLACE = "{version}"
+_AVAILABLE = re.compile(r"^Available versions:\s*(.+)$", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -146,13 +150,6 @@ def _env() -> dict[str, str]:
     """Without what a hook of git tells of the repository that runs it."""
     ours = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"}
     return {name: value for name, value in os.environ.items() if name not in ours} | {"LC_ALL": "C"}
-
-
-#: What a command has in place of a version.
-PLACE = "{version}"
-
-_AVAILABLE = re.compile(r"^Available versions:\s*(.+)$", re.MULTILINE)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,23 @@ from pytest_llmperf.support.redaction import without_secrets
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+# How a process ends itself, or trips over memory that it was not given. No other signal is of a limit.
+_ITS_OWN = frozenset({"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP", ""})
+_LAST_WORDS = 20
+# Words of a line that tells of something slower than it could be.
+_WORDS = re.compile(
+    r"\bfall(s|ing|en)?[ -]?back|\bfell back|\bfallback|\bnot installed|\bslow(er|ly)?\b|\bnaive\b|\bunoptimi[sz]ed"
+    r"|\bnot (be )?(available|supported|compiled)|\bcould not (import|load|find)|\bfailed to (import|load)"
+    r"|\bfast path\b|\bwill be disabled\b",
+    re.IGNORECASE,
+)
+# torchrun's rank, glog's time and place, logging's level, a warning's file and line: another in each launch.
+_HEAD = re.compile(
+    r"^(\[rank\d+\]:?)?\s*(\[?[WIE]\d{4} [\d:. ]+\S*\s+\S+?\]\s*)?(\[?\d{4}-\d\d-\d\d[ T][\d:,.]+\]?\s*)?"
+    r"(\S+:\d+: \w*Warning: |(WARNING|INFO|ERROR)\S*\s+)?"
+)
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_MOST_LINES, _MOST, _WIDTH = 20_000, 5, 240
 
 
 @dataclass(frozen=True)
@@ -87,12 +104,6 @@ def _listed(ranks: list[int]) -> str:
     return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
 
 
-# How a process ends itself, or trips over memory that it was not given. No other signal is of a limit.
-_ITS_OWN = frozenset({"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP", ""})
-
-_LAST_WORDS = 20
-
-
 def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], oom_kills: int) -> str | None:
     """How it is known that ``rank`` had no memory left when ``signal`` (empty: its own exit) ended it, or ``None``.
 
@@ -115,25 +126,8 @@ def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], o
     return None
 
 
-_WORDS = re.compile(
-    r"\bfall(s|ing|en)?[ -]?back|\bfell back|\bfallback|\bnot installed|\bslow(er|ly)?\b|\bnaive\b|\bunoptimi[sz]ed"
-    r"|\bnot (be )?(available|supported|compiled)|\bcould not (import|load|find)|\bfailed to (import|load)"
-    r"|\bfast path\b|\bwill be disabled\b",
-    re.IGNORECASE,
-)
-
-# torchrun's rank, glog's time and place, logging's level, a warning's file and line: another in each launch.
-_HEAD = re.compile(
-    r"^(\[rank\d+\]:?)?\s*(\[?[WIE]\d{4} [\d:. ]+\S*\s+\S+?\]\s*)?(\[?\d{4}-\d\d-\d\d[ T][\d:,.]+\]?\s*)?"
-    r"(\S+:\d+: \w*Warning: |(WARNING|INFO|ERROR)\S*\s+)?"
-)
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-_MOST_LINES, _MOST, _WIDTH = 20_000, 5, 240
-
-
 def remarks_in(lines: Iterable[str]) -> tuple[str, ...]:
-    """The first few of ``lines`` that tell of it, each once, without what differs from launch to launch."""
+    """The first few of ``lines`` that tell of something slow, each once, without what differs between launches."""
     found: dict[str, None] = {}
     for line in (ANSI.sub("", line[: 10 * _WIDTH]) for line in islice(lines, _MOST_LINES)):
         if _WORDS.search(line):

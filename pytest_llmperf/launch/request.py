@@ -27,6 +27,10 @@ _NOT_INHERITED = frozenset(
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE GROUP_WORLD_SIZE "
     "MASTER_ADDR MASTER_PORT LLMPERF_LAUNCHER_BOOT".split()
 )
+#: ``python -m torch.distributed.run``: what follows are torchrun's words.
+BEFORE_WORDS = 3
+#: Why a launch could not be started, where that is no failure of what it runs.
+REFUSALS = (ColdStartError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +68,6 @@ class LaunchRequest:
     """``None``: it begins cold."""
 
 
-#: ``python -m torch.distributed.run``: what follows are torchrun's words.
-BEFORE_WORDS = 3
-
-
 def torchrun_command(request: LaunchRequest) -> list[str]:
     """torchrun on one machine: a rendezvous of its own on a free port, each rank's output in its own file."""
     return torchrun_words(request, ["--standalone", "--nnodes=1"], request.spec.gpus, "logs")
@@ -81,10 +81,6 @@ def torchrun_words(request: LaunchRequest, meeting: Sequence[str], ranks: int, l
         *(f"--log-dir={request.folder / logs}", "--redirects=3"),
         *("-m", "pytest_llmperf.worker", str(request.folder)),
     ]
-
-
-#: Why a launch could not be started, where that is no failure of what it runs.
-REFUSALS = (ColdStartError, OSError)
 
 
 def needs(spec: TrainSpec) -> tuple[str, ...]:

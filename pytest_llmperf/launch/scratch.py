@@ -29,6 +29,16 @@ _CACHES = {"TRITON_CACHE_DIR": "triton", _INDUCTOR: "inductor"}
 
 _STEP = re.compile(r"step-(?P<space>\w+)-(?P<pid>\d+)-(?P<began>\d+)-\w+")
 _UNTOUCHED_SECONDS = 2 * 24 * 3600.0
+# Each is written under its last name, and taken for whole once it is there. What Triton makes gets its name when it is.
+_SUFFIXES = (".so", ".o", ".gch", ".pch")
+_TRITONS = "triton"
+_ELF = b"\x7fELF"
+# Source: elf(5), Elf64_Ehdr: where the section headers begin, which stand last; their size and number.
+_SECTIONS = 40, 8
+_SECTION_SIZES = 58, 2
+# Records and logs of a launch need more than this: with less left, it is what broke it.
+_NEEDED_BYTES = 64 * 1024
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 @dataclass
@@ -119,16 +129,6 @@ def _sweep(home: Path, inductor: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)  # of a link it removes nothing
 
 
-# Each is written under its last name, and taken for whole once it is there. What Triton makes gets its name when it is.
-_SUFFIXES = (".so", ".o", ".gch", ".pch")
-_TRITONS = "triton"
-
-_ELF = b"\x7fELF"
-# Source: elf(5), Elf64_Ehdr: where the section headers begin, which stand last; their size and number.
-_SECTIONS = 40, 8
-_SECTION_SIZES = 58, 2
-
-
 def drop_half_files(cache: Path) -> None:
     """Remove what is empty or cut from ``cache``, unless somebody writes it."""
     _drop([path for path in _compiled(cache) if _is_half(path)])
@@ -175,12 +175,6 @@ def _drop(paths: list[Path]) -> None:
         with suppress(OSError):
             if os.path.realpath(path) not in open_elsewhere:
                 path.unlink()
-
-
-# Records and logs of a launch need more than this: with less left, it is what broke it.
-_NEEDED_BYTES = 64 * 1024
-
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 def means_no_room(error: OSError) -> bool:

@@ -19,6 +19,10 @@ from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import CLOCK_REASONS, Health, Launch
 from pytest_llmperf.records.phases import phases_of
 
+_READ_SECONDS = 0.25
+_Number = TypeVar("_Number", int, float)
+_LOOK_SECONDS = 0.5
+
 
 @dataclass
 class Lap:
@@ -56,9 +60,6 @@ class Meter:
             yield
         finally:
             self.waited_seconds += time.monotonic() - start
-
-
-_READ_SECONDS = 0.25
 
 
 class ProgressReader:
@@ -108,11 +109,6 @@ def _finite(value: object) -> float:
     if not math.isfinite(seconds):
         raise ValueError(f"{seconds} is no time")
     return seconds
-
-
-_Number = TypeVar("_Number", int, float)
-
-_LOOK_SECONDS = 0.5
 
 
 class HealthWatch:

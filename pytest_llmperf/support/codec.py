@@ -54,6 +54,8 @@ _PLACE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$(.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.?([^.\[\]]+|\[\.\.\.\]|\[\d+\])")
 _WRONG_TYPE = re.compile(r"Expected `(.*?)`((?: of length| [<>]=?) [^,]+)?(?:, got (.*))?")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
+# In the place of a field that is needed and does not fit.
+_EMPTY: Mapping[Any, Any] = {str: "", Mapping: {}, tuple: ()}
 
 
 def sparse(*kept: str) -> Callable[[type[T]], type[T]]:
@@ -141,10 +143,6 @@ def _lenient(kind: Any, value: Any) -> Any:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, UnicodeError):  # it takes no text that UTF-8 cannot hold
         return _parts(kind, value)
-
-
-# In the place of a field that is needed and does not fit.
-_EMPTY: Mapping[Any, Any] = {str: "", Mapping: {}, tuple: ()}
 
 
 def _parts(kind: Any, value: Any) -> Any:

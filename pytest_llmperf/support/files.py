@@ -17,6 +17,7 @@ from pytest_llmperf.support.guarded_paths import refuse_others_link
 
 # Of what another host's process left.
 _UNTOUCHED_SECONDS = 24 * 3600.0
+_PART = re.compile(r"\.llmperf-(?:(?P<space>\w+)-)?(?P<pid>\d+)-\w+\.part")
 
 
 def boot_id() -> str:
@@ -58,9 +59,6 @@ def is_left(path: Path, space: str, pid: int) -> bool:
             pass
         return False
     return time.time() - path.lstat().st_mtime > _UNTOUCHED_SECONDS
-
-
-_PART = re.compile(r"\.llmperf-(?:(?P<space>\w+)-)?(?P<pid>\d+)-\w+\.part")
 
 
 def write_text(path: Path, text: str, *, lasts: bool = True) -> None:

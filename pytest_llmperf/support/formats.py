@@ -14,6 +14,8 @@ _KIB, _MIB = 2**10, 2**20
 _MINUTE, _HOUR = 60, 3600
 # From here on a figure's first decimal is noise.
 _WHOLE_FROM = 100
+# A count, of which one more on one rank of many is to be seen.
+_COUNT_FROM = 100.0
 
 
 def tokens_per_second(value: float | None) -> str:
@@ -83,10 +85,6 @@ def counted(number: int, noun: str) -> str:
 def elapsed(value: float) -> str:
     """A clock that ticks in whole seconds: ``14.9`` -> ``14 s``."""
     return seconds(math.floor(value)) if math.isfinite(value) else ABSENT
-
-
-# A count, of which one more on one rank of many is to be seen.
-_COUNT_FROM = 100.0
 
 
 def figure(value: float | None, unit: str) -> str:

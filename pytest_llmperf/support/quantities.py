@@ -23,6 +23,10 @@ _HOURS: Mapping[str, float] = {"d": 24.0, "h": 1.0, "m": 1 / 60}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhm])")
 
 _LONGEST_CURRENCY = 8
+#: What somebody's own tolerance is. Above 1, per cent were meant: 3 would be 300 %, a gate that holds nothing.
+A_TOLERANCE = "a positive fraction of at most 1, e.g. 0.03 for 3 %"
+#: The same as text, in which a sign says what is meant.
+A_WRITTEN_TOLERANCE = f"{A_TOLERANCE}, or per cent with their sign, e.g. 3 %"
 
 
 def argument(parse: Callable[[str], _T | None], expected: str) -> Callable[[str], _T]:
@@ -40,12 +44,6 @@ def argument(parse: Callable[[str], _T | None], expected: str) -> Callable[[str]
 def is_positive(value: object) -> TypeGuard[float]:
     """Whether ``value`` is a finite number above 0; a bool is an int to Python, and never one to a user."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-#: What somebody's own tolerance is. Above 1, per cent were meant: 3 would be 300 %, a gate that holds nothing.
-A_TOLERANCE = "a positive fraction of at most 1, e.g. 0.03 for 3 %"
-#: The same as text, in which a sign says what is meant.
-A_WRITTEN_TOLERANCE = f"{A_TOLERANCE}, or per cent with their sign, e.g. 3 %"
 
 
 def is_tolerance(value: object) -> TypeGuard[float]:

@@ -14,6 +14,8 @@ from itertools import product
 from pytest_llmperf.launch.site import SiteError
 
 _SPAN, _COUNT = re.compile(r"(\d+)(?:-(\d+))?"), re.compile(r"(\d+)(?:\(x(\d+)\))?")
+# The step of `salloc`'s shell, from which further steps may start, unlike from any other.
+_INTERACTIVE_STEP = "4294967290"
 
 
 class AllocationError(SiteError):
@@ -106,10 +108,6 @@ def _numbers(text: str) -> list[str]:
     found = [_SPAN.fullmatch(span) for span in text.split(",")]
     spans = [(match[1], int(match[1]), int(match[2] or match[1])) for match in found if match]
     return [f"{n:0{len(name)}d}" for name, first, last in spans for n in range(first, last + 1)] if all(found) else []
-
-
-# The step of `salloc`'s shell, from which further steps may start, unlike from any other.
-_INTERACTIVE_STEP = "4294967290"
 
 
 def uses_slurm(launcher: str, variables: Mapping[str, str]) -> bool:

@@ -41,6 +41,10 @@ from pytest_llmperf.support.units import GIB
 
 #: Begins the answer, among whatever a prolog or a module prints.
 MARK = "llmperf-node "
+_PROBE_SECONDS = 180.0
+# The caller's, whose values a container may replace with its own.
+_PASSED_ON = (*device.PASSED_ON, "LLMPERF_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "UCX_", "FI_")
+_PORTS = range(20000, 32000)  # below the ports that Linux hands out by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +100,6 @@ def parse(output: str) -> list[NodeFacts]:
     """The nodes that answered, whatever else was printed, also on their lines; ValueError where one is cut off."""
     decoder = json.JSONDecoder()
     return [codec.read(NodeFacts, decoder.raw_decode(answer)[0]) for answer in output.split(MARK)[1:]]
-
-
-_PROBE_SECONDS = 180.0
-
-# The caller's, whose values a container may replace with its own.
-_PASSED_ON = (*device.PASSED_ON, "LLMPERF_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "UCX_", "FI_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,9 +277,6 @@ class Srun:
         if self.options.scratch:
             found[SCRATCH] = self.options.scratch
         return found
-
-
-_PORTS = range(20000, 32000)  # below the ports that Linux hands out by itself
 
 
 def endpoint(first: NodeFacts, folder: Path) -> str:

@@ -41,6 +41,15 @@ _LEAVING = re.compile(r"drain|fail")
 
 # Ends what srun says, after what it means.
 _NO_REASON = re.compile(r'srun: error: \S+: tasks? [\d,-]+: Exited with|Try "srun --help"')
+# srun tells of a node whose slurmd is gone after 11 s; of one that hangs, never.
+_ASK_SECONDS = 90.0
+_STEP = "llmperf-alive"
+#: Exit code of a node's agent that could not leave its word in the folder: the only other way to tell.
+UNWRITABLE = 74
+# What was written must come: attributes may be cached for a minute. What may never have been written gets less.
+LATE_SECONDS = 90.0
+_LAST_WORDS_SECONDS = 10.0
+_POLL_SECONDS = 0.25
 
 
 def failed_nodes(log: str) -> set[str]:
@@ -79,11 +88,6 @@ def _nodes(lists: Iterable[str]) -> set[str]:
     return found
 
 
-# srun tells of a node whose slurmd is gone after 11 s; of one that hangs, never.
-_ASK_SECONDS = 90.0
-_STEP = "llmperf-alive"
-
-
 def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     """Those of ``nodes`` that fail at a step which needs nothing: no container, no Python, no shared folder.
 
@@ -102,15 +106,6 @@ def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     except OSError:
         pass  # nobody could be asked
     return tuple(node for node in nodes if node in gone)
-
-
-#: Exit code of a node's agent that could not leave its word in the folder: the only other way to tell.
-UNWRITABLE = 74
-
-# What was written must come: attributes may be cached for a minute. What may never have been written gets less.
-LATE_SECONDS = 90.0
-_LAST_WORDS_SECONDS = 10.0
-_POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
