@@ -144,8 +144,7 @@ def _cause(folder: Path, ended: Ended, progress: Progress) -> Failure:
     where = _where(progress)
     if ended.timed_out:
         return _timed_out(folder, f"no end after {ended.seconds:.0f} s, {where}")
-    # Out of memory comes first, since it may surface in one rank while another already waits for it.
-    reasons = sorted(_reasons(folder), key=lambda reason: (reason.kind != "oom", reason.time))
+    reasons = _reasons(folder)
     is_oom, known = any(reason.kind == "oom" for reason in reasons), {reason.rank for reason in reasons}
     ended_ranks = _dead(folder)
     for dead in (dead for dead in ended_ranks if not is_oom and dead.rank not in known):
@@ -156,8 +155,7 @@ def _cause(folder: Path, ended: Ended, progress: Progress) -> Failure:
     # A killed rank leaves no reason, and its peers leave one: that their connection to it broke.
     is_cause = victim is not None and not is_oom and victim.rank not in known
     if reasons and not is_cause:
-        first = reasons[0]  # the earliest is the cause: the peers of a rank that failed only saw it go
-        return Failure(kind=first.kind, message=first.message, tail=first.tail, folder=str(folder), rank=first.rank)
+        return reasons[0]
     if not reasons and victim is None and not (folder / "rank-0.pid").exists():
         return _failure(folder, "never-started", f"torchrun ended with {ended.returncode} before a rank began", None)
     if victim is not None:
@@ -214,25 +212,19 @@ def _dead(folder: Path) -> list[_Dead]:
     return found
 
 
-@dataclass(frozen=True)
-class _Reason:
-    """What a rank left that ended by an error."""
+def _reasons(folder: Path) -> list[Failure]:
+    """What ranks left that ended by an error: want of memory first, and then the earliest.
 
-    rank: int
-    kind: str
-    message: str
-    tail: tuple[str, ...]
-    time: float
-
-
-def _reasons(folder: Path) -> list[_Reason]:
+    It may surface in one rank while another already waits for it. Peers of a rank that failed only saw it go.
+    """
     found = []
     for path in folder.glob("failure-*.json"):
         with suppress(*_UNUSABLE):
             values, rank = _json(path), int(path.stem.partition("-")[2])
-            tail = tidy(str(line) for line in values["tail"])
-            found.append(_Reason(rank, str(values["kind"]), str(values["message"]), tail, float(values["time"])))
-    return found
+            kind, tail = str(values["kind"]), tidy(str(line) for line in values["tail"])
+            failure = Failure(kind=kind, message=str(values["message"]), tail=tail, folder=str(folder), rank=rank)
+            found.append((kind != "oom", float(values["time"]), failure))
+    return [failure for *_, failure in sorted(found, key=lambda one: one[:2])]
 
 
 def _failure(folder: Path, kind: str, message: str, rank: int | None) -> Failure:

@@ -26,7 +26,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     monkeypatch.setattr(histories, "probed", lambda python: python)
-    monkeypatch.setattr(histories, "probed", lambda python: python)
 
 
 class Project:
