@@ -61,7 +61,7 @@ class PredictionProcess:
         self._unsent, self._rest = b"", b""
         self._known: dict[int, Mapping[str, Any]] = {}
 
-    def ask(self, request: Mapping[str, Any]) -> int:
+    def send(self, request: Mapping[str, Any]) -> int:
         """The number of the answer to ``request``, as ``worker.estimate`` has them."""
         self._process = self._process or started(self._errors, self._niceness)
         self._unsent += json.dumps(request).encode() + b"\n"
@@ -74,8 +74,8 @@ class PredictionProcess:
         self._is_open = False
         self._exchange(0.0)
 
-    def answer(self, number: int) -> Mapping[str, Any]:
-        """What was answered; ``{"error": why}`` where nothing was."""
+    def receive(self, number: int) -> Mapping[str, Any]:
+        """The answer, once it is there; ``{"error": why}`` where nothing was."""
         while number not in self._known and self._exchange(_SECONDS):
             pass
         return self._known.get(number) or {"error": self._why_none(), "is_lost": True}
@@ -163,23 +163,21 @@ def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | Pre
     process = PredictionProcess()
     try:
         whys = [why_none(spec) for spec in specs]
-        numbers = [
-            process.ask(step_request(spec)) if why is None else -1 for spec, why in zip(specs, whys, strict=True)
-        ]
+        numbers = [-1 if why else process.send(step_request(spec)) for spec, why in zip(specs, whys, strict=True)]
         process.end_of_questions()
         answer: Mapping[str, Any]
         for spec, why, number in zip(specs, whys, numbers, strict=True):
-            answer = {"error": why} if why else process.answer(number)
+            answer = {"error": why} if why else process.receive(number)
             yield dict(answer["parts"]) if "parts" in answer else _error(spec, _NO_MEMORY, answer)
     finally:
         process.close()
 
 
-class StaticSteps:
+class StaticSteps(PredictionProcess):
     """The steps of one run's specs."""
 
     def __init__(self) -> None:
-        self._process = PredictionProcess()
+        super().__init__()
         self._numbers: dict[TrainSpec, int] = {}
 
     def check(self) -> None:
@@ -195,13 +193,13 @@ class StaticSteps:
         """Let them be predicted beside what this process does."""
         for spec in specs:
             if spec not in self._numbers and why_none(spec) is None:
-                self._numbers[spec] = self._process.ask(step_request(spec, operators=True))
+                self._numbers[spec] = self.send(step_request(spec, operators=True))
 
     def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
         """The step of ``spec``, or why there is none."""
         self.ask([spec])
         why = why_none(spec)
-        answer: Mapping[str, Any] = {"error": why} if why else self._process.answer(self._numbers[spec])
+        answer: Mapping[str, Any] = {"error": why} if why else self.receive(self._numbers[spec])
         if "parts" not in answer:
             return _error(spec, _NO_STEP, answer)
         return StaticStep(
@@ -211,34 +209,26 @@ class StaticSteps:
             versions=answer["versions"],
         )
 
-    def close(self) -> None:
-        """End what predicts."""
-        self._process.close()
 
-
-class FlopCounts:
+class FlopCounts(PredictionProcess):
     """Counts, each asked for as soon as a model is known, and read when it is wanted."""
 
     def __init__(self) -> None:
-        self._process = PredictionProcess(_NICENESS_OF_COUNTS)
+        super().__init__(_NICENESS_OF_COUNTS)
 
     def ask(self, model: Model, sequence_length: int) -> int:
         """The number of the count: training FLOPs of ``model`` for one token of a full sequence."""
-        return self._process.ask({"model_config": dict(model.config), "sequence_length": sequence_length})
+        return self.send({"model_config": dict(model.config), "sequence_length": sequence_length})
 
     def answer(self, number: int) -> float:
         """What was counted, once it is.
 
         Raises CountError where transformers does not have the model, or its code does not run without content.
         """
-        answer = self._process.answer(number)
+        answer = self.receive(number)
         if "flops_per_token" in answer:
             return float(answer["flops_per_token"])
         raise CountError(_shortened(answer, _LONGEST_COUNT_ERROR))
-
-    def close(self) -> None:
-        """End what counts."""
-        self._process.close()
 
 
 def _error(spec: TrainSpec, what: str, answer: Mapping[str, Any]) -> PredictionError:

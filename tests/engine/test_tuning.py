@@ -103,11 +103,11 @@ def world(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> World:
         def __init__(self, _niceness: int = 0) -> None:
             self._asked: list[dict[str, Any]] = []
 
-        def ask(self, request: dict[str, Any]) -> int:
+        def send(self, request: dict[str, Any]) -> int:
             self._asked.append(request)
             return len(self._asked) - 1
 
-        def answer(self, number: int) -> dict[str, Any]:
+        def receive(self, number: int) -> dict[str, Any]:
             request = self._asked[number]
             spec = TrainSpec.from_dict(request["spec"])
             if not request.get("operators"):

@@ -37,18 +37,18 @@ class StepPredictions:
                 continue
             with suppress(SpecError):  # fp8 keeps 16-bit values, or fewer, and may be all that makes it a spec
                 request = step_request(replace(spec, fp8="no"), operators=work)
-                numbers[spec] = self._process.ask(request | ({"traffic": True} if work else {}))
+                numbers[spec] = self._process.send(request | ({"traffic": True} if work else {}))
 
     def peak_bytes(self, spec: TrainSpec) -> int | None:
         """For one rank; ``None`` where it cannot be predicted."""
         self.ask([spec])
-        answer = self._process.answer(self._memory[spec]) if spec in self._memory else {}
+        answer = self._process.receive(self._memory[spec]) if spec in self._memory else {}
         return sum(answer["parts"].values()) if "parts" in answer else None
 
     def work(self, spec: TrainSpec) -> Mapping[str, Any] | None:
         """``operators``, ``flops`` and ``traffic`` by operator; ``None`` as above."""
         self.ask([spec], work=True)
-        answer = self._process.answer(self._work[spec]) if spec in self._work else {}
+        answer = self._process.receive(self._work[spec]) if spec in self._work else {}
         return answer if "traffic" in answer else None
 
     def close(self) -> None:
