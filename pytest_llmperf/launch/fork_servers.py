@@ -90,10 +90,7 @@ class ServerProcess:
         return False
 
     def launch(self, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent:
-        """A torchrun, forked by it; ``waiting`` is called while it still imports.
-
-        Raises ColdStartError where it cannot, OSError where the log cannot be written.
-        """
+        """A torchrun, forked by it; ``waiting`` is called while it imports. ColdStartError; OSError of its log."""
         try:
             talk = self._branch(tuple(order.needs), self._unless_stopped(waiting))
             try:
@@ -216,10 +213,7 @@ class ServerPool:
             self._server(key)
 
     def launch(self, key: ServerKey, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent:
-        """A torchrun, forked by the server of ``key``; ``waiting`` is called while that still imports.
-
-        Raises ColdStartError where it must begin cold, OSError where its log cannot be written.
-        """
+        """A torchrun, forked by the server of ``key``; see ``ServerProcess.launch``."""
         server = self._server(key)
         try:
             return server.launch(order, waiting)

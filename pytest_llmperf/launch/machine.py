@@ -133,10 +133,7 @@ def lease_cpu(say: Say, *, shared: bool = False, wait: Say = _nobody) -> Iterato
 
 @contextmanager
 def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Say) -> Iterator[list[str]]:
-    """Hold ``num_nodes`` of an allocation's ``nodes``, the first that are free; processes of one job share them.
-
-    Raises as ``lease_gpus``.
-    """
+    """Hold ``num_nodes`` of a job's ``nodes``, the first that are free; its processes share them. As ``lease_gpus``."""
     if num_nodes > len(nodes):
         raise ValueError(f"{num_nodes} nodes asked for, {len(nodes)} left")
     job = f"slurm-{job_id}"

@@ -221,10 +221,7 @@ class FlopCounts(PredictionProcess):
         return self.send({"model_config": dict(model.config), "sequence_length": sequence_length})
 
     def answer(self, number: int) -> float:
-        """What was counted, once it is.
-
-        Raises CountError where transformers does not have the model, or its code does not run without content.
-        """
+        """The count; CountError where transformers has no such model, or its code does not run without content."""
         answer = self.receive(number)
         if "flops_per_token" in answer:
             return float(answer["flops_per_token"])

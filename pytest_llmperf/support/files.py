@@ -46,10 +46,7 @@ def mark() -> str:
 
 
 def is_left(path: Path, space: str, pid: int) -> bool:
-    """Whether the process that ``path`` is named after is gone; another host's is, a day after its last write.
-
-    Raises OSError where ``path`` is gone.
-    """
+    """Whether the process that ``path`` is named after is gone; another host's is, a day after its last write."""
     if space == _space():
         try:
             os.kill(pid, 0)
@@ -113,10 +110,7 @@ def _part_of(target: Path) -> Path:
 
 @contextmanager
 def replacing(target: Path, *, lasts: bool = True) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``target`` once all is written; what killed processes left beside it goes.
-
-    Raises OSError where it cannot be written; ``target`` is as it was.
-    """
+    """A file that takes the place of ``target`` once all is written; OSError, and ``target`` stays, if it is not."""
     target.parent.mkdir(parents=True, exist_ok=True)
     (_sweep if lasts else _sweep_once)(target.parent)
     part = _part_of(target)
@@ -158,10 +152,7 @@ def files_digest(folder: Path, pattern: str) -> str:
 
 
 def of_files(files: Iterable[tuple[str, Path]]) -> str:
-    """Digest the contents of ``files`` in their order, each under the name that matters of it; 16 hex digits.
-
-    Raises OSError where one cannot be read.
-    """
+    """Digest ``files`` in their order, each under the name that matters of it; 16 digits. OSError if unreadable."""
     whole = hashlib.sha256()
     for name, path in files:
         state = path.stat()

@@ -166,10 +166,7 @@ class Cluster:
 
 
 def find_cluster(options: SlurmOptions) -> Cluster:
-    """The allocation around this process, its nodes asked.
-
-    Raises AllocationError, in one line, where there is none, srun is missing, or no node answers.
-    """
+    """The allocation around this process, its nodes asked; AllocationError, in one line, where none serves."""
     if shutil.which("srun") is None:
         raise AllocationError(
             "srun is not on PATH here; inside a container it has to be bound in, else start pytest on the node itself, "

@@ -182,10 +182,7 @@ class SlurmLauncher:
         ]
 
     def _remaining(self, request: LaunchRequest) -> float:
-        """Seconds that this launch may take.
-
-        Raises OutOfTimeError where they are fewer than it is expected to need, or the job is another start's.
-        """
+        """Seconds that this launch may take; OutOfTimeError where it needs more, or the job is another start's."""
         restarts = controller.restarts(self._job)
         if None not in (restarts, self._restarts) and restarts != self._restarts:
             # SLURM gave this node up, though it works: what it started now would run beside the new start's launches.

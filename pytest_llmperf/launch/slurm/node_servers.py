@@ -70,10 +70,7 @@ class NodeServers:
             self._running([node.node for node in self._srun.cluster.nodes])
 
     def offer(self, request: LaunchRequest, nodes: Sequence[str], left: Sequence[str]) -> Offer | None:
-        """For a launch on ``nodes``, of those that the job has ``left``; ``None``: it begins cold.
-
-        Raises ColdStartError where it must not.
-        """
+        """For a launch on ``nodes``, of those ``left``; ``None``: it begins cold. ColdStartError where it must not."""
         if request.warm is None:
             return None
         try:
