@@ -20,7 +20,6 @@ class Rung:
     """The table it is of."""
     spec: TrainSpec
     reference: Reference | None = None
-    """What was published of it."""
 
     @property
     def published_rate(self) -> float | None:
@@ -35,12 +34,10 @@ class Rung:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a rung brings, as ratios of rates; ``None`` where one of the two is not known."""
+    """What a rung brings over the step before it, and over the first: ratios of rates; ``None``: one is not known."""
 
     over_previous: float | None
-    """Over the step before it."""
     over_first: float | None
-    """Over the first step."""
 
 
 def gains(rungs: Sequence[Rung], rates: Sequence[float | None]) -> list[Gain]:

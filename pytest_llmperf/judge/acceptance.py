@@ -19,7 +19,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.formats import in_sentence, percent
+from pytest_llmperf.support.formats import first_n, in_sentence, percent
 
 #: More would only slow reading: what a verdict can see is decided by the first dozen.
 MAX_LAUNCHES = 24
@@ -111,11 +111,9 @@ def _refuse_unexplained(spec: TrainSpec, result: CaseResult) -> None:
             )
             raise BaselineError(f"{spec.id}: {what} ({figures}); {how}")
     # What is as fast as before and not the same is accepted by who says why.
-    changed = result.changed
-    if changed:
-        more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
-        told = ", ".join(changed[:_MOST_CHANGES])
-        raise BaselineError(f"{spec.id}: changed since the baseline ({told}{more}); {by_reason}")
+    if result.changed:
+        told = first_n(result.changed, _MOST_CHANGES)
+        raise BaselineError(f"{spec.id}: changed since the baseline ({told}); {by_reason}")
 
 
 def _is_beyond(check: Check, *, worse: bool) -> bool:
@@ -266,10 +264,9 @@ def nearest_line(spec: TrainSpec, node: str, stored: Iterable[Baseline], checks:
         return ""
     near = min(own, key=lambda one: (len(_settings(one, spec)), one.recorded_by != node, one.id))
     changed = _settings(near, spec)
-    more = f" and {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
     return (
         f"nearest stored case of this test: {near.id} ({_former_case_figures(near, checks)}); "
-        f"settings: {', '.join(changed[:_MOST_SETTINGS])}{more}"
+        f"settings: {first_n(changed, _MOST_SETTINGS)}"
     )
 
 

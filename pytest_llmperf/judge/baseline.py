@@ -39,7 +39,6 @@ class StoredTrace:
 
     trace: Trace
     versions: Mapping[str, str]
-    """Of the environment that it was traced in."""
     counts: Mapping[str, float]
     """Of what is counted elsewhere than in the trace: graph breaks, recompilations, the allocator's retries."""
 
@@ -145,7 +144,6 @@ class Baseline(Document):
 
     launches: tuple[Launch, ...]
     anchor: Accepted
-    """The first accepted figures."""
     history: tuple[Accepted, ...]
     """Every acceptance, newest last; the anchor is the first."""
     trace: StoredTrace | None = None

@@ -33,7 +33,6 @@ class Document:
     """The test that recorded it; for people and for finding unused files, never an identity."""
 
     noun: ClassVar[str]
-    """For errors."""
 
     def check(self) -> None:
         """That its parts, which somebody may have edited, belong together; ValueError: they do not."""

@@ -13,7 +13,6 @@ from pytest_llmperf.judge.change_points import (
     LEAST_CHANGE,
     LEAST_RUNS,
     ChangePoint,
-    Levels,
     Point,
     Timeline,
     find_levels,
@@ -55,7 +54,6 @@ class Segment:
     """Runs between two change points."""
 
     results: tuple[PastResult, ...]
-    """Those that count."""
     step_seconds: float
     low: float
     high: float
@@ -80,7 +78,6 @@ class HostStep:
 
     began: str
     rate: float
-    """Change of it, as a fraction."""
     different: tuple[str, ...]
 
 
@@ -188,34 +185,28 @@ def recounted(timeline: Timeline) -> Iterator[int]:
 
 
 def segments(
-    timeline: Timeline, levels: Levels, shared: Mapping[int, float], *, are_times: bool = True
+    timeline: Timeline,
+    noise: Noise,
+    changes: Sequence[ChangePoint],
+    shared: Mapping[int, float],
+    *,
+    are_times: bool = True,
 ) -> tuple[Segment, ...]:
-    """Those of ``timeline``; ``shared``: by a change's index what of its logarithm all cases have in common."""
+    """Those of ``timeline`` between ``changes``; ``shared``: by a change's index what of its logarithm all cases have
+    in common."""
     found: list[Segment] = []
-    for number, level in enumerate(levels.levels):
+    for number, level in enumerate(levels_between(timeline.logs, timeline.scatter(noise), changes).levels):
         runs = dict.fromkeys(timeline.runs[level.start : level.end])
         results = tuple(timeline.results[run] for run in runs)
-        reach = quantile(_UPPER, level.df) * level.error
+        times = quantile(_UPPER, level.df)
         change = None
         if number and are_times:
-            point, part = levels.changes[number - 1], shared.get(levels.changes[number - 1].index)
-            far = quantile(_UPPER, level.df) * point.error
-            change = Change(
-                rate=math.expm1(-point.log),
-                low=math.expm1(-point.log - far),
-                high=math.expm1(-point.log + far),
-                shared=None if part is None else math.expm1(-part),
-            )
-        found.append(
-            Segment(
-                results=results,
-                step_seconds=math.exp(level.log),
-                low=math.exp(level.log - reach),
-                high=math.exp(level.log + reach),
-                change=change,
-                different=differences(found[-1].results[-1], results[0]) if found else (),
-            )
-        )
+            point, part = changes[number - 1], shared.get(changes[number - 1].index)
+            rate, low, high = (math.expm1(-point.log + way * times * point.error) for way in (0, -1, 1))
+            change = Change(rate, low, high, None if part is None else math.expm1(-part))
+        different = differences(found[-1].results[-1], results[0]) if found else ()
+        step, low, high = (math.exp(level.log + way * times * level.error) for way in (0, -1, 1))
+        found.append(Segment(results, step, low, high, change, different))
     return tuple(found)
 
 
@@ -249,7 +240,6 @@ class SharedEffects:
     points: tuple[Point, ...]
     """The same in the order of time."""
     began: tuple[str, ...]
-    """Of each of ``points``, when its run began."""
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline]) -> SharedEffects:
@@ -282,12 +272,11 @@ class SharedEffects:
 
 def groups(timelines: Iterable[Timeline]) -> list[list[Timeline]]:
     """Those at the power limit, and those below it or of which that is not known."""
-    several, clocks = list(timelines), []
-    for one in several:
+    clocks = []
+    for one in (several := list(timelines)):
         told = [launch.sm_clock_mhz for result in one.results for launch in result.launches if launch.sm_clock_mhz]
         clocks.append(median(told) if told else 0.0)
-    highest = max(clocks, default=0.0)
-    limited = [0 < clock < (1 - _LIMITED) * highest for clock in clocks]
+    limited = [0 < clock < (1 - _LIMITED) * max(clocks) for clock in clocks]
     return [[one for one, is_limited in zip(several, limited, strict=True) if is_limited is of] for of in (True, False)]
 
 
@@ -341,21 +330,18 @@ def histories(
     timelines = {case: Timeline.of(several[-MOST_RUNS:]) for case, several in cases.items()}
     found: dict[_Case, CaseHistory] = {}
     for machine, known in scattering.items():
-        own = {case: one for case, one in timelines.items() if case[0] == machine}
-        for group in groups(own.values()):
-            told = _Told.of(group, known)
-            mine = [case for case in map(_case, group) if asked is None or case[:2] in asked]
-            found |= {case: told.history(own[case]) for case in mine}
+        own = [one for case, one in timelines.items() if case[0] == machine]
+        for group in groups(own):
+            told = _Group.of(group, known)
+            for one in group:
+                case = (machine, one.results[0].digest, one.results[0].project)
+                if asked is None or case[:2] in asked:
+                    found[case] = told.history(one)
     return [found[case] for case in cases if case in found]
 
 
-def _case(timeline: Timeline) -> _Case:
-    first = timeline.results[0]
-    return first.machine, first.digest, first.project
-
-
 @dataclass(frozen=True)
-class _Told:
+class _Group:
     """What the cases of a group tell of one another."""
 
     known: Scattering
@@ -364,7 +350,7 @@ class _Told:
     """Of all of them, each with the time at which a run began it."""
 
     @classmethod
-    def of(cls, group: Sequence[Timeline], known: Scattering) -> _Told:
+    def of(cls, group: Sequence[Timeline], known: Scattering) -> _Group:
         shared = SharedEffects.of(group if known.are_gpus else ())
         common = Timeline((), shared.points)
         if not common.points:
@@ -377,8 +363,8 @@ class _Told:
             return CaseHistory(timeline.results, ())
         if not self.known.are_gpus:  # times are noise there, and exact counts tell alone
             counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
-            levels = levels_between(timeline.logs, timeline.scatter(self.known.noise), counted)
-            return CaseHistory(timeline.results, segments(timeline, levels, {}, are_times=False))
+            own_segments = segments(timeline, self.known.noise, counted, {}, are_times=False)
+            return CaseHistory(timeline.results, own_segments)
         alone = self.shared.without(timeline)
         own = find_levels(alone.logs, alone.scatter(self.known.noise), alone.runs)
         changes = {change.index: change for change in own.changes}
@@ -390,8 +376,9 @@ class _Told:
             index = bisect_left(began, at)
             if 0 < index < len(told) and told[index - 1] and told[index]:
                 near = next((each for each in (index, index - 1, index + 1) if each in changes), index)
-                shared[near] = common.log
-                changes[near] = _sum(near, changes.get(near), common)
+                mine, shared[near] = changes.get(near, ChangePoint(near, 0.0, 0.0, 1.0)), common.log
+                least = min(mine.probability, common.probability)
+                changes[near] = ChangePoint(near, mine.log + common.log, math.hypot(mine.error, common.error), least)
         kept = [
             change
             for change in changes.values()
@@ -399,12 +386,5 @@ class _Told:
         ]
         kept.sort(key=lambda change: change.index)
         noise = self.known.noise
-        levels = levels_between(timeline.logs, timeline.scatter(noise), kept)
-        return CaseHistory(timeline.results, segments(timeline, levels, shared), host_steps(timeline, noise, kept))
-
-
-def _sum(index: int, own: ChangePoint | None, common: ChangePoint) -> ChangePoint:
-    if own is None:
-        return ChangePoint(index, common.log, common.error, common.probability)
-    error = math.hypot(own.error, common.error)
-    return ChangePoint(index, own.log + common.log, error, min(own.probability, common.probability))
+        steps = host_steps(timeline, noise, kept)
+        return CaseHistory(timeline.results, segments(timeline, noise, kept, shared), steps)

@@ -227,7 +227,6 @@ class Point:
     run: int
     """Index of its result."""
     log: float
-    """Of the step time."""
     num_launches: int
     squared_error: float
     """Of that by what its launches do not know of their own medians."""

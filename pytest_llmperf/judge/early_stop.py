@@ -68,11 +68,8 @@ def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: b
 
     to_come = [_to_come(launch, day) for launch in baseline.launches]
     # GPUs that this run knows by now, whether the baseline does or not.
-    units = (
-        [unit for unit in policy.knowledge.units if len(unit.devices) == len(to_come[0].ranks)]
-        if policy.knowledge
-        else []
-    )
+    known = policy.knowledge.units if policy.knowledge else ()
+    units = [unit for unit in known if len(unit.devices) == len(to_come[0].ranks)]
     at_sites = {each.site: each for each in (*(_at(to_come[0], unit) for unit in units), *to_come)}
     return PassingRanges(
         at_sites={site: range_of(launch) for site, launch in at_sites.items()},
@@ -111,16 +108,11 @@ def _to_come(launch: Launch, day: str) -> Launch:
 
 def _at(launch: Launch, unit: Unit) -> Launch:
     """One on the hardware of ``unit``."""
-    ranks = tuple(
-        replace(rank, device=device, host=host, boot="")
-        for rank, device, host in zip(launch.ranks, unit.devices, unit.hosts, strict=True)
-    )
-    return replace(launch, ranks=ranks)
+    places = zip(launch.ranks, unit.devices, unit.hosts, strict=True)
+    return replace(launch, ranks=tuple(replace(rank, device=gpu, host=host, boot="") for rank, gpu, host in places))
 
 
 def _unseen(launch: Launch, host: str = "") -> Launch:
     """One of its host, or of ``host``, on GPUs that no launch has had."""
-    ranks = tuple(
-        replace(rank, device=_UNSEEN, host=host or rank.host, boot="" if host else rank.boot) for rank in launch.ranks
-    )
-    return replace(launch, ranks=ranks)
+    elsewhere: dict[str, Any] = {"host": host, "boot": ""} if host else {}
+    return replace(launch, ranks=tuple(replace(rank, device=_UNSEEN, **elsewhere) for rank in launch.ranks))

@@ -21,6 +21,7 @@ from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support.codec import flat
+from pytest_llmperf.support.formats import first_n
 
 _MOST_NAMES = 3
 
@@ -92,7 +93,7 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
     elif _is_timed(launches[-1]) and then.counts != now.counts:
         gone, come = _moved(then.counts, now.counts)
         chosen = "max-autotune" if _is_tuned(launches[-1]) else "this environment"
-        notes.append(f"not the same kernels, which {chosen} chose by time: {_some(gone)} -> {_some(come)}")
+        notes.append(f"not the same kernels, which {chosen} chose by time: {_listed(gone)} -> {_listed(come)}")
     return tuple(notes)
 
 
@@ -127,7 +128,7 @@ def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
         return ""
     then, now = _of_metric(name, stored.trace), _of_metric(name, newest.trace)
     gone, come = _moved(then, now)
-    words = [f"{word} {_some(names)}" for word, names in (("more:", come), ("fewer:", gone)) if names]
+    words = [f"{word} {_listed(names)}" for word, names in (("more:", come), ("fewer:", gone)) if names]
     ranks = newest.trace.ranks
     is_mean = any(count % 1 for each in (then, now) for count in each.values())
     return "; ".join(words) + (f"; means of {ranks} ranks, which differ" if is_mean and ranks > 1 else "")
@@ -149,13 +150,12 @@ def _moved(then: Counts, now: Counts) -> tuple[list[str], list[str]]:
 _NAME_WIDTH = 60
 
 
-def _some(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     shown = [
         name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH // 2]}...{name[-_NAME_WIDTH // 2 :]}"
         for name in names
     ]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(shown[:_MOST_NAMES]) + more
+    return first_n(shown, _MOST_NAMES)
 
 
 # Changes: what of a training is exact, and is another than in its baseline.

@@ -180,7 +180,6 @@ class Terms:
     """What a test asks of its efficiency."""
 
     at_least: float | None = None
-    """A floor; ``None``: none."""
     tolerance: float | None = None
     """Fraction by which it may fall below the baseline's; ``None``: as throughput may."""
 

@@ -8,26 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
-from pytest_llmperf.judge.gpu_model import (
-    EFFECTS_DF,
-    FACTORS,
-    Model,
-    Posterior,
-    cell_variances,
-    design_of,
-    learn,
-    loading_variances,
-)
-from pytest_llmperf.judge.gpu_panel import (
-    COMPONENTS,
-    Observation,
-    Panel,
-    Unit,
-    calibrations_of,
-    doubted,
-    observations_of,
-    unit_of,
-)
+from pytest_llmperf.judge.gpu_model import EFFECTS_DF, FACTORS, Model, Posterior, learn, robust
+from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, calibrations_of, observations_of, unit_of
 from pytest_llmperf.judge.noise import Noise, Scatter, Spread, within_sessions
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.numeric import np, one_thread
@@ -165,7 +147,7 @@ class Knowledge:
         """How launches of the case of these scatter where nothing is taken off."""
         model, half = self.model, self.model.own_spread(launches[0].digest).sd / math.sqrt(2)
         host, device, day = (
-            math.hypot(*(model.effects[factor][component] for factor in FACTORS)) for component in COMPONENTS
+            math.hypot(*(model.effects[factor][part] for factor in FACTORS)) for part in ("host", "device", "day")
         )
         spreads = {"host": host, "site": device, "session": math.hypot(day, half), "launch": half}
         return Noise(**{name: Spread(sd, model.effects_df) for name, sd in spreads.items()})
@@ -205,10 +187,3 @@ def calibrated_places(stored: Sequence[Observation], seen: Sequence[Observation]
     """
     before = {each.series for each in stored}
     return compared([each for each in (*stored, *seen) if each.tells_of_gpu and each.series in before])
-
-
-def robust(model: Model, panel: Panel) -> Posterior:
-    """The effects, where other cases of the run itself are doubted."""
-    prior = model.covariance(panel.units)
-    variances = cell_variances(model, panel) + loading_variances(model, panel)
-    return Posterior(model, panel.units, doubted(panel, design_of(model, panel), prior, variances))

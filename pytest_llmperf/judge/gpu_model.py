@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from pytest_llmperf.judge.gpu_panel import CALIBRATION_COPY, Observation, Panel, Prediction, Unit, incidence, predicted
+from pytest_llmperf.judge.gpu_panel import (
+    CALIBRATION_COPY,
+    Observation,
+    Panel,
+    Prediction,
+    Unit,
+    doubted,
+    incidence,
+    predicted,
+)
 from pytest_llmperf.judge.noise import Spread, prior_of
 from pytest_llmperf.support.numeric import Array, np, one_thread, special
 
@@ -70,7 +79,6 @@ class Model:
     own: Mapping[str, Spread] = field(default_factory=dict)
     """By series: what one launch on another unit is off by itself."""
     usual: Spread = _OWN
-    """The same of a series that was never seen."""
 
     def loading(self, series: str) -> Loading:
         return self.loadings.get(series) or expected_loading(0.0, series)
@@ -251,3 +259,10 @@ def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str
             sd = math.sqrt((before + total) / (EFFECTS_DF + shares.shape[1]))
             spreads.setdefault(factor, {})[component] = sd
     return spreads
+
+
+def robust(model: Model, panel: Panel) -> Posterior:
+    """The effects, where other cases of the run itself are doubted."""
+    prior = model.covariance(panel.units)
+    variances = cell_variances(model, panel) + loading_variances(model, panel)
+    return Posterior(model, panel.units, doubted(panel, design_of(model, panel), prior, variances))

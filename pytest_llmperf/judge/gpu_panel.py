@@ -41,15 +41,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class Observation:
-    """One launch, or one part of a calibration."""
+    """One launch, or one part of a calibration: the logarithm of its seconds, and its standard error within it."""
 
     series: str
     """The digest of its case; of a calibration what was done, and by which versions: others are not comparable."""
     unit: Unit
     log: float
-    """Logarithm of its seconds."""
     error: float = 0.0
-    """Standard error of that within the launch."""
     clock_mhz: float = 0.0
     """At which the chip ran; 0 where nobody told."""
     at: str = ""
@@ -111,20 +109,16 @@ COMPONENTS = ("host", "device", "day")
 class Panel:
     """Cells: of each series on each of its units the mean of its observations, stored ones apart from a run's own.
 
-    Arrays have a value for each cell.
+    Arrays have a value for each cell: indices, and of its observations the mean, the number and the mean squared error.
     """
 
     units: Sequence[Unit]
     series: Sequence[str]
     of_series: Array
-    """Indices."""
     of_unit: Array
     logs: Array
-    """Means of the observations."""
     sizes: Array
-    """Their numbers."""
     squared_errors: Array
-    """Their mean squared errors."""
     may_have_changed: Array
     """Whether it is of a case that the run itself has launched."""
 
@@ -187,7 +181,7 @@ USUAL_ERRORS, ROUNDS = 1.5, 6
 
 
 @dataclass(frozen=True)
-class _Told:
+class _CellSums:
     """What cells tell by themselves of the unknowns of a design (cells x unknowns)."""
 
     each: Array
@@ -199,7 +193,7 @@ class _Told:
     sums: Array
 
     @classmethod
-    def of(cls, panel: Panel, design: Array, variances: Array) -> _Told:
+    def of(cls, panel: Panel, design: Array, variances: Array) -> _CellSums:
         weights, cells = 1 / variances, np.arange(len(variances))
         # A cell moves with a few of many unknowns: those of its unit.
         rows, num = sparse.csr_array(design), len(panel.series)
@@ -215,7 +209,7 @@ class _Told:
 class Prediction:
     """The best linear unbiased one of the unknowns of a design."""
 
-    told: _Told
+    told: _CellSums
     covariance: Array
     """Of the errors of ``means``."""
 
@@ -253,7 +247,7 @@ class Prediction:
 
 def predicted(panel: Panel, design: Array, prior: Array, variances: Array) -> Prediction:
     """Of the unknowns of ``design``, whose covariance is ``prior``; ``variances`` are those of the cells."""
-    told = _Told.of(panel, design, variances)
+    told = _CellSums.of(panel, design, variances)
     covariance = np.linalg.solve(np.eye(len(prior)) + prior @ told.information, prior)
     return Prediction(told, (covariance + covariance.T) / 2)
 
@@ -281,7 +275,7 @@ def doubted(panel: Panel, design: Array, prior: Array, variances: Array) -> Pred
         moves = np.linalg.solve(np.eye(len(own)) + lost @ fitted, lost)
     weighed = variances.copy()
     weighed[own] *= far
-    return Prediction(_Told.of(panel, design, weighed), first.covariance - reach @ moves @ reach.T)
+    return Prediction(_CellSums.of(panel, design, weighed), first.covariance - reach @ moves @ reach.T)
 
 
 def residuals(panel: Panel, design: Array, found: Prediction) -> Array:

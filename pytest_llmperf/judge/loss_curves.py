@@ -234,7 +234,6 @@ class CurveBaseline(Document):
     revision: str = ""
     """Commit of the tree that trained; empty where there is none."""
     device: str = ""
-    """What they were trained on."""
     versions: Mapping[str, str] = field(default_factory=dict)
     on_cpu: bool = False
     """Whether a run of the cases for the CPU recorded them: one of those for GPUs asks for others."""

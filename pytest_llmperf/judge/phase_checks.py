@@ -21,14 +21,12 @@ from pytest_llmperf.records.steady_state import MOST_GROWTH
 
 @dataclass(frozen=True)
 class PhaseChecks:
-    """What was found."""
+    """What was found; ``notes``: what one launch alone had too much of."""
 
     checks: tuple[Check, ...] = ()
     """One for each phase that the launches tell of; without a verdict where nothing like it is stored."""
     undecided: bool = False
-    """Whether another launch is worth its cost."""
     notes: tuple[str, ...] = ()
-    """What one launch alone had too much of."""
 
 
 def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Policy) -> PhaseChecks:

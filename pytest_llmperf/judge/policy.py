@@ -34,7 +34,6 @@ class Policy:
     paired: Mapping[str, float] = field(default_factory=dict)
     """The same, where launches of both sides took turns on the same hardware."""
     rule: Rule = field(default_factory=Rule)
-    """How strict the verdicts are."""
     on_known: Mapping[str, float] = field(default_factory=dict)
     """Those on hardware that is known, where ``tolerances`` are wider as long as the run does not know its own."""
     knowledge: Knowledge | None = None

@@ -54,9 +54,8 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
     verdict = worst_of(check.verdict for check in checks)
     if verdict == result.verdict and verdict in ("pass", "changed"):
         return replace(result, checks=checks)
-    reason = ", ".join(sentence(check) for check in checks if check.verdict == verdict) or within_tolerance(
-        result.launches
-    )
+    said = ", ".join(sentence(check) for check in checks if check.verdict == verdict)
+    reason = said or within_tolerance(result.launches)
     if verdict == result.verdict:
         return replace(result, checks=checks, reason=reason)
     note = f"{result.verdict} when it was launched, {verdict} by what the run knows of its GPU now"

@@ -5,7 +5,7 @@ Decision 30 says what follows from a figure that moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.formats import change_of
+from pytest_llmperf.support.formats import change_of, first_n
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def judge_step(now: StaticStep, stored: StaticStep | None) -> Judgement:
 def news(now: StaticStep, stored: StaticStep) -> str:
     """What moved, in one line: ``+32 aten::_to_copy a step, memory +0.40 GiB``; empty where nothing did."""
     lines = _moved(now.operators, stored.operators, "")
-    words = [f"{_some(lines)} a step"] if lines else []
+    words = [f"{first_n(lines, _MOST_NAMES)} a step"] if lines else []
     for name in ("flops_per_step", PEAK):
         then, there = (sum(_FIGURES[name][0](step).values()) for step in (stored, now))
         if then != there:
@@ -148,7 +148,9 @@ def come_and_gone(now: StaticStep, stored: StaticStep) -> str:
     lines = []
     for word, there, other in (("gone:", theirs, mine), ("new:", mine, theirs)):
         names = sorted({*there} - {*other}, key=lambda name: (name in _WORKLESS, -there[name], name))
-        lines += [f"{word} {_some([f'{name} ({there[name]} a step)' for name in names])}"] if names else []
+        if names:
+            told = [f"{name} ({there[name]} a step)" for name in names]
+            lines.append(f"{word} {first_n(told, _MOST_NAMES)}")
     return "; ".join(lines)
 
 
@@ -168,7 +170,7 @@ def _check(name: str, now: StaticStep, stored: StaticStep, *, gates: bool) -> Ch
         limit=baseline if gates else None,
         change=value / baseline - 1 if baseline else None,
         verdict=verdict if gates else None,
-        detail="" if is_same else _some(_moved(mine, theirs, unit), most=8),
+        detail="" if is_same else first_n(_moved(mine, theirs, unit), 8),
     )
 
 
@@ -179,12 +181,6 @@ def _moved(now: Mapping[str, int], then: Mapping[str, int], unit: str) -> list[s
     if unit in ("", "1"):
         return [f"{change:+d} {name}" for _, name, change in moved]
     return [f"{name} {change_of(change, unit)}" for _, name, change in moved]
-
-
-def _some(lines: Iterable[str], most: int = _MOST_NAMES) -> str:
-    first = [*lines]
-    more = f" and {len(first) - most} more" if len(first) > most else ""
-    return ", ".join(first[:most]) + more
 
 
 def _sentence(check: Check) -> str:
@@ -209,9 +205,8 @@ def refusal(case: str, result: CaseResult, wanted: Sequence[Place], changed: Seq
         word = "worse" if result.verdict == "regressed" else "another step"
         return f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"'
     if changed:
-        more = f" and {len(changed) - _MOST_FILES} more" if len(changed) > _MOST_FILES else ""
         return (
-            f"{case}: the working tree has uncommitted changes ({', '.join(changed[:_MOST_FILES])}{more}); "
+            f"{case}: the working tree has uncommitted changes ({first_n(changed, _MOST_FILES)}); "
             "commit them, or say why with --perf-reason"
         )
     return ""

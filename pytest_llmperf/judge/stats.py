@@ -132,7 +132,6 @@ class Rule:
     alpha: float = 1e-3
     """Probability of an alarm in a case in which nothing changed."""
     budget: int = 4
-    """Launches of a case at most."""
 
     @classmethod
     def allowing(cls, alarms_a_month: float, gates: int, budget: int) -> Rule:
@@ -193,10 +192,9 @@ def may_be_its_gpu(difference: Difference, tolerance: float, rule: Rule) -> bool
     Known GPUs, however many, tell little of a bad one: its effect has the tails that effects have before any is seen.
     It is one draw for all cases of a night: their number makes it no likelier.
     """
-    if math.isinf(difference.gpu_df):
-        return False
-    difference = replace(difference, df=min(difference.df, difference.gpu_df))
-    return decide(difference, tolerance, Rule(budget=rule.budget)).verdict != "regressed"
+    tailed = replace(difference, df=min(difference.df, difference.gpu_df))
+    is_known = math.isinf(difference.gpu_df)
+    return not is_known and decide(tailed, tolerance, Rule(budget=rule.budget)).verdict != "regressed"
 
 
 def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:

@@ -191,7 +191,6 @@ class _Best:
 
     first: TrainingErrors
     tensors: Mapping[str, Sequence[_Figure]]
-    """By kind."""
     losses: Sequence[_Figure]
     clipping: Sequence[_Figure]
 
@@ -250,11 +249,11 @@ def _far(figures: Sequence[_Figure]) -> Iterator[tuple[int, str]]:
         far = [one for one in of_step if one.times > 1]
         worst = max(far, key=lambda one: one.times)
         if worst.tensor is not None:
-            told = _told(worst.tensor, worst.limit)
+            told = _in_words(worst.tensor, worst.limit)
             yield step, f"{told}{_more(len(far), len(of_step), 'tensors')}, step {step}"
 
 
-def _told(tensor: TensorError, limit: float) -> str:
+def _in_words(tensor: TensorError, limit: float) -> str:
     """``gradient of model.norm.weight points elsewhere: cosine 0.83, rounding alone leaves 0.9998``."""
     what = f"{tensor.kind} of {tensor.tensor}" + (f" on rank {tensor.rank}" if tensor.rank else "")
     if math.isnan(tensor.error) or math.isinf(tensor.error):

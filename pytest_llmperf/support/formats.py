@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeGuard
 
 from pytest_llmperf.support.units import GIB as _GIB
@@ -34,6 +34,11 @@ def compact(value: float | None) -> str:
         if abs(value) < bound:
             return f"{value / divisor:.3g}{suffix}"
     return ABSENT
+
+
+def first_n(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def unit_of_memory(most: float) -> tuple[float, str]:

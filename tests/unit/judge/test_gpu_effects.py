@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge import gpu_model as model_module
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.early_stop import passing_ranges
-from pytest_llmperf.judge.gpu_knowledge import Knowledge, robust
-from pytest_llmperf.judge.gpu_model import EFFECTS_DF, Model, learn
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.gpu_model import EFFECTS_DF, Model, learn, robust
 from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, incidence, observations_of, unit_of
 from pytest_llmperf.judge.noise import Spread, log_of
 from pytest_llmperf.judge.policy import Policy
