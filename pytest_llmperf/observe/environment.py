@@ -108,15 +108,14 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {name: value for name, value in sorted(environment.items()) if _is_cause(name)}
+    found = {
+        name: value
+        for name, value in sorted(environment.items())
+        if (name.startswith(_VARIABLE_PREFIXES) or _OF_PYTHON.match(name)) and name not in _NOT_CAUSES
+    }
     if "PYTHONPATH" in found:
         # The launcher puts this package's own there, so that any interpreter finds it: none of the user's.
         paths = found["PYTHONPATH"].split(os.pathsep)
         users = [path for path in paths if (Path(path) / _PACKAGE.name).resolve() != _PACKAGE]
         found["PYTHONPATH"] = os.pathsep.join(users)
     return {name: value for name, value in found.items() if value}
-
-
-def _is_cause(name: str) -> bool:
-    is_known = name.startswith(_VARIABLE_PREFIXES) or _OF_PYTHON.match(name) is not None
-    return is_known and name not in _NOT_CAUSES

@@ -32,12 +32,15 @@ _OTHER_CLIENT = "another profiler may hold CUPTI on this host (nsys, compute-san
 
 
 class Tracer:
-    def __init__(self, device: torch.device, steps: int = STEPS) -> None:
-        self._device, self._on_host, self._left = device, not gpu.is_gpu(device), steps
+    def __init__(self, device: torch.device, *, ahead: bool = False) -> None:
+        """``ahead``: workers fetch ahead. Then timed steps' fetches are timed too: what workers have kept ready while
+        nobody trained, between timed and traced steps, a trace takes for speed."""
+        self._device, self._on_host, self._left, self._ahead = device, not gpu.is_gpu(device), STEPS, ahead
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []
-        self._fetch = 0
+        self._fetch, self._fetch_start = 0, 0.0
+        self._fetched: list[float] = []  # of each step from the first one on, in seconds
         self._none = ""
 
     @property
@@ -59,12 +62,17 @@ class Tracer:
         self._ends.append(time.time_ns())
 
     def fetch_begins(self) -> None:
-        """Of a step's batches; a Trainer that does not say so fetches from the last step's end on."""
+        """A step's batches are asked for; a Trainer that does not say so fetches from the last step's end on."""
         if self.is_running:
             self._fetch = time.time_ns()
+        if self._ahead:
+            self._fetch_start = time.perf_counter()
 
     def batch_arrived(self) -> None:
         """All of a step, or its first; the first word counts."""
+        if self._fetch_start:
+            self._fetched.append(time.perf_counter() - self._fetch_start)
+            self._fetch_start = 0.0
         if self.is_running and len(self._data) < len(self._ends):
             self._data.append((max(self._fetch, self._ends[-1]), time.time_ns()))
 
@@ -77,14 +85,15 @@ class Tracer:
             self._stop()  # steps that come after these are not its
         return self._left == 0
 
-    def trace(self, error: BaseException | None = None) -> Trace:
-        """What was seen, once its steps are over; ``error`` is what has ended them early."""
+    def trace(self, error: BaseException | None, timed: Sequence[float], warmup_steps: int) -> Trace:
+        """What was seen; ``error`` is what has ended its steps early, ``timed`` the seconds of those before them."""
         if error is not None and self.is_running:
             self._stop()
             self._none = f"a traced step failed ({said(error)})"
         if self._none or self._profile is None:
             return Trace(none=self._none or "it was not begun")
-        return self._tried(self._read) or Trace(none=self._none)
+        trace = self._tried(self._read) or Trace(none=self._none)
+        return with_timed_waits(trace, self._fetched, timed, warmup_steps)
 
     def _stop(self) -> None:
         if self._profile is not None:
@@ -109,35 +118,6 @@ class Tracer:
 
 def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-class Fetches:
-    """When a rank's host was inside its loader, step by step.
-
-    Tells ``tracer`` of traced steps' fetches; those of timed ones are timed only where workers fetch ahead:
-    what workers have kept ready while nobody trained, between timed and traced steps, a trace takes for speed.
-    """
-
-    def __init__(self, tracer: Tracer | None, *, ahead: bool) -> None:
-        self.seconds: list[float] = []
-        """Of each step from the first one on; empty unless workers fetch ahead."""
-        self._tracer, self._ahead = tracer, ahead
-        self._start: float | None = None
-
-    def begin(self) -> None:
-        """A step's batches are asked for."""
-        if self._tracer:
-            self._tracer.fetch_begins()
-        if self._ahead:
-            self._start = time.perf_counter()
-
-    def end(self) -> None:
-        """They are there; also where that was said before."""
-        if self._start is not None:
-            self.seconds.append(time.perf_counter() - self._start)
-            self._start = None
-        if self._tracer:
-            self._tracer.batch_arrived()
 
 
 def with_timed_waits(trace: Trace, fetched: Sequence[float], step_seconds: Sequence[float], warmup_steps: int) -> Trace:

@@ -22,7 +22,7 @@ from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.measurement import Clock, Exchange, Measurement, Trained
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.tracer import Fetches, Tracer, with_timed_waits
+from pytest_llmperf.observe.tracer import Tracer
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
 from pytest_llmperf.records.trace import UNWANTED, Trace
@@ -77,8 +77,7 @@ class ObservedTraining:
         self.measurement = Measurement(self.clock, self.memory, self._exchange)
         self._place = place_of(device)
         self.ending = Ending(plan, self.clock, self._place)
-        self._tracer = Tracer(device) if plan.is_traced else None
-        self._fetches = Fetches(self._tracer, ahead=plan.fetches_ahead)
+        self._tracer = Tracer(device, ahead=plan.fetches_ahead) if plan.is_traced else None
         self.burner: Burner | None = None
         self.measured: Callable[[], None] = lambda: None
         """Called once all timed steps are over and others follow."""
@@ -92,17 +91,20 @@ class ObservedTraining:
 
     def batches_asked(self) -> None:
         """A step's."""
-        self._fetches.begin()
+        if self._tracer:
+            self._tracer.fetch_begins()
 
     def ranks_meet(self) -> None:
         """Before the first pass of a step, whose batches are there: from now on this rank may wait for others."""
-        self._fetches.end()
+        if self._tracer:
+            self._tracer.batch_arrived()
         if self._exchange:
             self._exchange.arrive()
 
     def pass_began(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Forward and backward, of a micro-batch."""
-        self._fetches.end()
+        if self._tracer:
+            self._tracer.batch_arrived()
         if self._exchange:
             if not self.measurement.is_begun:
                 self._exchange.watch(parameters)
@@ -152,8 +154,9 @@ class ObservedTraining:
 
     def trace(self, failed: BaseException | None = None) -> Trace:
         """Of the traced steps, once all is over; ``failed`` is what has ended them early."""
-        trace = self._tracer.trace(failed) if self._tracer else Trace(none=UNWANTED)
-        return with_timed_waits(trace, self._fetches.seconds, self.measurement.step_seconds, self._plan.warmup_steps)
+        if not self._tracer:
+            return Trace(none=UNWANTED)
+        return self._tracer.trace(failed, self.measurement.step_seconds, self._plan.warmup_steps)
 
 
 class Ending:

@@ -34,19 +34,15 @@ def main(folder: Path) -> None:
         job.run(request, recipe, rank, started_at, heartbeat, headroom)
     except BaseException as error:
         with headroom.lifted():
-            write_failure(folder, rank, error, *_kind(error, headroom))
+            if isinstance(error, RefusedError):
+                write_failure(folder, rank, error, "refused")
+            else:
+                lack = lack_of_memory(error, headroom)
+                write_failure(folder, rank, error, "error" if lack is None else "oom", lack or "")
         raise
     finally:
         heartbeat.stop()
         words.close()
-
-
-def _kind(error: BaseException, headroom: Headroom) -> tuple[str, str]:
-    """What kind of failure it is, and how that is known where ``error`` does not say so itself."""
-    if isinstance(error, RefusedError):
-        return "refused", ""
-    lack = lack_of_memory(error, headroom)
-    return ("error", "") if lack is None else ("oom", lack)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,6 @@ def test_plain_updates_are_made_tensor_by_tensor_on_every_device(
             return function(*args, **(kwargs or {}))
 
     with Watch():
-        plain_updates(optimizer, seen.weights, seen.clipped, frozenset(), 1e-3, 0.1)
+        plain_updates(optimizer, seen.weights, seen.clipped, frozenset())
     assert asked
     assert not [name for name in asked if "_foreach_" in name]

@@ -36,8 +36,7 @@ def misplaced(read: Sequence[int], step: int, rows: Any) -> tuple[int, int]:
     ranks = []
     for own in (read[::2], read[1::2]):
         batch = {name: torch.stack([rows[index][name] for index in own]) for name in ("input_ids", "labels")}
-        found = inspection.found_in(inspection.row_digests(batch), rows, step * STEP, STEP)
-        ranks.append(RankLearning(samples=found.samples, expected_samples=found.expected, ambiguous=found.ambiguous))
+        ranks.append(RankLearning(**inspection.found_in(inspection.row_digests(batch), rows, step * STEP, STEP)))
     learning = merged(ranks)
     return learning.misplaced_samples, learning.foreign_samples
 

@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -84,22 +83,11 @@ def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
     return [_digest({name: each[row] for name, each in on_host.items()}) for row in range(len(on_host["input_ids"]))]
 
 
-@dataclass(frozen=True)
-class Read:
-    """What of a data set was read in a step, by indices; of samples that are alike, the first one's."""
-
-    samples: tuple[int, ...]
-    """-1: one that is not there."""
-    expected: tuple[int, ...]
-    """Of all ranks, if samples are taken in their order."""
-    ambiguous: frozenset[int]
-    """Those of the samples that the data set has more than once."""
-
-
-def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> Read:
+def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> dict[str, Any]:
     """``digests`` as indices of ``dataset``, beside the ``num`` from ``first`` on, which the step should have.
 
-    All of a small one is looked at; of a larger one, or of one whose samples are made anew each time, those alone.
+    Fields of a ``RankLearning``. Of samples that are alike the index is the first one's, -1 of one that is not there.
+    All of a small data set is looked at; of a larger one, or of one whose samples are made anew each time, those alone.
     """
     distinct = getattr(dataset, "distinct", None) or len(dataset)
     expected = range(first, min(first + num, len(dataset)))
@@ -112,12 +100,16 @@ def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> Re
         index_of.setdefault(digest, index)
         times[digest] += 1
     again = first // distinct != (first + num - 1) // distinct  # the step goes on with another epoch
-    ambiguous = frozenset(index_of[digest] for digest in digests if digest in index_of and (again or times[digest] > 1))
     # Where an epoch is over, samples are those of another order.
     due = (by_index.get(index) or _digest(dataset[index]) for index in expected)
-    return Read(
-        tuple(index_of.get(digest, -1) for digest in digests), tuple(index_of.get(each, -1) for each in due), ambiguous
-    )
+    return {
+        "samples": tuple(index_of.get(digest, -1) for digest in digests),
+        "expected_samples": tuple(index_of.get(each, -1) for each in due),
+        # Which the data set has more than once.
+        "ambiguous": frozenset(
+            index_of[digest] for digest in digests if digest in index_of and (again or times[digest] > 1)
+        ),
+    }
 
 
 def _digest(sample: Mapping[str, torch.Tensor]) -> bytes:
@@ -255,7 +247,6 @@ class Inspection:
         ]
         largest, bound = self._largest_update(trainer, parameters)
         steps, of_a_step = trainer.state.global_step, self._spec.sequences_per_step
-        read = found_in(self._digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step)
         # accelerate steps a schedule that it wraps once for each rank.
         each = trainer.args.world_size if isinstance(trainer.lr_scheduler, AcceleratedScheduler) else 1
         pairs = zip(self._squares, self._clipped, strict=True)
@@ -274,9 +265,7 @@ class Inspection:
             steps=steps,
             schedule_steps=int(_schedule(trainer).last_epoch) // each,
             is_scaled=getattr(trainer.accelerator, "scaler", None) is not None,
-            samples=read.samples,
-            expected_samples=read.expected,
-            ambiguous=read.ambiguous,
+            **found_in(self._digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step),
             misorder=misorder(trainer),
             labels=self._has_own_labels,
             future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,

@@ -57,13 +57,11 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def plain_updates(  # noqa: PLR0913, PLR0917 - an optimizer's settings and what it is given
+def plain_updates(
     optimizer: str,
     weights: Sequence[Mapping[str, torch.Tensor]],
     gradients: Sequence[Mapping[str, torch.Tensor]],
     decaying: Collection[str],
-    learning_rate: float,
-    weight_decay: float,
 ) -> list[dict[str, torch.Tensor]]:
     """The update of each step: its ``weights`` as they were before it, and its ``gradients`` as the optimizer has them.
 
@@ -71,10 +69,10 @@ def plain_updates(  # noqa: PLR0913, PLR0917 - an optimizer's settings and what 
     """
     own = {name: torch.nn.Parameter(values.clone()) for name, values in weights[0].items()}
     groups = [
-        {"params": [own[name] for name in own if name in decaying], "weight_decay": weight_decay},
+        {"params": [own[name] for name in own if name in decaying], "weight_decay": WEIGHT_DECAY},
         {"params": [own[name] for name in own if name not in decaying], "weight_decay": 0.0},
     ]
-    plain = _OPTIMIZERS[optimizer]([group for group in groups if group["params"]], learning_rate)
+    plain = _OPTIMIZERS[optimizer]([group for group in groups if group["params"]], LEARNING_RATE)
     updates = []
     for before, given in zip(weights, gradients, strict=True):
         with torch.no_grad():
@@ -124,8 +122,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
     tensors = [*_compared(GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
     lost = 0.0
     if optimizer:
-        given = seen.weights, seen.clipped, seen.decaying
-        updates = plain_updates(optimizer, *given, LEARNING_RATE, WEIGHT_DECAY)
+        updates = plain_updates(optimizer, seen.weights, seen.clipped, seen.decaying)
         tensors += _compared(UPDATE, seen.updates, updates)
         both = zip(seen.updates, updates, strict=True)
         pairs = [(ours[name], true) for ours, plain in both for name, true in plain.items()]

@@ -179,17 +179,6 @@ class Elements:
     square: torch.Tensor
 
 
-@dataclass(frozen=True)
-class Update:
-    """What the formula makes of ``Elements``, and how far each of them may be from it."""
-
-    after: Elements
-    rounding: Elements
-    """By rounding once what is computed from element to element."""
-    allowed: Elements
-    """By what is rounded as often as anybody knows: weights as they are stored, and settings."""
-
-
 # Of a rounding, what rounding a value that was rounded already adds.
 _TWICE = 2.0**-10
 
@@ -199,8 +188,11 @@ _SHORT = 2.0**-24
 
 def updated(
     asked: AdamW, before: Elements, gradient: torch.Tensor, step: int, roundoffs: tuple[float, float]
-) -> Update:
+) -> tuple[Elements, Elements, Elements]:
     """Algorithm 2 of Loshchilov and Hutter, "Decoupled weight decay regularization", in ``step`` (from 1).
+
+    What it makes of ``before``, and how far each element may be from that: by rounding once what is computed from
+    element to element, and by what is rounded as often as anybody knows: weights as they are stored, and settings.
 
     ``roundoffs`` are the relative ones of the weights' type and of the states'. An average's rounding is that of the
     terms it is the sum of; an update's comes with its average, over the root of squares. A weight is rounded as
@@ -220,15 +212,11 @@ def updated(
     )
     short = asked.is_fused * (_short(asked.mean_beta, step) + _short(asked.square_beta, step) / 2)
     short_root = short_square / (2 * square + tiny)
-    return Update(
-        after=Elements(weight, mean, square),
-        rounding=Elements(rate * of_mean / root, of_mean, of_state * square + tiny),
-        allowed=Elements(
-            stored * torch.maximum(before.weight.abs(), weight.abs())
-            + rate * (short_mean + (short + short_root) * mean.abs()) / root,
-            short_mean,
-            short_square,
-        ),
+    allowed = rate * (short_mean + (short + short_root) * mean.abs()) / root
+    return (
+        Elements(weight, mean, square),
+        Elements(rate * of_mean / root, of_mean, of_state * square + tiny),
+        Elements(stored * torch.maximum(before.weight.abs(), weight.abs()) + allowed, short_mean, short_square),
     )
 
 
@@ -291,11 +279,9 @@ class UpdateReplay:
             state = self._state.get(parameter, {}).get("exp_avg", parameter)
             roundoffs = torch.finfo(parameter.dtype).eps / 2, torch.finfo(state.dtype).eps / 2
             asked = self._asked if name in self._decaying else replace(self._asked, decay=0.0)
-            update = updated(asked, before, gradient, step, roundoffs)
+            elements = (before, after, *updated(asked, before, gradient, step, roundoffs))
             for figure, words in _FIGURES.items():
-                then, now, expected, unit, allowed = (
-                    getattr(each, figure) for each in (before, after, update.after, update.rounding, update.allowed)
-                )
+                then, now, expected, unit, allowed = (getattr(each, figure) for each in elements)
                 beyond = ((now - expected).abs() - allowed).clamp(min=0)
                 # By a rate of nothing no weight may move, and what has not is no division by that.
                 far = torch.where(beyond == 0, beyond, beyond / unit).nan_to_num(nan=math.inf)
