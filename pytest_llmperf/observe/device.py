@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from statistics import fmean
@@ -33,24 +33,18 @@ LAUNCHES = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch
 
 _CUDA = torch.backends.cuda
 
-#: Fused kernels of PyTorch's attention, each with the switch that allows it.
+# Kernels of PyTorch's attention, and how its functions call them.
+_SDPA = {"flash": "flash", "efficient": "mem_efficient", "math": "math", "cudnn": "cudnn"}
+
+#: Each with the switch that allows it.
 SDPA_SWITCHES: Mapping[str, Callable[[bool], None]] = {
-    "flash": _CUDA.enable_flash_sdp,
-    "efficient": _CUDA.enable_mem_efficient_sdp,
-    "cudnn": _CUDA.enable_cudnn_sdp,
-    "math": _CUDA.enable_math_sdp,
+    name: getattr(_CUDA, f"enable_{own}_sdp") for name, own in _SDPA.items()
 }
 
 
 def sdpa_kernels() -> list[str]:
     """Those that PyTorch's attention may choose from."""
-    is_on = {
-        "flash": _CUDA.flash_sdp_enabled(),
-        "efficient": _CUDA.mem_efficient_sdp_enabled(),
-        "math": _CUDA.math_sdp_enabled(),
-        "cudnn": _CUDA.cudnn_sdp_enabled(),
-    }
-    return [name for name, on in is_on.items() if on]
+    return [name for name, own in _SDPA.items() if getattr(_CUDA, f"{own}_sdp_enabled")()]
 
 
 def own_device() -> torch.device:
@@ -108,16 +102,12 @@ def versions() -> dict[str, str]:
 
 def product_versions() -> dict[str, str]:
     """What a matrix product depends on, beside torch, as far as it is known."""
-    cublas = filter(None, map(_version, ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu11")))
-    known = {"cuda": torch.version.cuda, "cublas": next(cublas, ""), "driver": driver()}
+    cublas = ""
+    for name in ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu11"):
+        with suppress(metadata.PackageNotFoundError):
+            cublas = cublas or metadata.version(name)
+    known = {"cuda": torch.version.cuda, "cublas": cublas, "driver": driver()}
     return {name: str(version) for name, version in known.items() if version}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def driver() -> str:
