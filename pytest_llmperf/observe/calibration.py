@@ -1,4 +1,4 @@
-"""What a device gives to work that depends on nothing under test, before the training begins.
+"""A device's rates at work that depends on nothing under test, before the training begins.
 
 The canary takes a tenth of a second in each launch: a chip that is slow at a plain matrix product explains a slow step.
 A calibration is long enough to tell two GPUs apart, and serves for a day. Nothing of either is left to the training:
@@ -80,7 +80,7 @@ def slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _seconds(work: Work, device: torch.device, repeats: int) -> float:
-    """Of one repetition: the median of a few batches, after one that warms up."""
+    """One repetition takes: the median of a few batches, after one that warms up."""
     batches = []
     for _ in range(_WARM_BATCHES + _BATCHES):
         gpu.wait(device)
@@ -96,11 +96,11 @@ def _seconds(work: Work, device: torch.device, repeats: int) -> float:
 class _Kept:
     calibration: Calibration
     boot: str
-    """Of the host, when it was made."""
+    """The host's, when it was made."""
 
 
 def _usable(path: Path, boot: str, power_limit_watts: float, versions: Mapping[str, str]) -> Calibration | None:
-    """What ``path`` holds, made on this UTC day under the same start of the host, limit and versions; else ``None``."""
+    """Return what ``path`` holds if made on this UTC day under the same start of the host, limit and versions."""
     kept = codec.load(_Kept, path)
     if kept is None or kept.boot != boot:
         return None
@@ -126,7 +126,7 @@ _SEED = 20
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What is done on one kind of device; ``copied`` and ``exchanged`` are elements of fp32."""
+    """The work on one kind of device; ``copied`` and ``exchanged`` are elements of fp32."""
 
     matrix: int
     copied: int
@@ -196,7 +196,7 @@ def _has_room(device: torch.device) -> bool:
 
 
 def calibrate(device: torch.device) -> Calibration:
-    """What ``device`` gives now; takes some seconds on a GPU, and tenths of one on a CPU.
+    """Measure what ``device`` gives now; takes some seconds on a GPU, and tenths of one on a CPU.
 
     All ranks of a process group have to call it together.
     """
@@ -327,7 +327,7 @@ def _of_all(value: float, device: torch.device) -> float:
 
 
 def _name(device: torch.device) -> str:
-    """What tells the device apart, and how many work beside it: each width has its own exchange, power and air."""
+    """Name the device, and how many work beside it: each width has its own exchange, power and air."""
     ranks = _world_size()
     if gpu.is_gpu(device):
         name = gpu.gpu_uuid(device)

@@ -69,7 +69,7 @@ def collectives(device: torch.device) -> str:
 
 
 def barrier_devices(device: torch.device) -> list[int] | None:
-    """What ``dist.barrier`` needs to know of this rank's device."""
+    """This rank's device as ``dist.barrier`` wants it."""
     return [torch.cuda.current_device()] if is_gpu(device) else None
 
 
@@ -79,7 +79,7 @@ def collectives_record(backend: str) -> str:
 
 
 def profiled(device: torch.device) -> ProfilerActivity:
-    """What a profiler has to follow to see the work."""
+    """The activity in which a profiler sees the work."""
     return ProfilerActivity.CUDA if is_gpu(device) else ProfilerActivity.CPU
 
 
@@ -93,7 +93,7 @@ def gpu_uuid(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What torch was built with; empty where that is nothing for GPUs."""
+    """Versions that torch was built with; empty where it is built for no GPU."""
     if not torch.version.cuda:
         return {}
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
@@ -101,7 +101,7 @@ def versions() -> dict[str, str]:
 
 
 def product_versions() -> dict[str, str]:
-    """What a matrix product depends on, beside torch, as far as it is known."""
+    """Versions that a matrix product depends on, beside torch's, as far as they are known."""
     cublas = ""
     for name in ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu11"):
         with suppress(metadata.PackageNotFoundError):
@@ -144,7 +144,7 @@ def still_allocated() -> int:
 
 
 def room(device: torch.device | None = None) -> Room:
-    """What the GPU's driver has left, of the current one where none is named, and how often its allocator was in need.
+    """The memory left by the driver, of the current GPU where none is named, and how often its allocator was in need.
 
     Raises:
         RuntimeError: its context is lost.
@@ -159,7 +159,7 @@ def allow_share(device: torch.device, share: float) -> None:
 
 
 def available_bytes(device: torch.device) -> float:
-    """What this rank may still take of the GPU: a limit that it was given is a share, of which some may be taken."""
+    """Bytes that this rank may still take of the GPU: its limit is a share, of which some may be taken."""
     free, total = torch.cuda.mem_get_info(device)
     allowed = torch.cuda.get_per_process_memory_fraction(device) * total - torch.cuda.memory_reserved(device)
     return min(free, allowed)
@@ -176,7 +176,7 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def matmul_precision() -> str:
-    """Of products in fp32; who has set it by PyTorch's new names is refused an answer by the old one."""
+    """The precision of products in fp32; who has set it by PyTorch's new names is refused an answer by the old one."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -332,13 +332,13 @@ def _initialised() -> Any:
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Of those that were told; 0, which is unknown, where none was."""
-    told = [value for value in values if value is not None]
-    return fmean(told) if told else 0.0
+    """Their mean without ``None``; 0, which is unknown, where all are."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else 0.0
 
 
 def disturbances(looks: Sequence[Look]) -> list[str]:
-    """What makes figures of that time the room's, the board's or a neighbour's: a line for each."""
+    """A line for each thing that makes figures of that time the room's, the board's or a neighbour's."""
     lines = []
     most = max((look.num_foreign for look in looks), default=0)
     if most:

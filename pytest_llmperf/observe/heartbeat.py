@@ -48,7 +48,7 @@ class Heartbeat:
         self._thread.start()
 
     def enter(self, phase: str) -> None:
-        """What comes now is ``phase``, unless it is that already."""
+        """Begin ``phase``, unless it has begun."""
         if phase != self._phase:
             # By the clock that a launcher on another host has too; a new mapping each time, since the thread reads it.
             self._phase, self._reached = phase, {**self._reached, phase: time.time()}
@@ -89,7 +89,7 @@ def _is_gone(process: psutil.Process | None) -> bool:
 def _launcher_lock(folder: Path) -> int | None:
     """The file that the launcher keeps locked while it lives, open until this process ends.
 
-    ``None`` where nothing can be told from here.
+    ``None`` where nothing can be known from here.
     """
     # Between two kernels a lock may hold for nobody: on a network's file system, or on a copy of the folder.
     if not boot_id() or os.environ.get("LLMPERF_LAUNCHER_BOOT") != boot_id():
@@ -111,7 +111,7 @@ def _is_free(lock: int | None) -> bool:
 
 
 class LastWords:
-    """What a rank is doing, told when it is asked by SIGUSR1: at the time limit, before it is reaped.
+    """Says what a rank is doing when SIGUSR1 asks for it: at the time limit, before it is reaped.
 
     ``stacks-rank-N.txt`` is written by the signal's handler, in C: a rank that waits inside a collective still answers.
     ``trace-rank-N``, collectives by the name that torchfrtrace takes, follows from the heartbeat's thread.
@@ -156,7 +156,7 @@ class LastWords:
 
 
 def _collectives(dist: Any) -> bytes:
-    """What torch recorded; nothing before the ranks have met."""
+    """Torch's record of them; empty before the ranks have met."""
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return b""
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now

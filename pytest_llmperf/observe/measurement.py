@@ -167,7 +167,7 @@ def _peak_resident() -> int:
 
 @dataclass(frozen=True)
 class Later:
-    """What one rank sees after all that is timed."""
+    """One rank's findings after all that is timed."""
 
     attention_kernel: str = "unknown"
     """The operators that attention calls."""
@@ -177,7 +177,7 @@ class Later:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What one rank saw of a finished run; the launch's record is made of it, whatever has trained."""
+    """One rank's share of a finished run; the launch's record is made of it, whatever has trained."""
 
     record: RankRecord
     losses: tuple[float, ...]
@@ -238,7 +238,7 @@ class Exchange(Generic[Instant]):
         self._meetings = []
 
     def seconds(self) -> tuple[float, ...]:
-        """What each step waited, in seconds, once all work has ended; empty where a pass did not tell."""
+        """Seconds that each step waited, once all work has ended; empty where a pass did not tell."""
         if not self._is_known:
             return ()
         return tuple(sum(self._clock.between(*meeting) for meeting in meetings) for meetings in self._steps)
@@ -254,7 +254,7 @@ class Measurement:
     def __init__(self, clock: Clock[Any], memory: Memory, exchange: Exchange[Any] | None) -> None:
         self.step_seconds: tuple[float, ...] = ()
         self.is_begun = self.is_over = False
-        """Of passes forward and backward; of steps that are timed."""
+        """A pass has ended; all timed steps have."""
         self._clock, self._memory, self._exchange = clock, memory, exchange
         self._losses: list[torch.Tensor] = []  # of each micro-batch, on its device
         self._norms: list[torch.Tensor] = []
@@ -271,7 +271,7 @@ class Measurement:
         self._clock.mark()
 
     def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None) -> None:
-        """Of a micro-batch; ``real_tokens`` are those that are no padding, ``None`` where it has none."""
+        """A micro-batch is done; ``real_tokens`` are those that are no padding, ``None`` where it has none."""
         if not self.is_over:
             self.is_begun = True
             self._losses.append(loss)
@@ -280,7 +280,7 @@ class Measurement:
                 self._real_tokens.append(real_tokens)
 
     def end_gradients(self, norm: Any) -> None:
-        """Of a step: they are clipped, and had this norm before."""
+        """A step's are clipped, and had this norm before."""
         if len(self._norms) < _FIRST_STEPS and isinstance(norm, torch.Tensor):
             self._norms.append(norm.detach())
 
@@ -300,7 +300,7 @@ class Measurement:
         self.is_over = True
 
     def trained(self, passes_per_step: int, place: Place, rank: int, rates: Mapping[str, Any], **facts: Any) -> Trained:
-        """What was seen, beside what a measurement does not know: ``rates`` of its device, and ``Trained``'s others.
+        """Return what was seen, with what a measurement does not know: its device's ``rates``, and ``Trained``'s others.
 
         Raises:
             RuntimeError: steps had different numbers of tokens.

@@ -40,7 +40,7 @@ class Headroom:
     def __init__(self) -> None:
         self._limit_bytes = self._held_before = 0
         self.least: Room | None = None
-        """Of the looks at what the host gives; a rank that dies without a word is judged by it."""
+        """The least that a look has found; a rank that dies without a word is judged by it."""
 
     def cap(self, device: torch.device, limit_bytes: int) -> None:
         """Let this rank have no more memory than a card of ``limit_bytes`` would.
@@ -86,7 +86,7 @@ class Headroom:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def forget(self) -> None:
-        """What was left until now: it says nothing of what comes."""
+        """Forget what was left until now: it says nothing of what comes."""
         self.least = None
         gpu = _gpu()
         if gpu is not None:
@@ -99,7 +99,7 @@ class Headroom:
         return self._limit_bytes > 0
 
     def look(self) -> Room:
-        """What the host gives, now."""
+        """Return what the host gives now."""
         if self.is_capped:
             held = _held_bytes()[_DATA] - self._held_before
             room = Room("its limit", self._limit_bytes, max(0, self._limit_bytes - held))
@@ -113,7 +113,7 @@ class Headroom:
         return room
 
     def after(self) -> tuple[Room, ...]:
-        """What there is, and what there was at least, once something failed: of the GPU too."""
+        """Return what there was at least, once something failed, and what the GPU has."""
         self.look()
         rooms = [room for room in (self.least,) if room is not None]
         gpu = _gpu()
@@ -160,7 +160,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _gpu() -> ModuleType | None:
-    """What tells of this rank's GPU; ``None`` where there is none, or torch could not be imported."""
+    """The module ``device``; ``None`` where there is no GPU, or torch could not be imported."""
     if "torch" not in sys.modules:
         return None
     from pytest_llmperf.observe import device  # noqa: PLC0415 - a rank without torch asks what failed
@@ -169,7 +169,7 @@ def _gpu() -> ModuleType | None:
 
 
 def _of_the_process() -> Iterator[Room]:
-    """What somebody else has limited: a shell's ``ulimit``, a scheduler."""
+    """Limits that somebody else has set: a shell's ``ulimit``, a scheduler."""
     with suppress(ImportError):
         import resource  # noqa: PLC0415 - as above
 
@@ -221,13 +221,13 @@ def watched(headroom: Headroom, path: Path, *, to_be_capped: bool) -> Iterator[N
 
 
 def _watch(headroom: Headroom, file: int, stop: threading.Event, seconds: float) -> None:
-    told = None
+    written = None
     while not stop.wait(seconds):
         # At the limit nothing but small things may be had, and even they may fail: the next look comes soon. A full
         # disk ends the run where its results are written, not here.
         with suppress(OSError, MemoryError):
             headroom.look()
             least = headroom.least
-            if least is not None and least != told:
+            if least is not None and least != written:
                 os.pwrite(file, json.dumps(codec.plain(least)).ljust(_WIDTH).encode(), 0)
-                told = least
+                written = least

@@ -86,7 +86,7 @@ class Tracer:
         return self._left == 0
 
     def trace(self, error: BaseException | None, timed: Sequence[float], warmup_steps: int) -> Trace:
-        """What was seen; ``error`` is what has ended its steps early, ``timed`` the seconds of those before them."""
+        """Return what was seen; ``error`` has ended its steps early, ``timed`` are the seconds of those before them."""
         if error is not None and self.is_running:
             self._stop()
             self._none = f"a traced step failed ({said(error)})"
@@ -139,14 +139,14 @@ def with_timed_waits(trace: Trace, fetched: Sequence[float], step_seconds: Seque
 
 
 class Work(NamedTuple):
-    """What a device did; on the CPU an operator. Times in nanoseconds since 1970."""
+    """A device's work; on the CPU an operator. Times in nanoseconds since 1970."""
 
     kind: Kind
     name: str
     start: int
     end: int
     correlation: int
-    """Of the call that asked for it; of an operator its thread."""
+    """The call's that asked for it; an operator's thread."""
 
 
 class Call(NamedTuple):
@@ -157,14 +157,14 @@ class Call(NamedTuple):
 
 
 class Activities(NamedTuple):
-    """Of the traced steps, and somewhat around them."""
+    """All of the traced steps, and somewhat around them."""
 
     work: list[Work]
     calls: list[Call]
 
 
 class Marks(NamedTuple):
-    """What the host did when, in nanoseconds since 1970."""
+    """The host's times, in nanoseconds since 1970."""
 
     ends: Sequence[int]
     """The begin of the first traced step, and the end of each."""
@@ -185,7 +185,7 @@ _HOST_KINDS: Mapping[str, Kind] = {"aten::_local_scalar_dense": "wait", "aten::c
 
 
 def read(events: Iterable[Any], *, on_host: bool) -> Activities:
-    """What ``events`` of a Kineto result are: a host's operators, or a device's work and what its driver was asked."""
+    """Sort ``events`` of a Kineto result: a host's operators, or a device's work and what its driver was asked."""
     found = Activities([], [])
     for event in events:
         name, start = event.name(), event.start_ns()
@@ -210,7 +210,7 @@ _Item = tuple[_Key, int]
 
 
 def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
-    """What one of the traced steps did.
+    """Return what one of the traced steps did.
 
     Raises:
         IncompleteTraceError: its steps are not alike, or something in it has no match.

@@ -64,7 +64,7 @@ class Untimed(Protocol):
 
 
 class ObservedTraining:
-    """Of one rank; made before the model, since its memory counts from then on."""
+    """One rank's; made before the model, since its memory counts from then on."""
 
     def __init__(
         self, plan: Plan, device: torch.device, heartbeat: Heartbeat, last: Iterable[tuple[str, Untimed]] = ()
@@ -149,11 +149,11 @@ class ObservedTraining:
         return self._running is not None
 
     def trained(self, rates: Mapping[str, Any], **facts: Any) -> Trained:
-        """What was seen of the timed steps; see ``Measurement.trained``."""
+        """Return what was seen of the timed steps; see ``Measurement.trained``."""
         return self.measurement.trained(self._plan.passes_per_step, self._place, self._plan.rank, rates, **facts)
 
     def trace(self, failed: BaseException | None = None) -> Trace:
-        """Of the traced steps, once all is over; ``failed`` is what has ended them early."""
+        """Return the traced steps', once all is over; ``failed`` is what has ended them early."""
         if not self._tracer:
             return Trace(none=UNWANTED)
         return self._tracer.trace(failed, self.measurement.step_seconds, self._plan.warmup_steps)
@@ -176,7 +176,7 @@ class Ending:
 
     @property
     def evidence(self) -> dict[str, str]:
-        """What a reader of few steps should know; nothing of a launch that ended as all do."""
+        """The reason of an early end; nothing of a launch that ended as all do."""
         return {"ended": DECIDED} if self._why == DECIDED else {}
 
     def now(self, step: int) -> bool:
@@ -192,8 +192,8 @@ class Ending:
         if self._plan.rank == 0:
             if self._plan.passing is not None and len(self._places) < self._plan.ranks:
                 # They were told before the first step, in which all ranks met.
-                told = (store.get(f"place-{rank}") for rank in range(self._plan.ranks))
-                self._places = [Place(**json.loads(place)) for place in told]
+                places = (store.get(f"place-{rank}") for rank in range(self._plan.ranks))
+                self._places = [Place(**json.loads(place)) for place in places]
             store.set(key, self._look())
         return str(store.get(key).decode())
 

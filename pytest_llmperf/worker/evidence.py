@@ -65,7 +65,7 @@ def _run(training: Training) -> RunEvidence:
 
 
 def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """What ``collectors`` found, evidence or a mapping.
+    """Return what ``collectors`` found, evidence or a mapping.
 
     One that raises takes nothing from a measurement: its error is in ``uncollected``.
     """

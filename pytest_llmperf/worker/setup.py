@@ -117,13 +117,13 @@ def _forward(module: nn.Module) -> Any:
 
 
 def _attention_function(model: PreTrainedModel) -> Any:
-    """What transformers' registry holds under the name that the model asks for; of eager, the model's own."""
+    """The function that transformers' registry has for the model's attention; for eager, the model's own."""
     own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
     return ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation, own)
 
 
 def _python_settings() -> dict[str, Any]:
-    """What slows every line, and is switched on by a debugger, a profiler or a measurement of coverage."""
+    """Modes that slow every line, as a debugger, a profiler or a measurement of coverage switches them on."""
     monitoring = getattr(sys, "monitoring", None)
     modes = {
         "tracemalloc": tracemalloc.is_tracing(),
@@ -137,7 +137,7 @@ def _python_settings() -> dict[str, Any]:
 
 
 def _torch_settings() -> dict[str, Any]:
-    """What changes arithmetic or speed and stands in no environment variable."""
+    """Settings that change arithmetic or speed and stand in no environment variable."""
     settings: dict[str, Any] = {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_detection": torch.is_anomaly_enabled(),

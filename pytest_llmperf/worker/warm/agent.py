@@ -70,7 +70,7 @@ def run_agent(order: Order, log: int, server: int) -> int:
 
 
 def _torchrun(order: Order) -> None:
-    """What ``python -m torch.distributed.run …`` does, with a function in the place of a command."""
+    """Do what ``python -m torch.distributed.run …`` does, with a function in the place of a command."""
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415

@@ -205,7 +205,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def _fork(self) -> Iterator[tuple[int, int]]:
-        """Of the process that forks its pid, and ``os.fork``'s answer; in the fork nothing of the server is open."""
+        """Yield the forking process's pid and ``os.fork``'s answer; in the fork nothing of the server is open."""
         flush()
         parent = os.getpid()
         # Until its handlers are its own: a signal meant for the fork must not wake the parent.
@@ -275,7 +275,7 @@ class _Children:
 
 
 def _unfit() -> str:
-    """What makes this process one that must not be forked; empty where nothing does."""
+    """Why this process must not be forked; empty where it may."""
     if gpu_answers.is_initialised():
         return gpu_answers.INITIALISED
     if len(os.listdir("/proc/self/task")) == 1:  # noqa: PTH208 - after each of thousands of imports

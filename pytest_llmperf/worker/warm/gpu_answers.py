@@ -89,7 +89,7 @@ def num_given() -> int:
 
 
 def properties(device: Any = None) -> Any:
-    """Of ``device`` as torch takes it: an index, a name, an object that has an index, or nothing."""
+    """Answer for ``device`` as torch takes it: an index, a name, an object that has an index, or nothing."""
     if isinstance(device, str):
         device = int(device.partition(":")[2] or 0)
     index = getattr(device, "index", getattr(device, "idx", device))
@@ -175,7 +175,7 @@ def _driver() -> Any:
 
 
 def snapshot(driver: Any) -> Devices:
-    """What ``driver`` tells of each. No context is made: to NVML nothing runs there."""
+    """Ask ``driver`` about each. No context is made: to NVML nothing runs there."""
 
     def tell(function: str, *arguments: Any) -> None:
         code = getattr(driver, function)(*arguments)

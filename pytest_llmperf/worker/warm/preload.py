@@ -56,8 +56,8 @@ _IMPORTS: Mapping[str, Callable[[str], object]] = {
 
 
 def sources() -> dict[str, int]:
-    """Of every imported file that is installed nowhere, when it was changed last, in nanoseconds; and of the folders of
-    what is installed, which change with the packages in them."""
+    """When every imported file that is installed nowhere was changed last, in nanoseconds, and the folders of what is
+    installed, which change with the packages in them."""
     own = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
     files = {str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     wanted = {path for path in sys.path if Path(path).name in _INSTALLED}

@@ -27,7 +27,7 @@ _LEAST = 2
 
 @dataclass(frozen=True)
 class Rows:
-    """What a sample is taken from."""
+    """Samples are taken from these."""
 
     ids: np.ndarray
     """Tokens, a row each."""
@@ -211,7 +211,7 @@ class TrainingData:
     collator: Callable[[list[Any]], dict[str, Any]] | None = None
     """``None``: the Trainer's own."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What was read, for the evidence; nothing of random tokens."""
+    """Evidence of what was read; empty for random tokens."""
     num_rows: int = 0
     """Of one epoch; 0 where there are none."""
     on_the_fly: RowsOnTheFly | None = None
@@ -229,7 +229,7 @@ class TrainingData:
 
 
 def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> TrainingData:
-    """What ``spec`` trains on in ``steps``, with a model of this vocabulary. Ranks meet here where there are several.
+    """Make what ``spec`` trains on in ``steps``, with a model of this vocabulary. Several ranks meet here.
 
     Raises:
         RefusedError: a text that cannot be read, that does not suit the model, or that is too short.

@@ -78,7 +78,7 @@ _OF_A_SAMPLE = ("input_ids", "labels", "attention_mask")
 
 
 def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
-    """Of each sequence of a batch on the device: its tokens, labels and mask, each of shape (sequences, tokens)."""
+    """Digest each sequence of a batch on the device: tokens, labels and mask, each of shape (sequences, tokens)."""
     on_host = {name: inputs[name].cpu() for name in _OF_A_SAMPLE if name in inputs}
     return [_digest({name: each[row] for name, each in on_host.items()}) for row in range(len(on_host["input_ids"]))]
 
@@ -176,7 +176,7 @@ class Inspection:
 
     @_kept
     def begin_pass(self, inputs: dict[str, Any]) -> None:
-        """Of a micro-batch, as the model is given it."""
+        """The model is given a micro-batch."""
         self._digests += row_digests(inputs)
         labels, tokens = inputs.get("labels"), inputs["input_ids"]
         # Each label should be its own input, which the model's loss shifts, or left out of the loss.
@@ -185,7 +185,7 @@ class Inspection:
 
     @_kept
     def end_forward(self, model: torch.nn.Module) -> None:
-        """Of a micro-batch: gradients should be what the pass before has left, for its own to be added."""
+        """Gradients should be what the pass before has left, for this one's to be added."""
         if not self._passes:
             return
         dropped = sum(one != other for one, other in zip(bit_sums(_gradients(model)), self._bits, strict=True))
@@ -221,7 +221,7 @@ class Inspection:
         return True
 
     def learning(self, trainer: Trainer, model: PreTrainedModel, failed: BaseException | None) -> RankLearning:
-        """What was seen, once all is over; ``failed`` is what has ended the step early."""
+        """Return what was seen, once all is over; ``failed`` is what has ended the step early."""
         if failed is not None or not self._is_over:
             self.none = self.none or (said(failed) if failed else "it was not begun")
         self._end(trainer, model)

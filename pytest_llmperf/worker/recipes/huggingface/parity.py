@@ -200,12 +200,12 @@ def make_small_trainings(
         return train_small(spec, config, request.folder, device, **how)
 
     if order.truth:
-        told = list(_beside_truth(spec, Path(order.truth), train))
+        errors = list(_beside_truth(spec, Path(order.truth), train))
     else:
-        told = [one for number in range(SEEDS) for one in _plain(spec, number, order, request.folder, train)]
+        errors = [one for number in range(SEEDS) for one in _plain(spec, number, order, request.folder, train)]
     beat.enter("finishing")
-    if told:
-        write_json(request.folder / FILE, [codec.plain(one) for one in told])
+    if errors:
+        write_json(request.folder / FILE, [codec.plain(one) for one in errors])
 
 
 def _truth_file(folder: Path, seed: int) -> Path:
@@ -215,7 +215,7 @@ def _truth_file(folder: Path, seed: int) -> Path:
 def _plain(
     plain: TrainSpec, number: int, order: ParityOrder, folder: Path, train: Callable[..., SmallSteps]
 ) -> Iterator[TrainingErrors]:
-    """Of one seed: the truth, and the plain form with each step as a whole and in pieces.
+    """For one seed: the truth, and the plain form with each step as a whole and in pieces.
 
     Where its optimizer rounds its states, one of the two keeps to the plain optimizer.
     """

@@ -149,7 +149,7 @@ _MOST_KEPT_BYTES = 2 * GIB
 
 @dataclass
 class SmallSteps:
-    """What each step did, as this rank saw it; tensors are whole ones in double precision."""
+    """Each step's doing, as this rank saw it; tensors are whole ones in double precision."""
 
     device: torch.device = _HOST
     """Where they are kept."""
@@ -245,7 +245,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     double: bool = False,
     gathered: str = "no",
 ) -> SmallSteps:
-    """What the steps of ``spec``, small already, did with a model of ``config``.
+    """Return what the steps of ``spec``, small already, did with a model of ``config``.
 
     ``is_plain``: of experts each computes by itself, as attention does that is eager. ``double``: in double precision,
     whatever the spec says. ``gathered``: with copies of its weights in that type, as ``as_gathered`` makes them.

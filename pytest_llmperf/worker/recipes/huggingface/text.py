@@ -92,8 +92,8 @@ def _why(error: BaseException, no_rows: str) -> str:
         return f"{where}; expected text in UTF-8: convert it, or name another text"
     if any(words in str(cause) for cause in causes for words in _SAID_OF_NO_ROWS):
         return no_rows
-    told = next((cause for cause in reversed(causes) if str(cause).strip()), error)
-    return f"cannot be read ({' '.join(str(told).split())[:200]})"
+    last = next((cause for cause in reversed(causes) if str(cause).strip()), error)
+    return f"cannot be read ({' '.join(str(last).split())[:200]})"
 
 
 class Tokenizer(Protocol):
@@ -162,7 +162,7 @@ class Tokens:
 
     ids: np.ndarray
     lengths: np.ndarray
-    """Of each document; none of an empty one that nothing stands for."""
+    """One for each document."""
 
     @property
     def num_documents(self) -> int:
@@ -170,7 +170,7 @@ class Tokens:
 
 
 def path_of(facts: dict[str, Any]) -> Path:
-    """Of the file that keeps the tokens that ``facts`` are all about, under today's versions, for launches to come."""
+    """The file that keeps the tokens that ``facts`` are all about, under today's versions, for launches to come."""
     facts = dict(facts)
     for name in ("datasets", "tokenizers", "transformers"):
         facts[name] = ""
@@ -181,7 +181,7 @@ def path_of(facts: dict[str, Any]) -> Path:
 
 
 def kept(path: Path) -> Tokens | None:
-    """What ``path`` holds; ``None`` where it is not there, or none of ours: it can be made anew."""
+    """Return what ``path`` holds; ``None`` where it is not there, or none of ours: it can be made anew."""
     try:
         with np.load(path) as arrays:
             found = Tokens(arrays["ids"], arrays["lengths"])

@@ -23,7 +23,7 @@ _EPOCHS = 2
 
 
 def misorder(trainer: Trainer) -> str:
-    """What of the order of samples is not as asked; empty where all is, and where an order is asked for by other rules.
+    """Say how the order of samples is not as asked; empty where it is, or where it is asked for by other rules.
 
     Those are lengths, batches that one rank hands out, and a generator that ranks share.
     """
@@ -97,13 +97,13 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of ``tensor`` this rank holds."""
+    """This rank's part of ``tensor``."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def bit_sums(tensors: Iterable[torch.Tensor | None]) -> list[int]:
-    """Of each, its elements' bits as whole numbers of their width, modulo 2**64; 0 of what is not there.
+    """Sum each one's bits as whole numbers of its elements' width, modulo 2**64; 0 of what is not there.
 
     Where one element alone is another, so is the sum.
     """
@@ -115,7 +115,7 @@ def bit_sums(tensors: Iterable[torch.Tensor | None]) -> list[int]:
 
 
 def square_sums(tensors: Iterable[torch.Tensor | None]) -> list[float]:
-    """Of each, the sum of squares, to seven digits; 0 of what is not there."""
+    """Sum each one's squares, to seven digits; 0 of what is not there."""
     norms = [
         None if each is None else torch.linalg.vector_norm(local(each), dtype=torch.float32).double()
         for each in tensors
@@ -227,7 +227,7 @@ def _short(beta: float, step: int) -> float:
 
 
 class UpdateReplay:
-    """Of one step, from between its clipping and its update on."""
+    """One step's, from between its clipping and its update on."""
 
     def __init__(self, trainer: Trainer, model: torch.nn.Module, optimizer: Any, rate: float) -> None:
         self._none = _why_not(trainer, optimizer)
