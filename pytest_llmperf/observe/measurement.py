@@ -300,7 +300,7 @@ class Measurement:
         self.is_over = True
 
     def trained(self, passes_per_step: int, place: Place, rank: int, rates: Mapping[str, Any], **facts: Any) -> Trained:
-        """Return what was seen, with what a measurement does not know: its device's ``rates``, and ``Trained``'s others.
+        """Return what was seen, with what a measurement does not know: its device's ``rates`` and ``Trained``'s others.
 
         Raises:
             RuntimeError: steps had different numbers of tokens.

@@ -209,25 +209,24 @@ def watched(headroom: Headroom, path: Path, *, to_be_capped: bool) -> Iterator[N
     Entered before the limit is set: the thread's own stack is none of what the training takes.
     """
     stop, seconds = threading.Event(), _CAPPED_SECONDS if to_be_capped else _INTERVAL_SECONDS
+
+    def watch() -> None:
+        written = None
+        while not stop.wait(seconds):
+            # At the limit nothing but small things may be had, and even they may fail: the next look comes soon. A full
+            # disk ends the run where its results are written, not here.
+            with suppress(OSError, MemoryError):
+                headroom.look()
+                least = headroom.least
+                if least is not None and least != written:
+                    os.pwrite(file.fileno(), json.dumps(codec.plain(least)).ljust(_WIDTH).encode(), 0)
+                    written = least
+
     with path.open("wb", buffering=0) as file:
-        what = headroom, file.fileno(), stop, seconds
-        thread = threading.Thread(target=_watch, args=what, name="llmperf-room", daemon=True)
+        thread = threading.Thread(target=watch, name="llmperf-room", daemon=True)
         thread.start()
         try:
             yield
         finally:
             stop.set()
             thread.join()
-
-
-def _watch(headroom: Headroom, file: int, stop: threading.Event, seconds: float) -> None:
-    written = None
-    while not stop.wait(seconds):
-        # At the limit nothing but small things may be had, and even they may fail: the next look comes soon. A full
-        # disk ends the run where its results are written, not here.
-        with suppress(OSError, MemoryError):
-            headroom.look()
-            least = headroom.least
-            if least is not None and least != written:
-                os.pwrite(file, json.dumps(codec.plain(least)).ljust(_WIDTH).encode(), 0)
-                written = least
