@@ -33,7 +33,6 @@ from pytest_llmperf.cli.night.sbatch import (
     refused,
     run_here,
     sbatch,
-    shares,
 )
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.suggestions import hint
@@ -208,10 +207,7 @@ def _scripts(night: _Submission, template: Path, planned: Sequence[Job]) -> dict
     for word, what in _NEEDED.items():
         if word not in text and (word != "@budget@" or cluster.text("suite", "budget_gpu_hours")):
             raise ClusterError(f"{template}: no {word} in it, {what}; begin with a copy of slurm/nightly.sbatch")
-    found = {
-        results / f"nightly-{max(job.widths)}.sbatch": filled(text, cluster, job, results, share)
-        for job, share in zip(planned, shares(cluster, planned), strict=True)
-    }
+    found = {results / f"nightly-{max(job.widths)}.sbatch": filled(text, cluster, job, results) for job in planned}
     merging = (folder() / "merge.sbatch").read_text("utf-8")
     arguments = merge_arguments(cluster, results, planned)
     return {**found, results / "merge.sbatch": filled_merge(merging, cluster, results, arguments)}

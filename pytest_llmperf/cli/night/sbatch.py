@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +26,8 @@ class Job:
     is_array: bool
     gpu_hours: float
     """At most, in one start of all its tasks: every GPU of every node until the time limit; 0: no GPU, or no limit."""
+    share: float | None = None
+    """GPU-hours of the budget that each of its tasks may spend in all starts together; ``None``: whatever it takes."""
 
     @property
     def title(self) -> str:
@@ -50,7 +52,12 @@ def jobs(cluster: ClusterFile) -> list[Job]:
         each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * of_first.value("sbatch", "time")
         hours = (len(same) if is_array else 1) * nodes[same[0]] * each
         found.append(Job(widths=tuple(same), nodes=nodes[same[0]], is_array=is_array, gpu_hours=hours))
-    return found
+    total, budget = sum(job.gpu_hours for job in found), cluster.value("suite", "budget_gpu_hours")
+    if budget is None or not total:
+        return found
+    # Alike within an array, not by width: its narrow tasks hold as many nodes and GPUs as its wide ones.
+    tasks = [len(job.widths) if is_array else 1 for job in found]
+    return [replace(job, share=budget * job.gpu_hours / total / num) for job, num in zip(found, tasks, strict=True)]
 
 
 def check_budget(cluster: ClusterFile, planned: Sequence[Job]) -> None:
@@ -75,15 +82,6 @@ def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
         return f"at most {total:.1f} GPU-hours a start, {budget:g} in all starts (budget_gpu_hours)"
     again = f" a start, {total * (1 + restarts):.1f} in all starts (max_restarts = {restarts})" if restarts else ""
     return f"at most {total:.1f} GPU-hours{again}"
-
-
-def shares(cluster: ClusterFile, planned: Sequence[Job]) -> list[float | None]:
-    """GPU-hours that a task of each job may spend in all its starts together; ``None``: whatever it takes."""
-    total, budget = sum(job.gpu_hours for job in planned), cluster.value("suite", "budget_gpu_hours")
-    if budget is None or not total:
-        return [None for _ in planned]
-    # Alike within an array, not by width: its narrow tasks hold as many nodes and GPUs as its wide ones.
-    return [budget * job.gpu_hours / total / (len(job.widths) if job.is_array else 1) for job in planned]
 
 
 # The controller may have taken a job and not come to say so.
@@ -213,13 +211,13 @@ _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 _SIGNAL_SECONDS = 60
 
 
-def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> str:
+def filled(template: str, cluster: ClusterFile, job: Job, results: Path) -> str:
     """The nightly script of ``job``: a line of sbatch whose placeholder has no value is left out.
 
     ClusterError: the template asks for something that no cluster file says.
     """
     cluster = cluster.at(job.widths[0])
-    values = _values(cluster, job, results, budget_share)
+    values = _values(cluster, job, results)
     lines = []
     for line in template.splitlines():
         names = _PLACEHOLDER.findall(line)
@@ -267,7 +265,7 @@ def pytest_options(cluster: ClusterFile) -> list[str]:
     return [*cluster.words("suite", "options"), *launch]
 
 
-def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> Mapping[str, str]:
+def _values(cluster: ClusterFile, job: Job, results: Path) -> Mapping[str, str]:
     per_node, cores = (cluster.value("cluster", key) for key in ("gpus_per_node", "cpus_per_node"))
     on_cpu = cluster.on_cpu
     gpus = min(per_node, max(job.widths))
@@ -296,7 +294,7 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
         "select": cluster.text("suite", "select"),
         "scratch": cluster.text("launch", "scratch"),
         "max_restarts": cluster.text("suite", "max_restarts"),
-        "budget": "" if budget_share is None else f"{budget_share:g}",
+        "budget": "" if job.share is None else f"{job.share:g}",
         "options": shlex.join(pytest_options(cluster)),
     }
 

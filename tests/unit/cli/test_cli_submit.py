@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.night import night_results, readiness
 from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
-from pytest_llmperf.cli.night.sbatch import Job, check_budget, cost, filled, jobs, shares
+from pytest_llmperf.cli.night.sbatch import Job, check_budget, cost, filled, jobs
 from pytest_llmperf.launch.slurm.allocation import place
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.support import formats
@@ -56,7 +57,7 @@ def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:
 
 def script_of(tmp_path: Path, text: str = MINIMAL, budget: float | None = None) -> str:
     file = cluster(tmp_path, text)
-    return filled(TEMPLATE, file, jobs(file)[0], tmp_path / "results", budget)
+    return filled(TEMPLATE, file, replace(jobs(file)[0], share=budget), tmp_path / "results")
 
 
 def headers(script: str) -> list[str]:
@@ -215,7 +216,7 @@ class TestClusterFile:
         planned = jobs(file)
         check_budget(file, planned)
         for job in planned:
-            script = filled(TEMPLATE, file, job, tmp_path, None)
+            script = filled(TEMPLATE, file, job, tmp_path)
             assert re.findall(r"@[a-z_]+@", script.replace("@node@", "")) == []
             subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
@@ -277,8 +278,8 @@ class TestJobs:
             return file, jobs(file)
 
         budget = spare * sum(job.gpu_hours for job in night(1)[1])
-        file, planned = night(budget)
-        each = [float(share) for share in shares(file, planned) if share is not None]
+        _, planned = night(budget)
+        each = [job.share for job in planned if job.share is not None]
         tasks = [len(job.widths) if job.is_array else 1 for job in planned]
         assert sum(share * count for share, count in zip(each, tasks, strict=True)) == pytest.approx(budget)
         # No task's first start is ended by it.
@@ -290,14 +291,14 @@ class TestJobs:
         text = MINIMAL + "mode = array\nbudget_gpu_hours = 52\n"
         file = cluster(tmp_path, text)
         planned = jobs(file)
-        assert shares(file, planned) == [32, 8, 4]
-        script = filled(TEMPLATE, file, planned[2], tmp_path, shares(file, planned)[2])
+        assert [job.share for job in planned] == [32, 8, 4]
+        script = filled(TEMPLATE, file, planned[2], tmp_path)
         assert "--array=4,2,1" in script
         assert "budget=4 " in script
 
     def test_without_a_budget_nothing_is_shared(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)
-        assert shares(file, jobs(file)) == [None]
+        assert [job.share for job in jobs(file)] == [None]
 
 
 class TestSectionsOfWidths:
@@ -310,7 +311,7 @@ class TestSectionsOfWidths:
         file = cluster(tmp_path, self.TEXT)
         planned = jobs(file)
         assert [job.widths for job in planned] == [(32,), (8,), (4,), (2, 1)]
-        scripts = [{*headers(filled(TEMPLATE, file, job, tmp_path, None))} for job in planned]
+        scripts = [{*headers(filled(TEMPLATE, file, job, tmp_path))} for job in planned]
         assert all({"--qos=big", "--partition=main", "--time=60"} <= lines for lines in scripts[:2])
         assert {"--partition=main", "--time=60"} <= scripts[2]
         assert {"--partition=small", "--time=30", "--array=2,1"} <= scripts[3]
@@ -318,7 +319,7 @@ class TestSectionsOfWidths:
 
     def test_one_budget_is_shared_by_what_each_may_cost(self, tmp_path: Path) -> None:
         file = cluster(tmp_path, self.TEXT.replace("mode = array", "mode = array\nbudget_gpu_hours = 96"))
-        assert shares(file, jobs(file)) == [64, 16, 8, 4]
+        assert [job.share for job in jobs(file)] == [64, 16, 8, 4]
 
 
 class TestScript:
@@ -355,7 +356,7 @@ class TestScript:
 
     def test_a_folder_may_have_any_name(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)
-        script = filled(TEMPLATE, file, jobs(file)[0], Path("/a b/re%j#"), None)
+        script = filled(TEMPLATE, file, jobs(file)[0], Path("/a b/re%j#"))
         assert '--output="/a b/re%%j#/%x-%j.log"' in headers(script)
 
     def test_values_arrive_as_they_were_written(self, tmp_path: Path) -> None:
@@ -420,7 +421,7 @@ class TestScript:
     def test_a_template_that_asks_for_more_is_refused(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)
         with pytest.raises(ClusterError, match="@colour@"):
-            filled("#SBATCH --x=@colour@\n", file, jobs(file)[0], tmp_path, None)
+            filled("#SBATCH --x=@colour@\n", file, jobs(file)[0], tmp_path)
 
 
 def _assignments(script: str) -> str:
