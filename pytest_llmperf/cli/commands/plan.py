@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from pytest_llmperf.analysis import formulas
 from pytest_llmperf.analysis.formulas import MemoryPlan
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, table
+from pytest_llmperf.cli.answer import Answer, Screen, table
 from pytest_llmperf.cli.arguments import add_place, add_shared
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.spec_arguments import Named, all_stored, named
@@ -41,12 +41,12 @@ class Prediction:
         return "0.00 %" if text in ("+0.00 %", "-0.00 %") else text  # neither sign is true of what rounds to nothing
 
 
-def predictions(cases: Sequence[Named]) -> Iterator[Prediction | CaseError]:
-    """The prediction for each case, or why there is none, in their order and each as soon as it is known."""
+def predictions(cases: Sequence[Named], troubles: list[str]) -> Iterator[Prediction]:
+    """The prediction for each case, in their order, each as soon as it is known; ``troubles``: why there is none."""
     found = prediction.predictions([case.spec for case in cases])
     for case, parts in zip(cases, found, strict=True):
         if isinstance(parts, PredictionError):
-            yield CaseError(str(parts))
+            troubles.append(str(parts))
         elif case.stored is None:
             yield Prediction(case.spec, MemoryPlan(parts))
         else:
@@ -107,19 +107,12 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     cases, troubles = named(arguments.specs, root, machine), list[str]()
     if arguments.stored:
         cases, troubles = all_stored(Shelf.read(root, machine))
-
-    def predicted() -> Iterator[Prediction]:
-        for one in predictions(cases):
-            if isinstance(one, CaseError):
-                troubles.append(str(one))
-            else:
-                yield one
-
+    found = predictions(cases, troubles)
     if arguments.json:
-        return Answer((json.dumps(document(one)) for one in predicted()), troubles, for_programs=True)
+        return Answer((json.dumps(document(one)) for one in found), troubles, for_programs=True)
     if arguments.format is None:
-        return Answer((line for one in predicted() for line in page(one)), troubles)
-    rows = list(predicted())
+        return Answer((line for one in found for line in page(one)), troubles)
+    rows = list(found)
     measured = [row.launch.peak_allocated_bytes if row.launch else None for row in rows]
     columns = [
         Column("case", [row.spec.id for row in rows], right=False),

@@ -130,12 +130,7 @@ class Tune:
 
 
 def _space(arguments: argparse.Namespace, run: Run) -> Space:
-    """What is searched.
-
-    Raises:
-        CaseError: a setting that cannot be.
-        ValueError: a model, or a space, that cannot be.
-    """
+    """What is searched; CaseError: a setting that cannot be; ValueError: a model, or a space."""
     pairs, length = named_settings(arguments.fixed), arguments.sequence_length
     if "model" in pairs:
         raise CaseError(f"model={pairs['model']} is given beside {arguments.model}, expected one model")

@@ -583,7 +583,7 @@ class TestMerge:
         night = night_results.gather([tmp_path], [])
         assert night.headline == "green: 2 pass"
         _heading, _rule, *cells = [row.split(" | ")[2].strip() for row in night.page() if row.startswith("| ")]
-        assert cells == [formats.ABSENT, "50000"]
+        assert cells == [formats.ABSENT, "50,000"]
 
     def with_figure(self, folder: Path, value: str) -> Path:
         write(folder, 1, {**result("a"), "metrics": {"tokens_per_second_per_gpu": {"value": "HERE"}}})

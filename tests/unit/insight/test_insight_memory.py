@@ -231,10 +231,12 @@ tell(2)
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
 
     monkeypatch.setattr(prediction_module, "started", started)
-    found = predictions([Named(TrainSpec(model="llama-tiny", micro_batch_size=size)) for size in (1, 2, 3, 4)])
+    troubles = list[str]()
+    found = predictions(
+        [Named(TrainSpec(model="llama-tiny", micro_batch_size=size)) for size in (1, 2, 3, 4)], troubles
+    )
     first = next(found)
     (tmp_path / "read").touch()
-    *others, unknown = found
-    peaks = [one.plan.peak_allocated_bytes for one in (first, *others) if isinstance(one, Prediction)]
-    assert peaks == [1, 2, 3]
-    assert str(unknown).endswith("cannot be predicted: it ended with exit code 0 and said nothing")
+    assert [one.plan.peak_allocated_bytes for one in (first, *found)] == [1, 2, 3]
+    (unknown,) = troubles
+    assert unknown.endswith("cannot be predicted: it ended with exit code 0 and said nothing")
