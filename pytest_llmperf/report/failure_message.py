@@ -33,7 +33,7 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
     between = "between the environments" if result.launches_before else "from the baseline's environment"
     context = [
         one_line(f"measured: {_measured(result.launches)}; baseline: {baseline}"),
-        *([f"{changed_title(result)}:", *_some(result.changed, _MOST_CHANGES)] if result.changed else []),
+        *([f"{changed_title(result)}:", *_first_n(result.changed, _MOST_CHANGES)] if result.changed else []),
         *(one_line(f"note: {note}") for note in result.notes[:_MOST_NOTES]),
         *different(result.differences, f"different {between}"),
     ]
@@ -45,7 +45,7 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
         lines = [*_reasons(result), *step, *context, *again]
     else:
         details = [f"{label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
-        shown = [*_table(result), *_some(details, _MOST_DETAILS)]
+        shown = [*_table(result), *_first_n(details, _MOST_DETAILS)]
         lines = [_header(result, result.reason), *shown, *context, *again, *record]
     return "\n".join(lines)
 
@@ -74,7 +74,7 @@ def _command(words: str, command: str) -> list[str]:
     return [one_line(f"{words}: {command}")] if command else []
 
 
-def _some(lines: Sequence[str], most: int) -> list[str]:
+def _first_n(lines: Sequence[str], most: int) -> list[str]:
     """The first of ``lines``, indented, and how many more there are."""
     shown = [(_INDENT + one_line(line)).rstrip() for line in lines[:most]]
     return shown + ([f"{_INDENT}... and {len(lines) - most} more"] if len(lines) > most else [])
@@ -83,7 +83,7 @@ def _some(lines: Sequence[str], most: int) -> list[str]:
 def _reasons(result: CaseResult) -> list[str]:
     """The header with the first reason, which is all that pytest's short summary shows, and the others below."""
     first, *others = [reason for reason in re.split(r"\n|; ", result.reason) if reason.strip()] or [""]
-    return [_header(result, first), *_some([f"also: {reason.strip()}" for reason in others], _MOST_REASONS)]
+    return [_header(result, first), *_first_n([f"also: {reason.strip()}" for reason in others], _MOST_REASONS)]
 
 
 def _gating(result: CaseResult) -> list[Check]:
@@ -107,7 +107,7 @@ def _table(result: CaseResult) -> list[str]:
     for name, *cells in zip(*used, strict=True):
         aligned = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
         lines.append((_INDENT + _INDENT.join([name.ljust(widths[0]), *aligned])).rstrip())
-    return lines + _some([f"metric {check.metric}" for check in checks], _MOST_METRICS)[_MOST_METRICS:]
+    return lines + _first_n([f"metric {check.metric}" for check in checks], _MOST_METRICS)[_MOST_METRICS:]
 
 
 def _row(check: Check) -> tuple[str, ...]:
@@ -152,4 +152,4 @@ def changed_title(result: CaseResult) -> str:
 
 def different(lines: Sequence[str], title: str = "different from the baseline's environment") -> list[str]:
     """``lines``, each ``name: then -> now``, below their title; none where there are none."""
-    return [f"{title}:", *_some(lines, _MOST_DIFFERENCES)] if lines else []
+    return [f"{title}:", *_first_n(lines, _MOST_DIFFERENCES)] if lines else []

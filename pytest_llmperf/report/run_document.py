@@ -51,36 +51,36 @@ def as_shown(result: StoredResult) -> StoredResult:
 class Result:
     """A case."""
 
-    told: StoredResult
+    record: StoredResult
     machine: str
     source: str
     """Of which file it is; empty where there is one."""
 
     @property
     def id(self) -> str:
-        return self.told.id or self.told.nodeid or "a case without a name"
+        return self.record.id or self.record.nodeid or "a case without a name"
 
     @property
     def verdict(self) -> str:
-        return self.told.verdict or "unknown"
+        return self.record.verdict or "unknown"
 
     def figure(self, metric: str) -> Figure:
-        return self.told.figure(metric)
+        return self.record.figure(metric)
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """Those of its records that this version can read."""
-        return _launches(self.told.launches)
+        return _launches(self.record.launches)
 
     @cached_property
     def launches_before(self) -> tuple[Launch, ...]:
         """Those of the other side, where two took turns."""
-        return _launches(self.told.launches_before)
+        return _launches(self.record.launches_before)
 
     @property
     def num_unread(self) -> int:
         """How many of its launches no longer are, or not yet, what this version reads."""
-        return len(self.told.launches) - len(self.launches)
+        return len(self.record.launches) - len(self.launches)
 
 
 def _launches(records: Sequence[Any]) -> tuple[Launch, ...]:
@@ -102,13 +102,13 @@ class RunDocument:
 
     def __init__(self, values: Mapping[str, Any], source: str = "") -> None:
         """``source``: its file's name, where several are told of."""
-        self.told, self.source = document_of(_shown(values)), source
+        self.record, self.source = document_of(_shown(values)), source
         self.schema = values.get("schema")
 
     @property
     def machine(self) -> str:
         """Its kind; of a night of several files that of all of them, where they have one."""
-        return self.told.machine.kind or self.told.kind or "unknown machine"
+        return self.record.machine.kind or self.record.kind or "unknown machine"
 
     @property
     def name(self) -> str:
@@ -116,19 +116,21 @@ class RunDocument:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        found = max((machine.gpus for machine in (self.told.machine, *self.told.machines.values())), key=len)
+        found = max((machine.gpus for machine in (self.record.machine, *self.record.machines.values())), key=len)
         return tuple(gpu.name or "GPU" for gpu in found)
 
     @cached_property
     def results(self) -> tuple[Result, ...]:
-        return tuple(Result(each, self.machine, self.source) for each in self.told.results)
+        return tuple(Result(each, self.machine, self.source) for each in self.record.results)
 
     @property
     def spent(self) -> Mapping[str, float]:
         """Seconds by phase."""
-        phases = self.told.spent.phases if self.told.spent else {}
+        phases = self.record.spent.phases if self.record.spent else {}
         return {name: seconds for name, seconds in phases.items() if seconds}
 
     @property
     def num_launches(self) -> int:
-        return self.told.spent.launches if self.told.spent else sum(len(one.told.launches) for one in self.results)
+        return (
+            self.record.spent.launches if self.record.spent else sum(len(one.record.launches) for one in self.results)
+        )

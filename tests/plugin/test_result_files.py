@@ -120,7 +120,7 @@ def test_what_fails_beside_its_cases_is_red_everywhere(project: Project, workers
     assert run.is_red
     xml = "\n".join(junit(run))
     assert 'failures="3" errors="1"' in list(junit(run))[1], xml  # as pytest's own
-    (own,) = (case for case in run.cases if case.told.nodeid.endswith("test_own"))
+    (own,) = (case for case in run.cases if case.result.nodeid.endswith("test_own"))
     assert own.outcome == "pass, test failed"
     assert "test failed: " in own.explanation
     assert "afterwards" in own.explanation

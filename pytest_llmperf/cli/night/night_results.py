@@ -62,9 +62,8 @@ class Night:
         tests = {nodeid: test for part in self.parts for nodeid, test in tests_of(part.document).items()}
         cases = [ExportedCase.read(result, tests=tests) for result, _ in self.results]
         names = Counter(case.name for case in cases)
-        return [
-            replace(case, name=f"{case.name} ({case.told.nodeid})") if names[case.name] > 1 else case for case in cases
-        ]
+        shown = [f"{case.name} ({case.result.nodeid})" if names[case.name] > 1 else case.name for case in cases]
+        return [replace(case, name=name) for case, name in zip(cases, shown, strict=True)]
 
     @property
     def headline(self) -> str:

@@ -25,16 +25,16 @@ _PADDING = re.compile(r" {2,}")
 def markdown_page(run: ExportedRun) -> list[str]:
     """A heading, what fails the run and is no case's, the table, and what was skipped."""
     lines = [f"## llmperf: {run.headline}", ""]
-    troubles = _some(run.troubles, _MOST_TROUBLES)
+    troubles = _first_n(run.troubles, _MOST_TROUBLES)
     lines += [*troubles, ""] if troubles else []
-    skipped = _some([f"skipped: {line}" for line in merged_reasons(run.skipped)], _MOST_SKIPPED)
+    skipped = _first_n([f"skipped: {line}" for line in merged_reasons(run.skipped)], _MOST_SKIPPED)
     lines += [*skipped, ""] if skipped else []
-    gate = no_gate_of_speed(case.told.figure(RATE).times_slower for case in run.cases)
+    gate = no_gate_of_speed(case.result.figure(RATE).times_slower for case in run.cases)
     lines += [f"- {escaped(gate)}", ""] if gate else []
     return lines + case_table(run.cases)
 
 
-def _some(lines: Sequence[str], most: int) -> list[str]:
+def _first_n(lines: Sequence[str], most: int) -> list[str]:
     shown = [f"- {escaped(_cut(line))}" for line in lines[:most]]
     return shown + ([f"- … and {len(lines) - most} more"] if len(lines) > most else [])
 
@@ -49,7 +49,7 @@ def case_table(cases: Sequence[ExportedCase]) -> list[str]:
         Column("case", [_cut(case.name) for case in cases], right=False),
         *([Column("machine", machines, right=False)] if len({*machines}) > 1 else []),
         Column("verdict", [_cut(case.outcome) for case in cases], right=False),
-        *figure_columns("markdown", [case.told.metrics.get for case in cases]),
+        *figure_columns("markdown", [case.result.metrics.get for case in cases]),
         Column("why", [_cut(case.explanation) for case in cases], right=False),
     ]
     always, nothing = ("case", "verdict"), {"", formats.ABSENT}
@@ -94,8 +94,8 @@ def properties(case: ExportedCase) -> Iterator[tuple[str, str]]:
     yield f"{PREFIX}case", case.name
     yield f"{PREFIX}machine", case.machine or "unknown"
     yield f"{PREFIX}verdict", case.verdict
-    yield f"{PREFIX}reason", case.told.reason
-    for metric, figure in case.told.metrics.items():
+    yield f"{PREFIX}reason", case.result.reason
+    for metric, figure in case.result.metrics.items():
         if figure.value is not None:
             yield f"{PREFIX}{metric}", repr(float(figure.value))
         for name in _COMPARED:
@@ -113,8 +113,8 @@ def junit(run: ExportedRun) -> Iterator[str]:
     suites = []
     for machine in run.machines:
         cases = [case for case in run.cases if case.machine == machine]
-        tests = Counter(case.told.nodeid for case in cases)
-        elements = [_case(case, alone=tests[case.told.nodeid] == 1) for case in cases]
+        tests = Counter(case.result.nodeid for case in cases)
+        elements = [_case(case, alone=tests[case.result.nodeid] == 1) for case in cases]
         suites.append(_suite(f"llmperf {machine}".strip(), elements))
     if run.failed:  # as pytest has them: what a fixture raised is an error
         elements = []
@@ -159,7 +159,7 @@ def _testcase(classname: str, name: str, seconds: float = 0.0) -> ET.Element:
 
 
 def _case(case: ExportedCase, *, alone: bool) -> ET.Element:
-    classname, name = _names(case.told.nodeid)
+    classname, name = _names(case.result.nodeid)
     element = _testcase(classname, name if alone and name else f"{name} ({case.name})".strip(), case.seconds)
     inside = ET.SubElement(element, "properties")
     for key, value in properties(case):
@@ -180,15 +180,15 @@ def _names(nodeid: str) -> tuple[str, str]:
 
 
 def _failure_text(case: ExportedCase) -> Iterator[str]:
-    yield f"{case.name}: {case.outcome}: {case.told.reason}"
+    yield f"{case.name}: {case.outcome}: {case.result.reason}"
     if case.test_failed:
         yield case.test_failed
-    for metric, figure in case.told.metrics.items():
+    for metric, figure in case.result.metrics.items():
         if figure.limit is not None or figure.change is not None:
             yield f"  {_sentence(metric, figure)}"
     for title, lines in (
-        ("changed since the baseline", case.told.changed),
-        ("different from the baseline's environment", case.told.differences),
+        ("changed since the baseline", case.result.changed),
+        ("different from the baseline's environment", case.result.differences),
     ):
         if lines:
             yield f"{title}:"

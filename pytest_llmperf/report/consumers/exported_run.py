@@ -38,7 +38,7 @@ class _Record:
 class ExportedCase:
     """One case."""
 
-    told: Result
+    result: Result
     """Its texts are one line each, its figures finite."""
     name: str
     """Its id; with its digest where another case of the machine has the same id."""
@@ -54,7 +54,7 @@ class ExportedCase:
         """Read one of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
         test = (tests or {}).get(result.nodeid)
         return cls(
-            told=as_shown(result),
+            result=as_shown(result),
             name=one_line(result.id) or "unnamed",
             machine=one_line(machine),
             expected=one_line(test.reason or "xfail") if test is not None and test.outcome == "xfailed" else "",
@@ -63,12 +63,12 @@ class ExportedCase:
 
     @property
     def verdict(self) -> str:
-        return self.told.verdict
+        return self.result.verdict
 
     @property
     def has_failing_verdict(self) -> bool:
         """Whether its verdict fails a run that is not strict; what was recorded, or expected to fail, does not."""
-        return self.verdict in FAILING and not self.told.updated and not self.expected
+        return self.verdict in FAILING and not self.result.updated and not self.expected
 
     @property
     def is_failing(self) -> bool:
@@ -85,27 +85,27 @@ class ExportedCase:
     @property
     def explanation(self) -> str:
         """The reason, and what is exact and not as in the baseline: that is told of a ``pass`` too."""
-        changed = self.told.changed
+        changed = self.result.changed
         more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
         told = f"changed since the baseline: {', '.join(changed[:_MOST_CHANGES])}{more}" if changed else ""
-        reason = "recorded" if self.told.updated else self.told.reason
+        reason = "recorded" if self.result.updated else self.result.reason
         beside = "" if self.has_failing_verdict else self.test_failed
         expected = f"expected to fail: {self.expected}" if self.outcome.endswith(", expected") else ""
         # Where it ran and what was otherwise there, where it is no pass; the last word: what is too long is cut before.
         nodes = sorted({one_line(record.evidence.slurm_nodes) for record in self._records} - {""})
-        circumstances = [*self.told.differences[:_MOST_CHANGES], *([f"on {', '.join(nodes)}"] if nodes else [])]
+        circumstances = [*self.result.differences[:_MOST_CHANGES], *([f"on {', '.join(nodes)}"] if nodes else [])]
         shown = circumstances if self.verdict != "pass" else []
         return "; ".join(filter(None, [beside, expected, reason, told, *shown]))
 
     @property
     def trusted(self) -> list[tuple[str, Figure, float]]:
         """Metrics, figures and values, for who keeps a history: those of an ``invalid`` case are worth nothing."""
-        figures = self.told.metrics.items() if self.verdict != "invalid" else ()
+        figures = self.result.metrics.items() if self.verdict != "invalid" else ()
         return [(metric, figure, figure.value) for metric, figure in figures if figure.value is not None]
 
     @cached_property
     def _records(self) -> Sequence[_Record]:
-        found = (codec.read_lenient(_Record, each) for each in self.told.launches)
+        found = (codec.read_lenient(_Record, each) for each in self.result.launches)
         return [record for record in found if record is not None]
 
     @property
@@ -174,10 +174,10 @@ class ExportedRun:
             cases = [ExportedCase.read(result, document.kind, tests) for result in document.results]
             # Reversed: of those of one name the worst is written last.
             for case in sorted(cases, key=_badness, reverse=True):
-                found[case.machine, case.name, case.told.digest] = case
+                found[case.machine, case.name, case.result.digest] = case
         ids = Counter((case.machine, case.name) for case in found.values())
         cases = [
-            replace(case, name=f"{case.name} {case.told.digest[:_DIGEST_SHOWN]}")
+            replace(case, name=f"{case.name} {case.result.digest[:_DIGEST_SHOWN]}")
             if ids[case.machine, case.name] > 1
             else case
             for case in found.values()
@@ -198,7 +198,7 @@ class ExportedRun:
 
 
 def _badness(case: ExportedCase) -> tuple[int, bool, str, str, str]:
-    return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.told.digest
+    return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.result.digest
 
 
 def counted(cases: Iterable[ExportedCase]) -> str:

@@ -101,7 +101,7 @@ def _rows(chart: RowChart) -> list[dict[str, Any]]:
         for _, size in row.parts:
             ends.append(ends[-1] + size)
         marks = dict(row.marks)
-        told = {"row": index, "label": _short(row.label), "told": one_line(row.told)}
+        told = {"row": index, "label": _short(row.label), "told": one_line(row.words)}
         told |= {"start": ends[:-1], "end": ends[1:], "colour": [f"var(--{colours[name]})" for name, _ in row.parts]}
         found.append({**told, **{key: marks.get(name) for key, name in zip(_MARKS, chart.marks, strict=False)}})
     return found
@@ -112,7 +112,7 @@ def _intervals(chart: IntervalChart) -> list[dict[str, Any]]:
         {
             "row": index,
             "label": _short(one.label),
-            "told": one_line(one.told),
+            "told": one_line(one.words),
             "zero": 0,
             "change": one.change,
             "low": one.change if one.low is None else one.low,

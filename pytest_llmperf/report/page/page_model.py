@@ -34,7 +34,7 @@ class Row:
     """Parts that add up to a bar, and figures to hold their sum against, both by name."""
 
     label: str
-    told: str
+    words: str
     """The figure for people."""
     parts: tuple[tuple[str, float], ...]
     marks: tuple[tuple[str, float], ...] = ()
@@ -80,7 +80,7 @@ class Interval:
 
     label: str
     verdict: str
-    told: str
+    words: str
     change: float
     low: float | None
     high: float | None

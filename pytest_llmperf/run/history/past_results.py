@@ -40,7 +40,7 @@ def past_results(document: RunDocument, run: str) -> list[PastResult]:
 
 
 def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
-    told = result.told
+    told = result.record
     if told.shares or told.launches_before:
         return None
     records = [found for each in told.launches if (found := codec.read_lenient(_Record, each)) is not None]
@@ -48,7 +48,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
     launches = sorted(map(_whole, whole) if whole else _parts(records), key=lambda launch: launch.started_at)
     if not launches or not told.digest or any(record.environment.variables.get(_FAULT) for record in records):
         return None
-    commit = document.told.revision
+    commit = document.record.revision
     # ``0123456789ab+`` where files differed from that commit; empty where nobody told.
     revision = commit.commit + "+" * (commit.changed > 0) if commit and commit.commit else ""
     counted = {name: result.figure(name).value for name in COUNTED}
@@ -65,9 +65,9 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         peak_reserved_bytes=result.figure(MEMORY).value,
         versions=_versions(records[0].environment),
         revision=revision,
-        project=document.told.project,
+        project=document.record.project,
         counts={name: count for name, count in counted.items() if count is not None},
-        unfinished=document.told.unfinished,
+        unfinished=document.record.unfinished,
         calibrations=dict(_calibrations(records)),
     )
 

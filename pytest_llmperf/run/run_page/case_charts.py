@@ -84,7 +84,7 @@ def step_chart(result: Result, stored: StoredFigures) -> LineChart | None:
     if not now:
         return None
     before: Sequence[Launch] = result.launches_before
-    if not before and (baseline := stored.of(result.machine, result.told.digest)):
+    if not before and (baseline := stored.get(result.machine, result.record.digest)):
         # A baseline rounds figures, these it keeps as they were; what this run has recorded is not its own baseline.
         own = {(launch.site, launch.started_at) for launch in result.launches}
         before = [launch for launch in baseline.launches if (launch.site, launch.started_at) not in own]
@@ -196,7 +196,7 @@ def _longest(documents: Sequence[RunDocument]) -> RowChart | None:
 
 def memory_parts(result: Result, stored: StoredFigures) -> Mapping[str, int]:
     """Bytes at the predicted peak, by part, from fake tensors; nothing where none are stored of this case."""
-    baseline = stored.of(result.machine, result.told.digest)
+    baseline = stored.get(result.machine, result.record.digest)
     # What is predicted is a GPU's memory, and no CPU's.
     if baseline is None or baseline.static is None or result.machine.startswith("cpu-"):
         return {}
@@ -220,7 +220,7 @@ def memory_table(result: Result, parts: Mapping[str, int]) -> Table:
         )
         if size is not None
     ]
-    if predicted and allocated and result.told.launches:
+    if predicted and allocated and result.record.launches:
         rows.append(("prediction off by", formats.percent(predicted / allocated - 1)))
     return Table(("part", "size"), tuple(rows))
 

@@ -55,8 +55,8 @@ def headings(documents: Sequence[RunDocument]) -> tuple[str, ...]:
 
 
 def _cells(result: Result) -> dict[str, Cell]:
-    number = len(result.told.launches)
-    cells = [*figure_cells("page", result.told.metrics.get), FigureCell("launches", str(number), float(number))]
+    number = len(result.record.launches)
+    cells = [*figure_cells("page", result.record.metrics.get), FigureCell("launches", str(number), float(number))]
     # What is absent comes first upwards and last downwards, apart from all figures.
     return {cell.heading: Cell(cell.text, -math.inf if cell.value is None else cell.value) for cell in cells}
 
@@ -67,11 +67,11 @@ def rows(documents: Sequence[RunDocument], stored: StoredFigures) -> tuple[Case,
     all_of_them = [(document, result) for document in documents for result in document.results]
     found = list[Case]()
     for document, result in sorted(all_of_them, key=lambda each: urgency(each[1]))[:MOST_CASES]:
-        told, cells = result.told, {RUN: Cell(document.name), **_cells(result)}
+        record, cells = result.record, {RUN: Cell(document.name), **_cells(result)}
         medians = [formats.seconds(launch.median_step_seconds) for launch in result.launches[:_MOST_SHORT]]
         short = f"median steps: {', '.join(medians)}" if medians else "no launch"
         # What is lost, what traces point to, and that a case which was new is so no more.
-        reasons = (told.reason, told.diagnosis, "recorded by this run" if told.updated else "")
+        reasons = (record.reason, record.diagnosis, "recorded by this run" if record.updated else "")
         found.append(
             Case(
                 anchor=f"case-{len(found) + 1}",
@@ -89,17 +89,17 @@ def rows(documents: Sequence[RunDocument], stored: StoredFigures) -> tuple[Case,
 
 def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], ...]:
     """The commands that run its test again, and accept its figures where they are not the baseline's."""
-    nodeid, words = result.told.nodeid, document.told.rerun
+    nodeid, words = result.record.nodeid, document.record.rerun
     if not nodeid:
         return ()
     if not any(TEST in word for word in words):
         # A document that does not say how it was run: its id tells as much.
-        gpus = (CaseName.of(result.id).gpus or len(document.gpus)) if document.gpus else 0
+        gpus = (CaseName.parse(result.id).gpus or len(document.gpus)) if document.gpus else 0
         words = ("pytest", TEST, "--gpus", str(gpus))
     again = shlex.join(word.replace(TEST, nodeid) for word in words)
     if result.verdict == "new":
         record = " --update-baselines=new"
-    elif result.verdict in ("regressed", "improved", "changed") or (result.verdict == "pass" and result.told.changed):
+    elif result.verdict in ("regressed", "improved", "changed") or (result.verdict == "pass" and result.record.changed):
         record = " --update-baselines" + ("" if result.verdict == "improved" else ' --perf-reason "why"')
     else:
         return (("Run it again", clipped(again)),)
@@ -107,7 +107,7 @@ def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], .
 
 
 def _details(result: Result, stored: StoredFigures, *, drawn: bool) -> Details:
-    told, parts = result.told, memory_parts(result, stored)
+    record, parts = result.record, memory_parts(result, stored)
     tables = [
         ("Exact counts", _counts(result)),
         ("Figures", _figures(result)),
@@ -115,15 +115,15 @@ def _details(result: Result, stored: StoredFigures, *, drawn: bool) -> Details:
         *([("Memory", memory_table(result, parts))] if parts else []),
         *trace_tables(result, stored),
     ]
-    notes = list(told.notes)
+    notes = list(record.notes)
     if result.num_unread:
         notes.append(f"{result.num_unread} launches have records that this version cannot read")
     lists: list[tuple[str, Sequence[str]]] = [
-        ("Why", list(filter(None, [told.reason, told.diagnosis]))),
-        ("Changed since the baseline, and exact", told.changed),
-        ("Different from the baseline's environment", told.differences),
+        ("Why", list(filter(None, [record.reason, record.diagnosis]))),
+        ("Changed since the baseline, and exact", record.changed),
+        ("Different from the baseline's environment", record.differences),
         ("Notes", notes),
-        ("Recorded", [line.strip() for line in told.updated.splitlines() if line.strip()]),
+        ("Recorded", [line.strip() for line in record.updated.splitlines() if line.strip()]),
     ]
     shown = []
     for title, lines in lists:
@@ -138,7 +138,7 @@ def _details(result: Result, stored: StoredFigures, *, drawn: bool) -> Details:
 
 
 def _counts(result: Result) -> Table:
-    found = [(name, figure) for name, figure in result.told.metrics.items() if name in _EXACT]
+    found = [(name, figure) for name, figure in result.record.metrics.items() if name in _EXACT]
     values = ((name, (one.baseline, one.value, one.limit), one.unit) for name, one in found)
     rows = tuple((label(name), *(formatted(name, each, unit) for each in three)) for name, three, unit in values)
     return Table(("exact count", "was", "now", "limit"), rows)
@@ -146,7 +146,7 @@ def _counts(result: Result) -> Table:
 
 def _figures(result: Result) -> Table:
     found = []
-    for metric, figure in result.told.metrics.items():
+    for metric, figure in result.record.metrics.items():
         name = clipped(label(metric), _LONGEST_NAME)
         values = (figure.value, figure.baseline, figure.limit)
         found.append(

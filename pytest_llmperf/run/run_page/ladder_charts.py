@@ -37,7 +37,7 @@ class CaseName:
     gpus: int | None
 
     @classmethod
-    def of(cls, name: str) -> CaseName:
+    def parse(cls, name: str) -> CaseName:
         found = _NAME.fullmatch(name)  # which every text is
         model, settings, gpus = found.groups() if found else ("", name, None)
         return cls(model or "", settings, int(gpus) if gpus else None)
@@ -88,7 +88,7 @@ class _Step:
 
 def notes_of(results: Iterable[Result]) -> tuple[str, ...]:
     """Where published figures come from, and how they differ from ours."""
-    sources = dict.fromkeys(result.told.reference.source for result in results if result.told.reference)
+    sources = dict.fromkeys(result.record.reference.source for result in results if result.record.reference)
     return (f"published: {'; '.join(filter(None, sources))}", *NOTES) if any(sources) else ()
 
 
@@ -104,17 +104,17 @@ def ladder_section(results: Sequence[Result], stored: StoredFigures) -> Section 
 
 
 def _ladders(results: Iterable[Result], machine: str, stored: StoredFigures) -> Mapping[str, list[_Step]]:
-    measured = {result.told.digest: result for result in results if result.told.rung}
+    measured = {result.record.digest: result for result in results if result.record.rung}
     found: dict[str, list[_Step]] = {}
     of_the_chapter = {rung.spec.digest for rungs in LADDERS for rung in rungs}
     for rungs in LADDERS:
         if any(rung.spec.digest in measured for rung in rungs):
             found[rungs[0].spec.model] = [
-                _step(rung, measured.get(rung.spec.digest), stored.of(machine, rung.spec.digest)) for rung in rungs
+                _step(rung, measured.get(rung.spec.digest), stored.get(machine, rung.spec.digest)) for rung in rungs
             ]
     others = [result for digest, result in measured.items() if digest not in of_the_chapter]
-    for result in sorted(others, key=lambda one: (_order(one.told.rung), one.id)):
-        found.setdefault(CaseName.of(result.id).model or "cases", []).append(_step(None, result, None))
+    for result in sorted(others, key=lambda one: (_order(one.record.rung), one.id)):
+        found.setdefault(CaseName.parse(result.id).model or "cases", []).append(_step(None, result, None))
     return found
 
 
@@ -124,13 +124,13 @@ def _order(number: str) -> tuple[int, ...]:
 
 def _step(rung: Rung | None, result: Result | None, baseline: Baseline | None) -> _Step:
     stored = _Figures(stored_figure(baseline, RATE), stored_figure(baseline, MEMORY))
-    references = [of.reference for of in (result and result.told, rung) if of and of.reference]
+    references = [of.reference for of in (result and result.record, rung) if of and of.reference]
     published = _Figures(
         next(filter(None, (each.tokens_per_second_per_gpu for each in references)), None),
         next(filter(None, (each.peak_reserved_bytes for each in references)), None),
     )
     case, number = (rung.spec.id, rung.number) if rung else (result.id, "") if result else ("", "")
-    name = (result.told.rung if result else number, CaseName.of(case).rung)
+    name = (result.record.rung if result else number, CaseName.parse(case).rung)
     if result is None:
         return _Step(name, rung, stored, _Figures(), published, is_stored=baseline is not None)
     rate, memory = result.figure(RATE), result.figure(MEMORY)
@@ -204,7 +204,7 @@ def _times(ratio: float | None) -> str:
 
 # The chapter's rates of a training at several numbers of GPUs, by what its ids have in common.
 _PUBLISHED = {
-    CaseName.of(rungs[0].spec.id).training: {
+    CaseName.parse(rungs[0].spec.id).training: {
         rung.spec.gpus: rung.published_rate for rung in rungs if rung.published_rate is not None
     }
     for rungs in SCALINGS
@@ -218,14 +218,14 @@ def scaling_section(results: Sequence[Result], stored: StoredFigures) -> Section
     """``None`` where nothing was measured on several GPUs."""
     measured: dict[tuple[str, str], _Rates] = {}
     for result in results:
-        name, rate = CaseName.of(result.id), result.figure(RATE).value
+        name, rate = CaseName.parse(result.id), result.figure(RATE).value
         if name.gpus and rate and rate > 0:
             measured.setdefault((result.machine, name.training), {})[name.gpus] = rate
     machines = {machine for machine, _ in measured}
     rates = {key: dict(now) for key, now in measured.items()}
     for machine in machines:
         for case_id, baseline in stored.by_id(machine).items():
-            name, rate = CaseName.of(case_id), stored_figure(baseline, RATE)
+            name, rate = CaseName.parse(case_id), stored_figure(baseline, RATE)
             if name.gpus and rate and (machine, name.training) in rates:
                 rates[machine, name.training].setdefault(name.gpus, rate)
     found = [key for key, widths in rates.items() if len(widths) > 1 and max(widths) > 1]

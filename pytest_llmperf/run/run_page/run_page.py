@@ -44,7 +44,7 @@ def page_of(
     skipped = [
         (clipped(each.id), clipped(without_name(each.id, each.reason)))
         for document in documents
-        for each in document.told.skipped
+        for each in document.record.skipped
     ]
     return Page(
         title=f"pytest-llmperf on {where}" if documents else "pytest-llmperf",
@@ -71,7 +71,7 @@ def _sections(
     # One of each case on each machine kind, of two runs the last that was named. What somebody has to look at comes
     # first, then the ladder: a chart has no room for all.
     newest = {(result.machine, result.id): result for result in results}
-    charted = sorted(newest.values(), key=lambda result: (urgency(result), not result.told.rung))
+    charted = sorted(newest.values(), key=lambda result: (urgency(result), not result.record.rung))
     yield ladder_section(charted, stored)
     yield scaling_section(charted, stored)
     yield change_section(charted)
@@ -82,27 +82,27 @@ def _sections(
 
 
 def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
-    told, launches = document.told, [launch for result in document.results for launch in result.launches]
+    record, launches = document.record, [launch for result in document.results for launch in result.launches]
     began = min((launch.started_at for launch in launches), default="")
     spent, number = sum(document.spent.values()), document.num_launches
-    versions = launches[0].environment.versions if launches else told.versions
+    versions = launches[0].environment.versions if launches else record.versions
     hosts = sorted({rank.host for launch in launches for rank in launch.ranks})
     more = f" and {len(hosts) - _MOST_HOSTS} more" * (len(hosts) > _MOST_HOSTS)
     hardware = f"{len(document.gpus)} × {document.gpus[0]}" if document.gpus else "CPU"
     # With what was changed in the tree.
-    revision = told.revision
+    revision = record.revision
     changed = f" + {revision.changed} changed" if revision and revision.changed else ""
     facts = {
         "run": document.source,
-        "project": told.project.rpartition("/")[2],
+        "project": record.project.rpartition("/")[2],
         "commit": revision.commit + changed if revision else "",
         "host": ", ".join(hosts[:_MOST_HOSTS]) + more,
-        "command": told.command,
+        "command": record.command,
         "machine": f"{document.machine}, " + ("nothing was launched" if document.machine == ANY_MACHINE else hardware),
         "began": f"{began.replace('T', ' ').removesuffix('Z')} UTC" if began else "",
         "launches": f"{number} in {formats.seconds(spent)}" if spent else str(number or ""),
         "versions": ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions),
-        "exit code": "" if told.exit_code is None else str(told.exit_code),
+        "exit code": "" if record.exit_code is None else str(record.exit_code),
     }
     return tuple((name, clipped(value)) for name, value in facts.items() if value)
 
@@ -113,14 +113,14 @@ def _warnings(document: RunDocument) -> Iterator[str]:
 
 
 def _troubles(document: RunDocument) -> Iterator[str]:
-    told = document.told
-    if told.unfinished:
-        yield f"the run ended before its end ({told.unfinished}): what is missing here was not judged"
-    yield from told.troubles
-    for test in told.tests:
+    record = document.record
+    if record.unfinished:
+        yield f"the run ended before its end ({record.unfinished}): what is missing here was not judged"
+    yield from record.troubles
+    for test in record.tests:
         if test.has_failed:
             yield ": ".join(filter(None, vars(test).values()))
-    yield from filter(None, [*(common.told for common in told.common.values()), told.unjudged])
+    yield from filter(None, [*(common.told for common in record.common.values()), record.unjudged])
     if document.schema != 1:
         yield f"schema {document.schema}, of an older version: what it does not say is not shown"
     if unread := sum(result.num_unread for result in document.results):

@@ -37,7 +37,7 @@ class StoredFigures:
                     found[machine, baseline.digest] = baseline
         return cls(found, tuple(broken))
 
-    def of(self, machine: str, digest: str) -> Baseline | None:
+    def get(self, machine: str, digest: str) -> Baseline | None:
         return self.baselines.get((machine, digest))
 
     def by_id(self, machine: str) -> dict[str, Baseline]:

@@ -33,7 +33,7 @@ def _before(result: Result, stored: StoredFigures) -> Trace | None:
     turns = [launch.trace for launch in result.launches_before if launch.trace]
     if turns:
         return turns[-1]
-    baseline = stored.of(result.machine, result.told.digest)
+    baseline = stored.get(result.machine, result.record.digest)
     return baseline.trace.trace if baseline is not None and baseline.trace is not None else None
 
 

@@ -132,7 +132,7 @@ def test_of_a_rung_that_is_invalid_the_baseline_is_shown() -> None:
     others = [result_of(*LADDER[name]) for name in list(LADDER)[:2]]
     page = page_of([RunDocument(ladder_run([bare, *others]))], stored_figures())
     bar = next(each for each in chart(page, "ladder", "throughput").rows if each.label.startswith("15.8"))
-    assert (bar.parts, bar.told, bar.marks[0]) == ((), "invalid", ("baseline", pytest.approx(rate)))
+    assert (bar.parts, bar.words, bar.marks[0]) == ((), "invalid", ("baseline", pytest.approx(rate)))
 
 
 def test_scaling_stands_beside_the_ideal_line(page: Page) -> None:
@@ -275,7 +275,7 @@ def test_a_figure_that_is_no_number_in_an_old_file_is_absent() -> None:
     page = page_of([RunDocument(values)], stored_figures())
     one = case(page, values["results"][0]["id"])
     assert one.cells[0].text == "-"
-    ladder = {bar.label: bar.told for bar in chart(page, "ladder", "throughput").rows}
+    ladder = {bar.label: bar.words for bar in chart(page, "ladder", "throughput").rows}
     assert ladder["15.1 fp32-eager-mbs6"] == "-"  # it passed, which is no rate
     assert len(dict(one.details.tables)["Launches"].rows) == 2  # whatever their losses are
     assert "nan" not in repr(page).lower()
@@ -363,7 +363,7 @@ def test_a_stored_file_that_cannot_serve_is_a_line_and_no_more(tmp_path: Path) -
     keep(tmp_path, stored_at(rung.spec, rate))
     (tmp_path / MACHINE / "llama-3.2-1b" / "broken.json").write_text("{", encoding="utf-8")
     stored = StoredFigures.read(tmp_path, [MACHINE, "../..", ""])
-    assert stored.of(MACHINE, rung.spec.digest) is not None
+    assert stored.get(MACHINE, rung.spec.digest) is not None
     (line,) = stored.broken
     assert "broken.json" in line
     assert page_of([], stored).warnings == (line,)
@@ -391,14 +391,14 @@ def test_where_two_sides_took_turns_the_other_side_is_what_it_is_held_against() 
 
 @pytest.mark.parametrize("rung", [*chapter15.LLAMA, *chapter15.OPT, *chapter15.LLAMA_WIDTHS])
 def test_an_id_tells_its_model_and_its_gpus(rung: Any) -> None:
-    name = CaseName.of(rung.spec.id)
+    name = CaseName.parse(rung.spec.id)
     assert (name.model, name.gpus) == (rung.spec.model, rung.spec.gpus)
     assert name.training + f"-gpus{name.gpus}" == rung.spec.id
 
 
 @given(st.text())
 def test_whatever_an_id_is_its_name_is_found(text: str) -> None:
-    assert CaseName.of(text).training is not None
+    assert CaseName.parse(text).training is not None
 
 
 def test_the_head_names_project_commit_host_and_command() -> None:
