@@ -10,11 +10,11 @@ from pytest_llmperf.settings.precision import is_16_bit
 from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Package, Search, Setting, TrainSpec, claimed
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
-#: SDPA's kernels as torch.nn.attention.SDPBackend calls them; ``auto`` leaves the choice to PyTorch.
+#: SDPA's kernels as torch.nn.attention.SDPBackend calls them; ``auto`` leaves the choice to PyTorch, and ``math`` is
+#: eager's double, not fused.
 SDPA_BACKENDS = ("auto", "flash", "efficient", "cudnn", "math")
 
-# Of PyTorch's kernels for attention the one without a fused kernel is eager's double.
-_FUSED = tuple(backend for backend in SDPA_BACKENDS if backend not in ("auto", "math"))
+_FLASH = Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2")
 
 
 def _clash(spec: TrainSpec) -> str | None:
@@ -41,9 +41,6 @@ def _why_not_on_cpu(spec: TrainSpec) -> str | None:
     return f"sdpa's {spec.sdpa_backend} kernel is a GPU's" if spec.sdpa_backend in ("efficient", "cudnn") else None
 
 
-_FLASH = Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2")
-
-
 def has_fp32(spec: TrainSpec) -> bool:
     """Whether its attention has a form in fp32."""
     return spec.attention != "flash_attention_2"
@@ -51,10 +48,8 @@ def has_fp32(spec: TrainSpec) -> bool:
 
 def _in_fp32(spec: TrainSpec) -> Mapping[str, Any]:
     """By a kernel that has fp32 where its own has none."""
-    return {
-        "attention": spec.attention if has_fp32(spec) else "sdpa",
-        "sdpa_backend": "auto" if spec.sdpa_backend in ("flash", "cudnn") else spec.sdpa_backend,
-    }
+    backend = "auto" if spec.sdpa_backend in ("flash", "cudnn") else spec.sdpa_backend
+    return {"attention": spec.attention if has_fp32(spec) else "sdpa", "sdpa_backend": backend}
 
 
 def _axis(_base: TrainSpec, search: Search) -> Axis:
@@ -62,7 +57,7 @@ def _axis(_base: TrainSpec, search: Search) -> Axis:
     for attention in ATTENTIONS[:2] if search.on_cpu else ATTENTIONS:
         choices.append(Choice.of(attention, attention=attention, sdpa_backend="auto"))
         if attention == "sdpa" and not search.on_cpu:
-            choices += [Choice.of(f"sdpa {one}", attention=attention, sdpa_backend=one) for one in _FUSED]
+            choices += [Choice.of(f"sdpa {one}", attention=attention, sdpa_backend=one) for one in SDPA_BACKENDS[1:-1]]
     return Axis("attention", tuple(choices))
 
 
@@ -81,6 +76,17 @@ class AttentionEvidence:
     @property
     def kernel(self) -> str:
         return UNKNOWN if self.attention_kernel is None else self.attention_kernel
+
+
+_MATH = "aten._scaled_dot_product_attention_math.default"
+
+# What the operators of each attention are called; eager's are matrix products and a softmax, like anything else's.
+_KERNELS: Mapping[str, Callable[[str], bool]] = {
+    "eager": lambda kernel: not kernel,
+    "sdpa": lambda kernel: "scaled_dot_product" in kernel and kernel != _MATH,
+    "flash_attention_2": lambda kernel: "flash_attn" in kernel,
+    "flex_attention": lambda kernel: "flex_attention" in kernel,
+}
 
 
 def _attention(spec: TrainSpec, evidence: Evidence) -> str | None:
@@ -103,7 +109,6 @@ def _attention(spec: TrainSpec, evidence: Evidence) -> str | None:
     return f"asked for attention {asked}, the operators that ran were {kernel or 'plain matrix products'}"
 
 
-_MATH = "aten._scaled_dot_product_attention_math.default"
 _TURNED_OFF = (
     "this environment turns its fused kernels off (torch.backends.cuda.enable_flash_sdp, ...); "
     "use sdpa_backend='math' if that is meant"
@@ -112,14 +117,6 @@ _FELL_BACK = (
     "PyTorch fell back to its math kernel: no fused one took these inputs "
     "(torch.backends.cuda.can_use_flash_attention(..., debug=True) says why)"
 )
-
-# What the operators of each attention are called; eager's are matrix products and a softmax, like anything else's.
-_KERNELS: Mapping[str, Callable[[str], bool]] = {
-    "eager": lambda kernel: not kernel,
-    "sdpa": lambda kernel: "scaled_dot_product" in kernel and kernel != _MATH,
-    "flash_attention_2": lambda kernel: "flash_attn" in kernel,
-    "flex_attention": lambda kernel: "flex_attention" in kernel,
-}
 
 
 def lost_kernel(launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:

@@ -11,16 +11,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support.suggestions import hint
 
 VARIABLE = "LLMPERF_INJECT"
-
-# Its own words, beside the settings of a spec.
-_WORDS = ("slow", "hold", "hang", "rank")
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,8 @@ class Injection:
                 hold=int(values.pop("hold", 0)),
                 hang=int(values.pop("hang", 0)),
                 rank=None if rank is None else int(rank),
+                settings={name: _value(text) for name, text in values.items()},
             )
-            found = replace(found, settings={name: _value(text) for name, text in values.items()})
         except ValueError as error:
             raise ValueError(
                 f"{VARIABLE}={text!r}: expected slow=SHARE hold=BYTES hang=STEP rank=RANK SETTING=VALUE ({error})"
@@ -73,10 +70,10 @@ class Injection:
             return f"hold={self.hold} must be a number of bytes"
         if self.hang < 0:
             return f"hang={self.hang} must be a step, e.g. hang=5"
-        settings = [setting.name for setting in fields(TrainSpec)]
+        words, settings = ("slow", "hold", "hang", "rank"), [setting.name for setting in fields(TrainSpec)]
         for name in self.settings:
             if name not in settings:
-                return f"{name}= is neither one of {', '.join(_WORDS)} nor a setting{hint(name, [*_WORDS, *settings])}"
+                return f"{name}= is neither one of {', '.join(words)} nor a setting{hint(name, [*words, *settings])}"
         if self.rank is not None and not 0 <= self.rank < (num_ranks or math.inf):
             ranks = f", 0 to {num_ranks - 1}" if num_ranks else ""
             return f"rank={self.rank} must be one of this launch's ranks{ranks}"

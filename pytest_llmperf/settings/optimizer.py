@@ -20,17 +20,16 @@ OPTIMIZERS = tuple(
     "stable_adamw".split()
 )
 
-_TARGETS = "it needs optim_target_modules, for which TrainSpec has no field"
-_LOMO = "it needs the package lomo-optim, which is not supported here"
-
 #: Those of them that nothing a TrainSpec offers can make run, and why.
 UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
     "adamw_torch_xla": "it runs on TPUs, through torch_xla",
     "adamw_torch_npu_fused": "it runs on Ascend NPUs, through torch_npu",
     "adamw_anyprecision": "it needs torchdistx, which is made for no torch of today",
-    **{name: _TARGETS for name in OPTIMIZERS if name.startswith(("galore_", "apollo_"))},
-    "lomo": _LOMO,
-    "adalomo": _LOMO,
+    **dict.fromkeys(
+        (name for name in OPTIMIZERS if name.startswith(("galore_", "apollo_"))),
+        "it needs optim_target_modules, for which TrainSpec has no field",
+    ),
+    **dict.fromkeys(("lomo", "adalomo"), "it needs the package lomo-optim, which is not supported here"),
 }
 
 RUNNABLE_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name not in UNSUPPORTED_OPTIMIZERS)
@@ -38,35 +37,31 @@ RUNNABLE_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name not in UNSUPPORT
 # Two implementations of the same steps.
 _PYTORCHS_OWN = ("adamw_torch", "adamw_torch_fused")
 
-_BITSANDBYTES = (
-    "adamw_bnb_8bit adamw_8bit ademamix ademamix_8bit lion_8bit lion_32bit paged_adamw_32bit paged_adamw_8bit "
-    "paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit paged_lion_8bit rmsprop_bnb rmsprop_bnb_8bit "
-    "rmsprop_bnb_32bit"
-)
-# Module to look for -> (what installs it, the optimizers that it provides).
+# The optimizers that a package provides, by the module to look for and by what pip installs.
 _PACKAGES = {
-    "torchao": ("torchao", "adamw_torch_4bit adamw_torch_8bit"),
-    "bitsandbytes": ("bitsandbytes", _BITSANDBYTES),
-    "grokadamw": ("grokadamw", "grokadamw"),
-    "schedulefree": ("schedulefree", "schedule_free_radam schedule_free_adamw schedule_free_sgd"),
-    "optimi": ("torch-optimi", "stable_adamw"),
+    ("torchao", "torchao"): "adamw_torch_4bit adamw_torch_8bit",
+    ("bitsandbytes", "bitsandbytes"): "adamw_bnb_8bit adamw_8bit ademamix ademamix_8bit lion_8bit lion_32bit "
+    "paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit paged_lion_8bit "
+    "rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit",
+    ("grokadamw", "grokadamw"): "grokadamw",
+    ("schedulefree", "schedulefree"): "schedule_free_radam schedule_free_adamw schedule_free_sgd",
+    ("optimi", "torch-optimi"): "stable_adamw",
 }
 
-# PyTorch's own form of each, where there is one.
-_TRUE: Mapping[str, str] = {
-    **{name: name for name in ("sgd", "adagrad", "adafactor", "rmsprop")},
-    **dict.fromkeys(
-        "adamw_torch adamw_torch_fused adamw_torch_8bit adamw_torch_4bit adamw_bnb_8bit adamw_8bit paged_adamw_32bit "
-        "paged_adamw_8bit".split(),
-        "adamw_torch",
-    ),
-    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"), "rmsprop"),
+# PyTorch's own form, and what makes the same updates.
+_TRUE = {
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "adafactor": "adafactor",
+    "adamw_torch": "adamw_torch adamw_torch_fused adamw_torch_8bit adamw_torch_4bit adamw_bnb_8bit adamw_8bit "
+    "paged_adamw_32bit paged_adamw_8bit",
+    "rmsprop": "rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit",
 }
 
 
 def true_optimizer(spec: TrainSpec) -> str:
     """PyTorch's own form of its optimizer, for any type of weights; empty: there is none, and updates are unknown."""
-    return _TRUE.get(spec.optimizer, "")
+    return next((name for name, same in _TRUE.items() if spec.optimizer in same.split()), "")
 
 
 def learnt_by(spec: TrainSpec) -> str:
@@ -90,7 +85,7 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
 
 
 def _needs(spec: TrainSpec) -> Package | None:
-    for module, (distribution, optimizers) in _PACKAGES.items():
+    for (module, distribution), optimizers in _PACKAGES.items():
         if spec.optimizer in optimizers.split():
             return Package(module, distribution, distribution)
     return None
@@ -139,20 +134,20 @@ def _optimizer(spec: TrainSpec, evidence: Evidence) -> str | None:
     return None
 
 
+# By the words of transformers' names, what is in those of classes.
+_CLASSES = {"adamw": "adam", "schedule": "schedulefree"} | {
+    word: word
+    for word in "adafactor adagrad adalomo ademamix anyprecision apollo galore grokadamw lion lomo radam rmsprop sgd "
+    "stable".split()
+}
+
+
 def optimizer_class(name: str) -> tuple[str, ...]:
     """What the class of transformers' optimizer ``name`` is called, in parts and small letters; empty: unknown."""
     words = name.split("_")
     if "layerwise" in words:  # one optimizer for each weight, behind a dummy
         return ("layerwise",)
     return tuple(part for word, part in _CLASSES.items() if word in words)
-
-
-# By the words of transformers' names.
-_CLASSES = {"adamw": "adam", "schedule": "schedulefree"} | {
-    word: word
-    for word in "adafactor adagrad adalomo ademamix anyprecision apollo galore grokadamw lion lomo radam rmsprop sgd "
-    "stable".split()
-}
 
 
 SETTING = Setting(
