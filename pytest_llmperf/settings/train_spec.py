@@ -255,6 +255,8 @@ _DECLARED: Mapping[str, str] = {each.name: str(each.type) for each in fields(Tra
 def _type_problems(spec: TrainSpec) -> Iterator[str]:
     for name, expected in _DECLARED.items():
         value = getattr(spec, name)
+        if type(value) in _TYPES[expected]:
+            continue
         # bool is an int to Python, and never one to a user.
         if not isinstance(value, _TYPES[expected]) or (expected != "bool" and isinstance(value, bool)):
             yield f"TrainSpec: {name}={value!r} must be {expected}, not {type(value).__name__}"

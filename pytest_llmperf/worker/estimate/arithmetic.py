@@ -195,13 +195,15 @@ class Arithmetic(QuickMode):
     """Counts the FLOPs of whatever runs under it, by operator: ``with Arithmetic() as arithmetic: step()``.
 
     It sees each operator below autograd, those of the backward pass too. A mode of fake tensors may be around it or
-    inside; of a tensor in shards, this rank's products are counted.
+    inside; of a tensor in shards, this rank's products are counted. ``called`` is told of each operator its name, and,
+    but of views, what it was given and gave.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, called: Callable[[str, Any], None] = lambda *_: None) -> None:
         super().__init__()
+        self._called = called
         self.by_operator: dict[str, int] = defaultdict(int)
         """By an operator's name, ``aten::mm`` say."""
         self._is_silent = False
@@ -240,21 +242,25 @@ class Arithmetic(QuickMode):
         self._patches.close()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two of three calls, and nothing that a device does
         kwargs = kwargs or {}
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as what it does to this rank's shard
         if isinstance(function, HigherOrderOperator):
+            self._called(function.name(), ())
             products = {"flex_attention": _FORWARD, "flex_attention_backward": _BACKWARD}.get(function.name())
             if products:
                 given = dict(zip(("query", "key", "value"), args, strict=False))
                 self.add(function.name(), _attention(given, _HEADS_FIRST, products))
             return function(*args, **kwargs)
-        flops = formula(function)
+        flops, name = formula(function), function.name().partition(".")[0]
         answer = function(*args, **kwargs)
+        self._called(name, () if function.is_view else (args, answer))
         if flops is not None:
             names = (argument.name for argument in function._schema.arguments)  # noqa: SLF001 - it has no other
             given = dict(zip(names, args, strict=False)) | kwargs
-            self.add(function.name().partition(".")[0], flops({**given, ANSWER: answer}))
+            self.add(name, flops({**given, ANSWER: answer}))
         return answer
 
 

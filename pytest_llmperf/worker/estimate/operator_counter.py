@@ -53,39 +53,22 @@ class OperatorCounter:
     @contextmanager
     def times(self, number: int) -> Iterator[None]:
         """What runs inside is run so often in a step."""
-        self._now = collections.Counter()
+        counts = self._now = collections.Counter[str]()
         traffic: collections.Counter[str] = collections.Counter()
-        with Arithmetic() as arithmetic, _Mode(self._now, traffic if self._counts_traffic else None):
+
+        def seen(name: str, values: Any) -> None:
+            if name not in _QUESTIONS and not name.startswith(("prim::", "profiler::")):
+                counts[name] += 1
+            if self._counts_traffic and values:
+                traffic[name] += _bytes_of(values)
+
+        with Arithmetic(seen) as arithmetic:
             yield
-        totals = (self.operators, self._now), (self.flops, arithmetic.by_operator), (self.traffic, traffic)
-        for total, counts in totals:
-            for name, count in counts.items():
-                total[name] += count * number
         self._now = None
-
-
-class _Mode(QuickMode):
-    """Sees each operator below autograd before any other mode does."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, counts: collections.Counter[str], traffic: collections.Counter[str] | None) -> None:
-        super().__init__()
-        self._counts, self._traffic = counts, traffic
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # two of three calls, and nothing that a device does
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes back as what it does to this rank's shard
-        name = function.name().partition(".")[0]
-        if name not in _QUESTIONS and not name.startswith(("prim::", "profiler::")):
-            self._counts[name] += 1
-        if self._traffic is None or function.is_view:
-            return function(*args, **(kwargs or {}))
-        result = function(*args, **(kwargs or {}))
-        self._traffic[name] += _bytes_of(args) + _bytes_of(result)
-        return result
+        totals = (self.operators, counts), (self.flops, arithmetic.by_operator), (self.traffic, traffic)
+        for total, found in totals:
+            for name, count in found.items():
+                total[name] += count * number
 
 
 def _bytes_of(values: Any) -> int:
