@@ -16,6 +16,7 @@ from pytest_llmperf.settings.setting import stored_evidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.codec import flat
 from pytest_llmperf.worker.settings import (
+    Training,
     attention,
     compilation,
     data,
@@ -25,7 +26,6 @@ from pytest_llmperf.worker.settings import (
     precision,
     recomputation,
 )
-from pytest_llmperf.worker.settings.training import Training
 from pytest_llmperf.worker.setup import setup
 
 

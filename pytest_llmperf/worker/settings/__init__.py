@@ -1,4 +1,35 @@
 """The twin of each setting by the same file name: it applies the setting to a Trainer's training and witnesses it.
 
-``worker/build.py`` lists what they apply, ``worker/evidence.py`` who witnesses.
+``worker/build.py`` lists what they apply, ``worker/evidence.py`` who witnesses, off the objects of a training that is
+over.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Trainer
+
+
+@dataclass(frozen=True)
+class Training:
+    """What trained."""
+
+    trainer: Trainer
+    model: PreTrainedModel
+
+    @property
+    def optimizer(self) -> Any:
+        return getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)  # accelerate wraps it
+
+    @property
+    def wrapped(self) -> nn.Module | None:
+        """The model as the Trainer calls it."""
+        return self.trainer.model_wrapped
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device

@@ -13,8 +13,8 @@ from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_
 from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN, AttentionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.refusal import RefusedError, transformers_version
+from pytest_llmperf.worker.settings import Training
 from pytest_llmperf.worker.settings.parallelism import is_sharded
-from pytest_llmperf.worker.settings.training import Training
 
 # An attention, and the class attribute by which a family says that it has it.
 _SAID_BY = {

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from pytest_llmperf.settings.compilation import CompilationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.refusal import RefusedError
-from pytest_llmperf.worker.settings.training import Training
+from pytest_llmperf.worker.settings import Training
 
 
 def arguments(spec: TrainSpec) -> Mapping[str, Any]:

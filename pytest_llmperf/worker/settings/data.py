@@ -10,7 +10,7 @@ import torch
 from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.settings.data import DataEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.training import Training
+from pytest_llmperf.worker.settings import Training
 
 
 def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:

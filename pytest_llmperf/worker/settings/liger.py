@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_llmperf.settings.liger import LIGER_KERNELS, LigerEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.training import Training
+from pytest_llmperf.worker.settings import Training
 
 
 def liger_kernels(spec: TrainSpec) -> dict[str, bool] | None:
@@ -53,15 +53,13 @@ class Witness(logging.Handler):
 def liger_forwards(model: nn.Module) -> list[str]:
     """Of each module whose forward pass is one of Liger's, that function's name."""
 
-    def forward_of(module: nn.Module) -> Any:
+    found = []
+    for module in model.modules():
         forward = getattr(module.forward, "__func__", module.forward)
-        return getattr(forward, "__wrapped__", forward)
-
-    def is_patched(module: nn.Module) -> bool:
-        where = getattr(forward_of(module), "__module__", "") or ""
-        return "liger_kernel" in where or "liger_kernel" in type(module).__module__
-
-    return [forward_of(module).__qualname__ for module in model.modules() if is_patched(module)]
+        forward = getattr(forward, "__wrapped__", forward)
+        if "liger_kernel" in (getattr(forward, "__module__", "") or "") + type(module).__module__:
+            found.append(str(forward.__qualname__))
+    return found
 
 
 def liger_functions(model: nn.Module) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_llmperf.settings.optimizer import OptimizerEvidence
-from pytest_llmperf.worker.settings.training import Training
+from pytest_llmperf.worker.settings import Training
 
 
 def witness(training: Training) -> OptimizerEvidence:

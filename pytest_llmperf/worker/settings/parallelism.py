@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from pytest_llmperf.observe.device import collectives
 from pytest_llmperf.settings.parallelism import ParallelismEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.training import Training
+from pytest_llmperf.worker.settings import Training
 
 # FSDP lets go of a layer's weights when its forward pass is done, and gathers them again in the backward pass.
 RESHARD_AFTER_FORWARD = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -12,9 +13,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pytest_llmperf.observe.device import allow_tf32, is_gpu
-from pytest_llmperf.settings.precision import FP8_RECIPES, PrecisionEvidence
+from pytest_llmperf.settings.precision import FP8_MULTIPLE, FP8_RECIPES, PrecisionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.training import Training
+from pytest_llmperf.worker.settings import Training
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,13 +39,14 @@ def to_fp8(spec: TrainSpec, model: PreTrainedModel) -> None:
     convert_to_float8_training(
         model,
         config=Float8LinearConfig.from_recipe_name(spec.fp8),
-        module_filter_fn=lambda module, _name: module is not head and _in_whole_rows(module),
+        # The matrix units take operands in rows of so many bytes.
+        module_filter_fn=lambda module, _name: (
+            isinstance(module, nn.Linear)
+            and module is not head
+            and module.in_features % FP8_MULTIPLE == 0
+            and module.out_features % FP8_MULTIPLE == 0
+        ),
     )
-
-
-def _in_whole_rows(linear: nn.Module) -> bool:
-    # The matrix units take operands in rows of 16 bytes.
-    return isinstance(linear, nn.Linear) and linear.in_features % 16 == 0 and linear.out_features % 16 == 0
 
 
 def force_tf32(spec: TrainSpec, device: torch.device) -> None:
@@ -82,10 +84,10 @@ class Witness:
 
 def parameter_dtypes(model: nn.Module) -> dict[str, int]:
     """Parameters by type, as they were before anything wrapped the model."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for parameter in model.parameters():
-        counts[str(parameter.dtype)] = counts.get(str(parameter.dtype), 0) + parameter.numel()
-    return counts
+        counts[str(parameter.dtype)] += parameter.numel()
+    return dict(counts)
 
 
 def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
@@ -102,12 +104,12 @@ def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
     listed = (getattr(model, name, None) for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"))
     patterns = [pattern for patterns in listed for pattern in patterns or ()]
     made = {name: p.dtype for name, p in twin.named_parameters()}
-    kept: dict[str, int] = {}
+    kept = Counter[str]()
     for name, p in other.items():
         is_named = p.dtype == torch.float32 and any(re.search(rf"(^|\.){each}($|\.)", name) for each in patterns)
         if is_named or p.dtype == made.get(name):
-            kept[str(p.dtype)] = kept.get(str(p.dtype), 0) + p.numel()
-    return kept
+            kept[str(p.dtype)] += p.numel()
+    return dict(kept)
 
 
 def fp8_layers(model: nn.Module) -> tuple[int, int, str]:

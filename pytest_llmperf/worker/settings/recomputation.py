@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import TrainingArguments
 
 from pytest_llmperf.settings.recomputation import RecomputationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.training import Training
+from pytest_llmperf.worker.settings import Training
 
 
 def arguments(spec: TrainSpec) -> Mapping[str, Any]:
@@ -34,12 +33,11 @@ def arguments(spec: TrainSpec) -> Mapping[str, Any]:
 
 def kept_operators() -> Iterator[Any]:
     """What is dear to compute again for the memory it takes: matrix products and fused attention."""
-    names = (
+    for name in (
         "mm addmm bmm baddbmm _scaled_mm _scaled_dot_product_flash_attention "
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
         "_scaled_dot_product_cudnn_attention"
-    )
-    for name in names.split():
+    ).split():
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
             yield packet.default
@@ -50,13 +48,12 @@ def kept_operators() -> Iterator[Any]:
 
 def witness(training: Training) -> RecomputationEvidence:
     checkpointed = [each for each in training.model.modules() if getattr(each, "gradient_checkpointing", False)]
+    functions = [getattr(each, "_gradient_checkpointing_func", None) for each in checkpointed]
+    policies = [
+        "selective" if "context_fn" in getattr(function, "keywords", {}) else "full"
+        for function in functions
+        if function
+    ]
     return RecomputationEvidence(
-        gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=next(_policies(checkpointed), "")
+        gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=policies[0] if policies else ""
     )
-
-
-def _policies(checkpointed: list[nn.Module]) -> Iterator[str]:
-    for module in checkpointed:
-        function = getattr(module, "_gradient_checkpointing_func", None)
-        if function is not None:
-            yield "selective" if "context_fn" in getattr(function, "keywords", {}) else "full"
