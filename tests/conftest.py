@@ -18,6 +18,8 @@ from tests.template import Template
 
 # Few users set it, and with it a line that nobody flushes is seen in time.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# Tables and lines are as wide as this; a test that asks for another width sets it.
+os.environ["COLUMNS"] = "80"
 # What the runs inside of tests find is nothing for the page of a step that runs the tests.
 os.environ.pop("GITHUB_STEP_SUMMARY", None)
 

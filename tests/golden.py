@@ -6,7 +6,9 @@ import json
 import math
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ FOLDER = REPOSITORY / "tests" / "frozen" / "golden"
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?|-?\d+e[-+]\d+")
 _CLOSE = 1e-7
 _MARK = "§ "
+# Of pytest's own summary, cut where the terminal ends.
+_CUT = re.compile(r"(FAILED|ERROR) .*\.\.\.")
 
 
 class Golden:
@@ -48,7 +52,8 @@ class Golden:
             compare(text, stored[self._name + number], where)
 
     def lines(self, found: object, *words: str) -> None:
-        these = [line for line in text_of(found).split("\n") if any(each in line for each in words)]
+        whole = [line for line in text_of(found).split("\n") if not _CUT.fullmatch(line)]
+        these = [line for line in whole if any(each in line for each in words)]
         lacking = [each for each in words if not any(each in line for line in these)]
         assert not lacking, f"no line with {lacking} in:\n{text_of(found)}"
         self(these)
@@ -76,8 +81,21 @@ class Golden:
             self._path.write_bytes("".join(parts).encode())
 
     def _steady(self, text: str) -> str:
-        text = re.sub(re.escape(str(self._scratch)) + r"(/popen-gw\d+)?/[\w.-]+", "<tmp>", text)
-        return text.replace(sys.executable, "<python>").replace(str(REPOSITORY), "<repository>")
+        """The text without what differs from one run, checkout or machine to another."""
+        programs = {Path(sys.argv[0]).name, "__main__.py", "pytest", "-c"}
+        for pattern, name in (
+            (re.escape(str(self._scratch)) + r"(/popen-gw\d+)?/[\w.-]+", "<tmp>"),
+            (re.escape(tempfile.gettempdir()) + r"/(pytest-)?llmperf-\w[\w-]*", "<tmp>"),
+            (re.escape(sys.executable), "<python>"),
+            (re.escape(str(REPOSITORY)), "<repository>"),
+            (r"\btransformers \d+\.\d+\.\d+", "transformers <version>"),
+            (r" ?([=_!])\1{2,} ?", ""),  # as wide as the terminal
+            (r"\b\d{8}-\d{6}-\d+\b", "<run>"),
+            (datetime.now(timezone.utc).date().isoformat(), "<today>"),
+            (rf"(?m)(^|usage: )({'|'.join(map(re.escape, programs))})(?=: error: | \[)", r"\1<program>"),
+        ):
+            text = re.sub(pattern, name, text)
+        return text
 
 
 def sections(path: Path) -> dict[str, str]:

@@ -118,7 +118,7 @@ class World:
         return [[one(case) for _ in range(launches)] for case in range(cases)]
 
 
-def launch_at(  # noqa: PLR0913 - the facts of one launch
+def launch_at(
     spec: TrainSpec,
     gpus: Sequence[int],
     started_at: str,

@@ -39,7 +39,7 @@ def past_result(night: int = 0, case: int = 0, log: float = math.log(0.1), host:
     )
 
 
-def nights(  # noqa: PLR0913, PLR0917 - the facts of a world, as tests name them
+def nights(
     num: int = 40,
     cases: int = 1,
     host_of: Callable[[int], int] = lambda night: night,

@@ -40,7 +40,7 @@ def baseline_at(spec: TrainSpec, rate: float, machine: str = "m", *, gib: int = 
     )
 
 
-def accept(  # noqa: PLR0913 - the facts of one acceptance, as tests name them
+def accept(
     old: Baseline | None,
     *,
     judged: Baseline | None,

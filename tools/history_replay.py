@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytest_llmperf.judge.case_histories import Scattering, histories
+from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histories
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.gpu_model import FACTORS, Model
 from pytest_llmperf.judge.store import BaselineStore
@@ -60,38 +60,31 @@ _SHOWN_NIGHTS, _SHOWN_CASES, _UPGRADE = 40, 5, 22
 
 #: By digest, where a case changes: the number of the result among its own from which on it is on another level.
 Changes = Mapping[str, Sequence[int]]
-Rule = Callable[[Sequence[PastResult]], Changes]
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
 
 
-def rules(known: Scattering) -> dict[str, Rule]:
-    """Those that are compared."""
-    found: dict[str, Rule] = {
-        "llmperf history": lambda results: _ours(results, known),
-        "each case alone": lambda results: _ours(results, replace(known, are_gpus=False)),
-        "told with another host": lambda results: _with_hosts(results, known),
-    }
+def compared(results: Sequence[PastResult], known: Scattering) -> Iterator[tuple[str, Changes]]:
+    """Each rule by its name, with the changes that it finds."""
+    told = {_MACHINE: known}
+    together = histories(results, told)
+    yield "llmperf history", _levels(together)
+    yield "each case alone", _levels(one for own in by_case(results).values() for one in histories(own, told))
+    yield "told with another host", {one.digest: _host_steps(one) for one in together}
     if find_spec("otava") is not None:
-        found["Otava"] = _otava
-        found["Otava, 2 % and more"] = lambda results: _otava(results, least=0.02)
-    return found
+        yield "Otava", _otava(results)
+        yield "Otava, 2 % and more", _otava(results, least=0.02)
 
 
-def _ours(results: Sequence[PastResult], known: Scattering) -> Changes:
-    return {
-        one.digest: [one.results.index(segment.results[0]) for segment in one.segments[1:]]
-        for one in histories(results, {_MACHINE: known})
-    }
+def _levels(found: Iterable[CaseHistory]) -> Changes:
+    return {one.digest: [one.results.index(segment.results[0]) for segment in one.segments[1:]] for one in found}
 
 
-def _with_hosts(results: Sequence[PastResult], known: Scattering) -> Changes:
+def _host_steps(history: CaseHistory) -> list[int]:
     """What is no change point of ours, and is told as a step that came with another host."""
-    return {
-        one.digest: [number for number, each in enumerate(one.results) if each.began in {s.began for s in one.steps}]
-        for one in histories(results, {_MACHINE: known})
-    }
+    began = {step.began for step in history.steps}
+    return [number for number, each in enumerate(history.results) if each.began in began]
 
 
 def _otava(results: Sequence[PastResult], least: float = 0.0) -> Changes:
@@ -155,8 +148,7 @@ class Tallies:
     def note(self, results: Sequence[PastResult], at: Mapping[str, int]) -> None:
         """What each rule makes of a history; ``at``: of those that changed, the number of the first result after it."""
         digests = by_case(results)
-        for name, rule in rules(self.known).items():
-            found = rule(results)
+        for name, found in compared(results, self.known):
             for digest in digests:
                 self.of.setdefault(name, Tally()).note(found.get(digest, ()), at.get(digest))
 

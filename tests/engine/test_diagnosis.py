@@ -11,6 +11,7 @@ from pytest_llmperf.records.trace import Trace, TraceRow, merged
 from pytest_llmperf.run.errors import DidNotTrainError
 from pytest_llmperf.run.launch_notes import diagnosed
 from tests.engine.conftest import Engine
+from tests.golden import Golden
 
 RESULT = CaseResult(id="case", digest="0", nodeid="", machine="h200", verdict="regressed", reason="slower")
 SLOW = "rank 1 (node, GPU 1) holds the others up: it works 40.0 % longer on a step than the rank in the middle"
@@ -27,14 +28,12 @@ def rank(*, idle: float = 0.0, exposed: float = 0.0) -> Trace:
     )
 
 
-def test_a_rank_that_all_wait_for_is_told_before_the_means_of_all() -> None:
+def test_a_rank_that_all_wait_for_is_told_before_the_means_of_all(golden: Golden) -> None:
     before, after = merged([rank(), rank()]), merged([rank(exposed=0.04), rank(idle=0.04)])
     said = diagnosed(RESULT, before, after, [SLOW]).diagnosis
-    who = "the others wait for rank 1, 40.0 ms a step in exchanges"
-    assert said.startswith(f"{SLOW}; +40.0 ms of a traced step: {who}; the same kernels, copies and waits; ")
+    golden(said)
     # One rank waits in an exchange for the other, whose device waits for its host.
     assert "communication +20.0 ms" in said
-    assert "idle: the host +20.0 ms" in said
     assert said.endswith("unexplained 0.00 ms")
 
 
@@ -43,21 +42,19 @@ def test_it_is_told_without_traces_too() -> None:
     assert not diagnosed(RESULT, None, None).diagnosis
 
 
-def test_what_fits_a_device_that_waits_for_its_host_is_its_environment() -> None:
+def test_what_fits_a_device_that_waits_for_its_host_is_its_environment(golden: Golden) -> None:
     result = replace(RESULT, differences=("accelerate: 1 -> 2", "CUDA_LAUNCH_BLOCKING: none -> 1"))
     told = diagnosed(result, rank(), rank(idle=0.05))
     assert told.differences == ("CUDA_LAUNCH_BLOCKING: none -> 1", "accelerate: 1 -> 2")
-    assert told.diagnosis == (
-        "+50.0 ms of a traced step: the same kernels, copies and waits; idle: the host +50.0 ms; unexplained 0.00 ms; "
-        "different: CUDA_LAUNCH_BLOCKING: none -> 1"
-    )
+    golden(told.diagnosis)
 
 
-def test_a_launch_that_fails_tells_what_is_not_as_it_was(engine: Engine) -> None:
+def test_a_launch_that_fails_tells_what_is_not_as_it_was(engine: Engine, golden: Golden) -> None:
     engine.record()
     engine.fake(fail="error", versions={"torch": "2.1"})
-    with pytest.raises(DidNotTrainError, match=r"different from the baseline's environment:\n +torch: 2\.0 -> 2\.1"):
+    with pytest.raises(DidNotTrainError) as raised:
         engine.check()
+    golden(raised)
     assert engine.findings.results[-1].differences == ("torch: 2.0 -> 2.1",)
 
 

@@ -17,6 +17,7 @@ from pytest_llmperf.records.metrics import METRICS, phases
 from pytest_llmperf.run.case import CaseTerms
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import Fake, launch_of
+from tests.golden import Golden
 
 COLD = {"start": 4.0, "imports": 9.0, "model": 2.0, "first_step": 0.5, "steps": 2.0, "end": 1.0}
 WARM = {**COLD, "start": 0.1, "imports": 0.0, "model": 0.6}
@@ -26,31 +27,31 @@ def slow(seconds: float, phase: str = "model") -> dict[str, float]:
     return {**COLD, phase: COLD[phase] + seconds}
 
 
-def test_a_model_that_takes_longer_to_build_in_two_launches_is_named(engine: Engine) -> None:
+def test_a_model_that_takes_longer_to_build_in_two_launches_is_named(engine: Engine, golden: Golden) -> None:
     engine.record(phases=COLD)
     engine.fake(phases=slow(25.0))
     concluded = engine.check()
     assert len(engine.launches) == 2, "one alone condemns nobody"
     assert (concluded.result.verdict, concluded.fails) == ("regressed", True)
-    assert concluded.result.reason == "model_seconds 27 s, baseline 2 s, limit 8 s (+1250.0 %)"
+    golden(concluded.result.reason)
 
 
-def test_one_that_did_so_once_passes_by_another_launch_and_says_so(engine: Engine) -> None:
+def test_one_that_did_so_once_passes_by_another_launch_and_says_so(engine: Engine, golden: Golden) -> None:
     engine.record(phases=COLD)
     engine.fake(sequence=[{"phases": slow(25.0)}, {"phases": COLD}])
     result = engine.check().result
     assert (result.verdict, len(result.launches)) == ("pass", 2)
-    assert "model_seconds 27 s in one launch, 2 s in another: the shortest counts" in result.notes
+    golden(result.notes)
 
 
-def test_where_one_launch_alone_is_allowed_it_stays_undecided(engine: Engine) -> None:
+def test_where_one_launch_alone_is_allowed_it_stays_undecided(engine: Engine, golden: Golden) -> None:
     engine.record(phases=COLD)
     engine.fake(phases=slow(25.0))
     result = engine.check(max_launches=1).result
     assert (result.verdict, len(result.launches)) == ("inconclusive", 1)
     check = result.check("model_seconds")
     assert check is not None
-    assert check.detail == "of one launch alone"
+    golden(check.detail)
 
 
 @pytest.mark.parametrize(("phase", "seconds"), [("model", 5.0), ("start", 10.0), ("imports", 15.0)])
@@ -76,12 +77,12 @@ def test_a_cold_cache_of_kernels_costs_another_launch_and_no_alarm(engine: Engin
     assert (result.verdict, len(result.launches)) == ("pass", 2)
 
 
-def test_one_that_compiles_longer_in_each_launch_is_named(engine: Engine) -> None:
+def test_one_that_compiles_longer_in_each_launch_is_named(engine: Engine, golden: Golden) -> None:
     engine.record(first_step_seconds=30.0)
     engine.fake(first_step_seconds=61.0)
     result = engine.check(terms=CaseTerms(tolerances={"first_step_seconds": 1.0})).result
     assert (result.verdict, len(result.launches)) == ("regressed", 2)
-    assert result.reason.startswith("first_step_seconds 61 s, baseline 30 s, limit 60 s")
+    golden(result.reason)
 
 
 def test_a_warm_launch_is_held_against_warm_ones_alone(engine: Engine) -> None:
@@ -116,12 +117,12 @@ def test_a_baseline_without_phases_gates_none_and_the_figures_are_told(engine: E
     assert (check.value, check.baseline, check.verdict) == (27.0, None, None)
 
 
-def test_another_environment_is_held_against_its_turn(engine: Engine) -> None:
+def test_another_environment_is_held_against_its_turn(engine: Engine, golden: Golden) -> None:
     other = str(engine.path / "venv" / "python")
     engine.fake(phases=slow(25.0), by={other: {"phases": COLD}})
     result = engine.check(against=other).result
     assert (result.verdict, len(result.launches)) == ("regressed", 2)
-    assert result.reason.startswith("model_seconds 27 s, baseline 2 s")
+    golden(result.reason)
 
 
 def launches(*phases: dict[str, float], start: str = "cold") -> list[Launch]:

@@ -24,6 +24,7 @@ from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.whole_run import WholeRun, judged_together
 from pytest_llmperf.support import codec
 from tests.engine.conftest import Engine
+from tests.golden import Golden
 from tests.gpu_nights import Cases, World, baseline_of, case_log, flat, is_limited, result_of, spec_of
 from tests.shelf import keep
 
@@ -80,14 +81,14 @@ def night(engine: Engine) -> Night:
 SLOWER = math.log(1.045)
 
 
-def test_a_case_that_passed_is_regressed_by_what_the_others_tell(night: Night) -> None:
+def test_a_case_that_passed_is_regressed_by_what_the_others_tell(night: Night, golden: Golden) -> None:
     results = night.results(SLOWER)
     assert results[0].verdict in ("pass", "inconclusive")
     found = judged_together(night.context(), results)
     assert [each.verdict for each in found.results] == ["regressed", *["pass"] * 9]
     (line,) = lines_of(found)
     assert line.startswith(f"{results[0].nodeid}: {results[0].id}: {RATE} ")
-    assert line.endswith(f"; its test ended as {results[0].verdict}")
+    golden(line)
     assert found.change is not None
     assert found.verdict == "pass"
     assert found.document()["all_cases"]["verdict"] == "pass"
@@ -211,12 +212,11 @@ def shifted(night: Night, gpu: int, slower: float, **more: Any) -> list[CaseResu
     return [replace(each, **{"verdict": "pass", **more}) for each in results]
 
 
-def test_a_change_that_all_cases_share_fails_the_run(night: Night) -> None:
+def test_a_change_that_all_cases_share_fails_the_run(night: Night, golden: Golden) -> None:
     results = shifted(night, 3, math.log(1.04))
     found = judged_together(night.context(), results)
     assert found.verdict == "regressed"
-    assert found.line.startswith("all cases slower, by ")
-    assert ", on GPUs that their baselines know: 10 cases on 1 GPU; look at what they share" in found.line
+    golden(found.line)
     assert lines_of(found)[-1] == found.line
     told = found.document()["all_cases"]
     assert told["verdict"] == "regressed"
@@ -225,14 +225,13 @@ def test_a_change_that_all_cases_share_fails_the_run(night: Night) -> None:
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_what_all_lose_on_a_gpu_that_nothing_tells_of_is_no_pass(night: Night, is_strict: bool) -> None:
+def test_what_all_lose_on_a_gpu_that_nothing_tells_of_is_no_pass(night: Night, is_strict: bool, golden: Golden) -> None:
     results = [night.result(case, math.log(1.04)) for case in range(10)]
     assert "regressed" not in verdicts(results)
     found = judged_together(night.context(strict=is_strict), results)
-    assert found.line.startswith("all cases slower, by ")
     asked = ", by their software or by a GPU that nothing else tells of: 10 cases on 1 GPU, 10 inconclusive"
     assert asked in found.line
-    assert found.line.endswith("compare with the old environment on this GPU: --perf-against=PYTHON")
+    golden(found.line)
     assert verdicts(found.results) == ["inconclusive"] * 10
     # A strict run fails for it by one line.
     assert lines_of(found) == [found.line] * is_strict
@@ -400,24 +399,24 @@ def held_back(night: Night, cases: Sequence[int], slower: Callable[[int], float]
     return results
 
 
-def test_one_bad_gpu_fails_none_of_its_cases_and_is_told(night: Night) -> None:
+def test_one_bad_gpu_fails_none_of_its_cases_and_is_told(night: Night, golden: Golden) -> None:
     results = held_back(night, range(10), lambda _: LOST)
     assert verdicts(results[:FEWEST_CASES]) == ["inconclusive"] * FEWEST_CASES
     found = judged_together(night.context(), results)
     assert "regressed" not in verdicts(found.results)
     # What all lose may be the stack's too: that much fails the run, by one line.
     assert lines_of(found) == [found.line]
-    assert found.line.startswith("all cases slower, by ")
+    golden(found.line)
 
 
-def test_the_first_case_of_a_night_that_lost_by_itself_fails_its_run(night: Night) -> None:
+def test_the_first_case_of_a_night_that_lost_by_itself_fails_its_run(night: Night, golden: Golden) -> None:
     results = held_back(night, range(10), lambda case: LOST * (case == 0))
     assert verdicts(results) == ["inconclusive", *["pass"] * 9]
     found = judged_together(night.context(), results)
     assert verdicts(found.results) == ["regressed", *["pass"] * 9]
     (line,) = lines_of(found)
     assert line.startswith(f"{results[0].nodeid}: {results[0].id}: {RATE} ")
-    assert line.endswith("; its test ended as inconclusive")
+    golden(line)
 
 
 def test_workers_that_saw_few_cases_each_are_judged_by_all_of_them(night: Night) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 SETUP = {
@@ -41,36 +42,33 @@ class TestAPassThatIsNotAsBefore:
         project.record(**self.BEFORE)
         project.fake(**{**self.BEFORE, **fake})
 
-    def test_it_passes_and_says_so(self, project: Project, fake: dict[str, Any], said: str) -> None:
+    def test_it_passes_and_says_so(self, project: Project, fake: dict[str, Any], said: str, golden: Golden) -> None:
         self.changed(project, fake)
         result = project.run("--perf-json=out.json")
         result.assert_outcomes(passed=2)
-        result.stdout.fnmatch_lines([f"changed since the baseline: {said} (all 2 cases)"])
+        golden.lines(result.stdout, "changed since the")
         assert len(re.findall("pass, changed", result.stdout.str())) == 2
         assert [each["changed"] for each in json.loads((project.path / "out.json").read_text())["results"]] == [
             [said]
         ] * 2
 
-    def test_a_strict_run_fails(self, project: Project, fake: dict[str, Any], said: str) -> None:
+    def test_a_strict_run_fails(self, project: Project, fake: dict[str, Any], said: str, golden: Golden) -> None:
         self.changed(project, fake)
         result = project.run("--perf-strict", "-k", "sdpa")
         result.assert_outcomes(failed=1, deselected=1)
-        result.stdout.fnmatch_lines(
-            [f"*: pass: changed since the baseline: {said}; within tolerance", 'accept it: *--perf-reason "why"']
-        )
+        golden.lines(result.stdout, ": pass: changed", "accept it:")
 
     def test_it_is_recorded_with_a_reason_alone_and_is_then_as_before(
-        self, project: Project, fake: dict[str, Any], said: str
+        self, project: Project, fake: dict[str, Any], said: str, golden: Golden
     ) -> None:
         self.changed(project, fake)
         refused = project.run("--update-baselines", "-k", "sdpa")
         refused.assert_outcomes(failed=1, deselected=1)
-        refused.stdout.fnmatch_lines(
-            [f"*not recorded: *changed since the baseline ({said}); accept it with --perf-reason*"]
-        )
+        golden.lines(refused.stdout, "changed since the")
         accepted = project.run("--update-baselines", "--perf-reason=upgrade", "-k", "sdpa")
         accepted.assert_outcomes(passed=1, deselected=1)
-        accepted.stdout.fnmatch_lines(["*pass, changed, recorded*", f"changed since the baseline: {said} (*)"])
+        accepted.stdout.fnmatch_lines(["*pass, changed, recorded*"])
+        golden.lines(accepted.stdout, "changed since the")
         assert "changed" not in project.run("--perf-strict", "-k", "sdpa").stdout.str()
 
 
@@ -82,31 +80,26 @@ def test_what_is_as_before_says_nothing(project: Project) -> None:
     assert "different" not in result.stdout.str()
 
 
-def test_another_environment_is_told_once_and_fails_nothing(project: Project) -> None:
+def test_another_environment_is_told_once_and_fails_nothing(project: Project, golden: Golden) -> None:
     project.record()
     project.fake(versions={"torch": "2.1"})
     result = project.run("--perf-strict")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["different from the baseline's environment: torch: 2.0 -> 2.1 (all 2 cases)"])
+    golden.lines(result.stdout, "different from the")
 
 
-def test_a_fused_kernel_that_the_baseline_had_is_not_lost_on_a_cpu_either(project: Project) -> None:
+def test_a_fused_kernel_that_the_baseline_had_is_not_lost_on_a_cpu_either(project: Project, golden: Golden) -> None:
     project.record(by={"sdpa": {"evidence": {"attention_kernel": FUSED}}})
     project.fake(evidence={"attention_kernel": ""})
     result = project.run("--update-baselines", "--perf-reason=upgrade", "-k", "sdpa")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines([f"*: invalid: asked for attention sdpa, *lost: {FUSED} -> plain matrix products*"])
+    golden.lines(result.stdout, ": invalid: asked")
 
 
-def test_what_one_side_of_a_turn_does_otherwise_is_told(project: Project) -> None:
+def test_what_one_side_of_a_turn_does_otherwise_is_told(project: Project, golden: Golden) -> None:
     old = project.path / "old-python"
     old.write_text('#!/bin/sh\nexec python3 "$@"\n')
     old.chmod(0o755)
     project.fake(evidence={"setup": SETUP}, by={"old-python": {"evidence": DROPOUT, "loss": 6.5}})
     result = project.run(f"--perf-against={old}", "-k", "sdpa")
-    result.stdout.fnmatch_lines(
-        [
-            "not the same on both sides: numerics changed at step 1: 6.500000 -> 6.000000 (*",
-            "not the same on both sides: dropout LlamaAttention.attention_dropout: 0.3 -> none (*",
-        ]
-    )
+    golden.lines(result.stdout, "not the same")

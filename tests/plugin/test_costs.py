@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 GPUS = """
@@ -61,16 +62,15 @@ def test_energy_that_nobody_counted_is_absent(with_gpus: Project) -> None:
     assert "joules_per_token" not in document["results"][0]["metrics"]  # type: ignore[index]
 
 
-def test_a_price_makes_money_of_rates_and_of_the_run(with_gpus: Project) -> None:
+def test_a_price_makes_money_of_rates_and_of_the_run(with_gpus: Project, golden: Golden) -> None:
     result, document = measured(with_gpus, "--perf-currency", "USD")
     # 10,240 tokens/s: 36.864 million an hour for 2.10.
     metrics = document["results"][0]["metrics"]  # type: ignore[index]
     assert metrics["price_per_million_tokens"]["value"] == pytest.approx(2.10 / 36.864)
     assert metrics["price_per_million_tokens"]["unit"] == "USD"
     assert metrics["tokens_per_price"]["value"] == pytest.approx(36.864e6 / 2.10)
-    result.stdout.fnmatch_lines(
-        ["case *a million tokens *", "*0.057 USD*", "0.00833 GPU-hours in launches, 0.02 USD at 2.10 USD a GPU-hour"]
-    )
+    result.stdout.fnmatch_lines(["*0.057 USD*"])
+    golden.lines(result.stdout, "a million tokens", "0.00833 GPU-hours in")
     cost = document["cost"]
     assert isinstance(cost, dict)
     assert cost["gpu_hours"] > 0
@@ -80,11 +80,11 @@ def test_a_price_makes_money_of_rates_and_of_the_run(with_gpus: Project) -> None
     assert "price" not in baseline.read_text()  # of today, and of one site
 
 
-def test_a_plan_says_what_it_would_cost(with_gpus: Project) -> None:
+def test_a_plan_says_what_it_would_cost(with_gpus: Project, golden: Golden) -> None:
     measured(with_gpus)
     result = with_gpus.run("--perf-dry-run", gpus="2")
     # One launch of 10 s on one GPU, and one on two.
-    result.stdout.fnmatch_lines(["0.00833 GPU-hours in launches, 0.02 EUR at 2.10 EUR a GPU-hour"])
+    golden.lines(result.stdout, "0.00833 GPU-hours in")
 
 
 def test_without_a_price_the_run_tells_its_gpu_hours(with_gpus: Project) -> None:
@@ -97,9 +97,7 @@ def test_without_a_price_the_run_tells_its_gpu_hours(with_gpus: Project) -> None
 def test_a_launch_that_failed_is_counted_in_seconds_and_in_gpu_hours(with_gpus: Project) -> None:
     with_gpus.fake(by={"gpus1": {"fail": "error"}})
     result, _ = measured(with_gpus)
-    result.stdout.fnmatch_lines(
-        ["1 new, 1 invalid * 20* s in 2 launches: 10 s failed launches*", "0.00833 GPU-hours in launches, *"]
-    )
+    result.stdout.fnmatch_lines(["1 new, 1 invalid * 20* s in 2 launches: 10 s failed *", "0.00833 GPU-hours in *"])
 
 
 def test_a_cpu_has_no_gpu_hours(project: Project) -> None:

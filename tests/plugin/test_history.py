@@ -11,6 +11,7 @@ import pytest
 
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.run.history.history_store import HistoryStore
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 
@@ -66,20 +67,19 @@ def test_a_place_that_cannot_be_is_told_before_anything_runs(project: Project, v
     assert project.launches == []
 
 
-def test_a_store_that_cannot_serve_is_one_line_and_fails_no_run(project: Project) -> None:
+def test_a_store_that_cannot_serve_is_one_line_and_fails_no_run(project: Project, golden: Golden) -> None:
     project.record()
     path = project.path / "broken.sqlite"
-    path.write_text("no database at all\n" * 100)
+    path.write_text("no database\n" * 100)
     result = project.run(f"--perf-history={path}")
     assert result.ret == 0
     told = [line for line in result.outlines if "--perf-history" in line]
     assert len(told) == 1
-    assert "broken.sqlite: cut, damaged or no database" in told[0]
-    assert "this run is not in it" in told[0]
-    assert path.read_text().startswith("no database at all")
+    golden(told[0])
+    assert path.read_text() == "no database\n" * 100
 
 
-def test_a_store_of_a_newer_version_is_one_line_and_fails_no_run(project: Project) -> None:
+def test_a_store_of_a_newer_version_is_one_line_and_fails_no_run(project: Project, golden: Golden) -> None:
     project.record()
     path = project.path / "newer.sqlite"
     project.run(f"--perf-history={path}")
@@ -87,7 +87,7 @@ def test_a_store_of_a_newer_version_is_one_line_and_fails_no_run(project: Projec
         database.execute("PRAGMA user_version = 99")
     result = project.run(f"--perf-history={path}")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*newer.sqlite: schema 99 is newer than this version understands*"])
+    golden.lines(result.stdout, "newer.sqlite: schema 99")
 
 
 def test_the_revision_of_the_project_is_kept_and_told(project: Project) -> None:

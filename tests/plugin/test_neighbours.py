@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 SLOW = """
@@ -55,21 +56,18 @@ def pytest_report_teststatus(report):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_a_timeout_of_pytest_timeout_names_case_phase_and_logs(project: Project, workers: tuple[str, ...]) -> None:
+def test_a_timeout_of_pytest_timeout_names_case_phase_and_logs(
+    project: Project, workers: tuple[str, ...], golden: Golden
+) -> None:
     pytest.importorskip("pytest_timeout")
     project.pytester.makeconftest(SLOW)
     result = project.run("-k", "sdpa", "--timeout=2", "--perf-json=out.json", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     why = "launch failed (timeout): Timeout (>2.0s) from pytest-timeout, in phase training, step 3 of 20"
     result.stdout.fnmatch_lines(
-        [
-            f"llama-tiny-*-gpus1: {why}",
-            "*| the last words of a rank",
-            "logs: *llama-tiny-*",
-            "run it again: pytest *",
-            "FAILED *::test_attention[[]sdpa] - *",
-        ]
+        [f"llama-tiny-*-gpus1: {why}", "logs: *llama-tiny-*", "FAILED *::test_attention[[]sdpa] - *"]
     )
+    golden.lines(result.stdout, "| the last", "run it again:")
     assert "subprocess" not in result.stdout.str()
     assert "plugin/runner.py" not in result.stdout.str()
     (found,) = json.loads((project.path / "out.json").read_text())["results"]
@@ -93,9 +91,12 @@ class TestRunAgain:
         return project
 
     @pytest.mark.parametrize("workers", [(), ("-n", "2")])
-    def test_a_test_counts_once_with_all_its_launches(self, rerun: Project, workers: tuple[str, ...]) -> None:
+    def test_a_test_counts_once_with_all_its_launches(
+        self, rerun: Project, workers: tuple[str, ...], golden: Golden
+    ) -> None:
         result = rerun.run("-k", "sdpa", "--perf-json=out.json", *workers)
-        result.stdout.fnmatch_lines(["*: the test was run again: llama-* was regressed before", "1 regressed *"])
+        result.stdout.fnmatch_lines(["1 regressed *"])
+        golden.lines(result.stdout, ": the test")
         result.stdout.re_match_lines([r"=+ 1 failed.*1 rerun"])
         (found,) = json.loads((rerun.path / "out.json").read_text())["results"]
         assert (found["verdict"], len(found["launches"])) == ("regressed", len(rerun.launches))
@@ -105,7 +106,7 @@ class TestRunAgain:
         rerun.fake(sequence=[{"fail": "error"}, {"step_seconds": 0.1}])
         rerun.pytester.makepyfile(test_mine="def test_one(perf, train_spec):\n    perf.check(train_spec)\n")
         result = rerun.run()
-        result.stdout.fnmatch_lines(["1 pass * 20* s in 2 launches: 10 s failed launches*", "unused baseline: *eager*"])
+        result.stdout.fnmatch_lines(["1 pass * 20* s in 2 launches: *", "unused baseline: *eager*"])
         assert result.ret == 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 OPTIONS = [
@@ -57,16 +58,16 @@ def test_the_options_are_the_documented_ones(project: Project) -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "", "1.5", "²"])
-def test_a_number_of_gpus_that_is_none_is_a_usage_error(project: Project, value: str) -> None:
+def test_a_number_of_gpus_that_is_none_is_a_usage_error(project: Project, value: str, golden: Golden) -> None:
     result = project.pytester.runpytest_subprocess(f"--gpus={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gpus*expected a number of GPUs, 0 (the CPU) or more"])
+    golden.lines(result.stderr, "expected a number")
 
 
-def test_more_gpus_than_visible_is_a_usage_error_and_nothing_runs(project: Project) -> None:
+def test_more_gpus_than_visible_is_a_usage_error_and_nothing_runs(project: Project, golden: Golden) -> None:
     result = project.run(gpus="9")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gpus 9: only 0 GPU(s) visible*"])
+    golden.lines(result.stderr, "--gpus 9: only")
     assert project.launches == []
 
 
@@ -77,11 +78,13 @@ def test_a_path_that_is_empty_is_a_usage_error(project: Project, option: str) ->
     result.stderr.fnmatch_lines([f"*{option} '': expected a path"])
 
 
-def test_a_fault_that_nobody_knows_is_a_usage_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_nobody_knows_is_a_usage_error(
+    project: Project, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", "slwo=5")
     result = project.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*LLMPERF_INJECT='slwo=5': *, did you mean 'slow'?"])
+    golden.lines(result.stderr, ", did you")
     assert project.launches == []
 
 
@@ -90,10 +93,10 @@ def test_a_timeout_that_is_none_is_a_usage_error(project: Project, value: str) -
     assert project.run(f"--perf-timeout={value}").ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_more_launches_at_least_than_at_most_is_a_usage_error(project: Project) -> None:
+def test_more_launches_at_least_than_at_most_is_a_usage_error(project: Project, golden: Golden) -> None:
     result = project.run("--perf-launches", "3", "--perf-max-launches", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --perf-launches 3 is more than --perf-max-launches 2; *"])
+    golden.lines(result.stderr, "ERROR: --perf-launches 3")
     assert project.launches == []
 
 
@@ -123,17 +126,17 @@ def test_an_update_that_is_none_lists_those_that_are(project: Project, value: st
     result.stderr.fnmatch_lines([f"ERROR: --update-baselines={said}"])
 
 
-def test_a_reason_goes_with_an_update(project: Project) -> None:
+def test_a_reason_goes_with_an_update(project: Project, golden: Golden) -> None:
     result = project.run("--perf-reason", "why")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --perf-reason says why a baseline changes; it goes with --update-baselines"])
+    golden.lines(result.stderr, "ERROR: --perf-reason says")
     assert project.launches == []
 
 
-def test_baselines_in_a_file_are_told_before_anything_runs(project: Project) -> None:
+def test_baselines_in_a_file_are_told_before_anything_runs(project: Project, golden: Golden) -> None:
     result = project.run("--perf-baselines", "test_mine.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--perf-baselines *test_mine.py: it is a file; name the folder*"])
+    golden.lines(result.stderr, "test_mine.py: it is")
     assert project.launches == []
 
 
@@ -156,7 +159,7 @@ def test_an_ini_tolerance_in_per_cent_is_a_usage_error(project: Project, name: s
     assert project.launches == []
 
 
-def test_on_a_gpu_a_tolerance_of_one_is_refused_too(project: Project) -> None:
+def test_on_a_gpu_a_tolerance_of_one_is_refused_too(project: Project, golden: Golden) -> None:
     gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
     project.pytester.makeconftest(
         "from tests.fakes import install\nfrom tests import fakes\nfrom dataclasses import replace\n"
@@ -165,9 +168,7 @@ def test_on_a_gpu_a_tolerance_of_one_is_refused_too(project: Project) -> None:
     )
     result = project.run("-k", "sdpa", "-o", "perf_memory_tolerance=1", gpus="1")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines(
-        ["llama-*: tolerance peak_reserved_bytes=1: on a GPU it must be below 1, e.g. 0.01 for 1 %"]
-    )
+    golden.lines(result.stdout, ": tolerance peak_reserved_bytes=1:")
     assert project.launches == []
 
 
@@ -187,7 +188,7 @@ def test_a_dry_run_shows_order_and_cost_and_launches_nothing(project: Project) -
     assert project.launches == []
 
 
-def test_an_impossible_case_is_one_line(project: Project) -> None:
+def test_an_impossible_case_is_one_line(project: Project, golden: Golden) -> None:
     project.pytester.makepyfile(
         test_mine="""
         import pytest
@@ -203,12 +204,12 @@ def test_an_impossible_case_is_one_line(project: Project) -> None:
     )
     result = project.run("-rE")
     result.assert_outcomes(errors=2)
-    result.stdout.fnmatch_lines(["*unknown precision 'fp23', did you mean*", "*micro_batch_size=0 must be at least 1*"])
+    golden.lines(result.stdout, "unknown precision 'fp23',", "micro_batch_size=0 must be")
     assert "Traceback" not in result.stdout.str()
     assert "During handling" not in result.stdout.str()
 
 
-def test_what_cannot_run_here_is_skipped_with_the_reason(project: Project) -> None:
+def test_what_cannot_run_here_is_skipped_with_the_reason(project: Project, golden: Golden) -> None:
     project.pytester.makepyfile(
         test_mine="""
         import pytest
@@ -224,14 +225,15 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(project: Project) -> No
     )
     result = project.run("-rs")
     result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines(["*Triton kernels need a GPU*", "*needs 64 ranks*"])
+    result.stdout.fnmatch_lines(["*needs 64 ranks*"])
+    golden.lines(result.stdout, "Triton kernels need")
 
 
 @pytest.mark.parametrize("value", ["64", "GiB", "-1GiB", "0GiB", "many", "64 apples", "nanGiB"])
-def test_a_limit_that_is_no_size_is_a_usage_error(project: Project, value: str) -> None:
+def test_a_limit_that_is_no_size_is_a_usage_error(project: Project, value: str, golden: Golden) -> None:
     result = project.run(f"--perf-memory-limit={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*expected a size of memory with its unit, e.g. 64GiB*"])
+    golden.lines(result.stderr, "expected a size")
 
 
 def test_a_limit_makes_another_machine_of_it(project: Project) -> None:
@@ -241,7 +243,7 @@ def test_a_limit_makes_another_machine_of_it(project: Project) -> None:
     result.stdout.fnmatch_lines(["*-limit-1.5gib*", "*--perf-memory-limit=1.5GiB --update-baselines=new*"])
 
 
-def test_a_limit_above_the_card_is_a_usage_error(project: Project) -> None:
+def test_a_limit_above_the_card_is_a_usage_error(project: Project, golden: Golden) -> None:
     gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
     project.pytester.makeconftest(
         "from tests.fakes import install\nfrom tests import fakes\nfrom dataclasses import replace\n"
@@ -250,7 +252,7 @@ def test_a_limit_above_the_card_is_a_usage_error(project: Project) -> None:
     )
     result = project.run("--perf-memory-limit=65GiB", gpus="1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--perf-memory-limit 65.0 GiB: the GPU has 64.0 GiB; a limit can only be lower*"])
+    golden.lines(result.stderr, "--perf-memory-limit 65.0 GiB:")
     assert project.launches == []
 
 
@@ -299,20 +301,22 @@ class TestValuesThatAreTakenForTests:
         result.assert_outcomes(failed=1, deselected=1)
         assert json.loads((elsewhere / "out.json").read_text())["results"]
 
-    def test_one_that_moved_nothing_but_rootdir_is_refused(self, project: Project, tmp_path: Path) -> None:
+    def test_one_that_moved_nothing_but_rootdir_is_refused(
+        self, project: Project, tmp_path: Path, golden: Golden
+    ) -> None:
         (project.path / "tox.ini").unlink()
         (tmp_path / "out.json").touch()
         result = project.run("--perf-json", str(tmp_path / "out.json"))
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"*--perf-json *out.json: pytest takes *; write --perf-json={tmp_path}*"])
+        golden.lines(result.stderr, "out.json: pytest takes")
 
     def test_it_is_refused_from_the_environment_too(
-        self, project: Project, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+        self, project: Project, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
     ) -> None:
         monkeypatch.setenv("PYTEST_ADDOPTS", f"--perf-json {elsewhere}/out.json")
         result = project.run()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["ERROR: --perf-json *: pytest takes this path for a test's*"])
+        golden.lines(result.stderr, ": pytest takes")
 
     @pytest.mark.parametrize("options", [[], ["test_mine.py"]])
     def test_one_inside_the_project_moves_nothing_and_is_taken(self, project: Project, options: list[str]) -> None:
@@ -334,11 +338,9 @@ class TestValuesThatAreTakenForTests:
         result.assert_outcomes(failed=1, deselected=1)
 
 
-def test_the_command_that_is_offered_decides_the_same(project: Project) -> None:
+def test_the_command_that_is_offered_decides_the_same(project: Project, golden: Golden) -> None:
     result = project.run("--perf-launches", "2", "--perf-timeout=99", "--strict-markers", "-o", "perf_machine=mine")
-    result.stdout.fnmatch_lines(
-        ["record it: *--gpus 0 --perf-timeout=99.0 --perf-launches=2 -o perf_machine=mine --update-baselines=new"]
-    )
+    golden.lines(result.stdout, "--gpus 0 --perf-timeout=99.0")
 
 
 _HARDWARE = """

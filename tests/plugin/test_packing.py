@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 pytest.importorskip("xdist")
@@ -138,16 +139,14 @@ def test_two_parallel_runs_share_a_node(node: Project) -> None:
     assert len(uses(node)) == 24
 
 
-def test_a_dry_run_says_whether_the_cases_fit_a_budget(node: Project) -> None:
+def test_a_dry_run_says_whether_the_cases_fit_a_budget(node: Project, golden: Golden) -> None:
     assert node.run("-k", "8-16", "--update-baselines=new", gpus="8").ret == 0
     # A launch of 10 s on 8 GPUs.
     fits = node.run("-k", "8-16", "--perf-dry-run", "--perf-budget", "0.03", gpus="8")
-    fits.stdout.fnmatch_lines(["1 case(s), 1 launch(es), 0.02 of 0.03 GPU-hours, *"])
+    golden.lines(fits.stdout, "1 case(s), 1")
     assert fits.ret == 0
     over = node.run("-k", "8-16", "--perf-dry-run", "--perf-budget", "0.01", gpus="8")
-    over.stdout.fnmatch_lines(
-        ["1 case(s), 1 launch(es), 0.02 of 0.01 GPU-hours, *", "over the budget of --perf-budget"]
-    )
+    golden.lines(over.stdout, "1 case(s), 1", "over the budget")
     assert over.ret == 1
     assert len(uses(node)) == 1
 
@@ -181,12 +180,11 @@ def test_where_the_gpus_are_not_a_dry_run_says_on_what_it_rests(
     assert node.run("-k", "8-16", gpus="8").ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_of_some_of_its_gpus_a_dry_run_knows_the_others(node: Project) -> None:
+def test_of_some_of_its_gpus_a_dry_run_knows_the_others(node: Project, golden: Golden) -> None:
     assert node.run("-k", "8-16", "--update-baselines=new", gpus="8").ret == 0
     conftest = node.path / "conftest.py"
     conftest.write_text(conftest.read_text().replace("range(8)", "range(2)"))
     result = node.run("-k", "8-16", "--perf-dry-run", gpus="8")
-    result.stdout.fnmatch_lines(
-        ["1 case(s), 1 launch(es), 0.02 GPU-hours, *", "--gpus 8: only 2 *; 6 assumed, with the *"]
-    )
+    result.stdout.fnmatch_lines(["1 case(s), 1 launch(es), 0.02 GPU-hours, *"])
+    golden.lines(result.stdout, "; 6 assumed,")
     assert result.ret == 0

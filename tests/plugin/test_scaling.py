@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 WIDTHS = """
@@ -39,7 +40,7 @@ def by_gpus(number: int, **values: float) -> dict[str, dict[str, float]]:
     return {f"gpus{number}": values}
 
 
-def test_each_width_shows_its_efficiency(widths: Project) -> None:
+def test_each_width_shows_its_efficiency(widths: Project, golden: Golden) -> None:
     widths.record(by=by_gpus(2, step_seconds=0.11) | by_gpus(4, step_seconds=0.125))
     results = widths.results()
     one, two, four = (results[f"llama-tiny-bf16-sdpa-seq64-mbs1-gpus{gpus}"] for gpus in (1, 2, 4))
@@ -47,7 +48,7 @@ def test_each_width_shows_its_efficiency(widths: Project) -> None:
     assert two["metrics"]["scaling_efficiency"]["value"] == pytest.approx(1 / 1.1)
     metric = four["metrics"]["scaling_efficiency"]
     assert metric["value"] == metric["baseline"] == pytest.approx(0.8)
-    assert metric["detail"] == "over 1 GPU of this run"
+    golden(metric["detail"])
     assert four["metrics"]["speed_up"]["value"] == pytest.approx(3.2)
     assert four["metrics"]["global_batch_tokens"]["value"] == 4 * 64
     result = widths.run()
@@ -55,25 +56,21 @@ def test_each_width_shows_its_efficiency(widths: Project) -> None:
     result.stdout.fnmatch_lines(["case *tokens/s/GPU *efficiency *", "*gpus4 *80.0 % *"])
 
 
-def test_a_loss_of_the_wide_case_alone_is_named(widths: Project) -> None:
+def test_a_loss_of_the_wide_case_alone_is_named(widths: Project, golden: Golden) -> None:
     widths.record()
     widths.fake(by=by_gpus(4, step_seconds=0.2))
     result = widths.run()
     result.assert_outcomes(passed=2, failed=1)
-    result.stdout.fnmatch_lines(
-        ["*gpus4: regressed: tokens_per_second_per_gpu *, scaling_efficiency 0.5, baseline 1, limit *"]
-    )
+    golden.lines(result.stdout, ", scaling_efficiency 0.5,")
     result.stdout.fnmatch_lines(["*scaling efficiency *50.0 % *100.0 % *regressed*"])
 
 
-def test_a_loss_of_every_width_is_not_scaling(widths: Project) -> None:
+def test_a_loss_of_every_width_is_not_scaling(widths: Project, golden: Golden) -> None:
     widths.record()
     widths.fake(step_seconds=0.2)
     result = widths.run("-k", "4 or 1")
     result.assert_outcomes(failed=2, deselected=1)
-    result.stdout.fnmatch_lines(
-        ["*scaling efficiency: over 1 GPU of this run; that width*s own rate changed by -50.0 %*"]
-    )
+    golden.lines(result.stdout, "scaling efficiency: over")
 
 
 def test_a_faster_single_gpu_fails_no_wide_case(widths: Project) -> None:
@@ -86,56 +83,56 @@ def test_a_faster_single_gpu_fails_no_wide_case(widths: Project) -> None:
     assert efficiencies == pytest.approx([0.1, 0.1])
 
 
-def test_without_the_narrow_width_its_baseline_serves(widths: Project) -> None:
+def test_without_the_narrow_width_its_baseline_serves(widths: Project, golden: Golden) -> None:
     widths.record()
     widths.fake(step_seconds=0.11)
     (result,) = widths.results("-k", "4").values()
     metric = result["metrics"]["scaling_efficiency"]
     assert metric["value"] == pytest.approx(1 / 1.1)
-    assert metric["detail"] == "over 1 GPU as stored"
+    golden(metric["detail"])
     assert len(widths.launches) == len(result["launches"])
 
 
 @pytest.mark.parametrize(("floor", "failed"), [(0.5, 0), (0.95, 1)])
-def test_a_floor_is_held_without_a_baseline_of_it(project: Project, floor: float, failed: int) -> None:
+def test_a_floor_is_held_without_a_baseline_of_it(project: Project, floor: float, failed: int, golden: Golden) -> None:
     project.pytester.makepyfile(test_mine=FLOOR.format(floor=floor))
     project.fake(by=by_gpus(2, step_seconds=0.2 if failed else 0.11))
     result = project.run("--update-baselines=new", "--perf-launches=2")
     result.assert_outcomes(passed=2 - failed, failed=failed)
     if failed:
-        result.stdout.fnmatch_lines(["*gpus2: regressed: scaling_efficiency 0.5, limit 0.95*"])
+        golden.lines(result.stdout, "gpus2: regressed: scaling_efficiency")
         assert len(project.baselines) == 1
 
 
-def test_a_floor_without_anything_to_hold_it_over_is_not_a_pass(project: Project) -> None:
+def test_a_floor_without_anything_to_hold_it_over_is_not_a_pass(project: Project, golden: Golden) -> None:
     project.pytester.makepyfile(test_mine=FLOOR.format(floor=0.5))
     first = project.run("-k", "2", "--update-baselines=new")
     first.assert_outcomes(passed=1, deselected=1)
-    first.stdout.fnmatch_lines(["*so its floor was not held"])
+    golden.lines(first.stdout, "so its floor")
     (result,) = project.results("-k", "2").values()
-    assert (result["verdict"], result["reason"]) == (
-        "inconclusive",
-        "scaling_efficiency: no narrower width was measured in this run or is stored, so its floor was not held",
-    )
+    assert result["verdict"] == "inconclusive"
+    golden(result["reason"])
     project.run("-k", "2", "--perf-strict").assert_outcomes(failed=1, deselected=1)
 
 
 @pytest.mark.parametrize(("floor", "failed"), [(0.5, 0), (0.95, 1)])
-def test_a_floor_holds_in_turns_with_another_environment_too(project: Project, floor: float, failed: int) -> None:
+def test_a_floor_holds_in_turns_with_another_environment_too(
+    project: Project, floor: float, failed: int, golden: Golden
+) -> None:
     project.pytester.makepyfile(test_mine=FLOOR.format(floor=floor))
     project.fake(by=by_gpus(2, step_seconds=0.2 if failed else 0.11))
     result = project.run(f"--perf-against={sys.executable}")
     result.assert_outcomes(passed=2 - failed, failed=failed)
     if failed:
-        result.stdout.fnmatch_lines(["*gpus2: regressed: scaling_efficiency 0.5, limit 0.95*"])
+        golden.lines(result.stdout, "gpus2: regressed: scaling_efficiency")
 
 
-def test_in_turns_a_stored_width_is_none_to_hold_a_floor_over(project: Project) -> None:
+def test_in_turns_a_stored_width_is_none_to_hold_a_floor_over(project: Project, golden: Golden) -> None:
     project.pytester.makepyfile(test_mine=FLOOR.format(floor=0.5))
     project.record()
     (result,) = project.results("-k", "2", f"--perf-against={sys.executable}").values()
     assert result["verdict"] == "inconclusive"
-    assert "no narrower width was measured in this run, and --perf-against reads no baseline" in result["reason"]
+    golden.lines(result["reason"], "no narrower width")
 
 
 @pytest.mark.parametrize("mark", [True, False])
@@ -184,7 +181,7 @@ def test_widths_that_share_a_batch_say_what_they_are_scaled_from(project: Projec
     assert metrics["global_batch_tokens"]["value"] == 4 * 64
 
 
-def test_what_it_is_scaled_from_has_fewer_gpus(project: Project) -> None:
+def test_what_it_is_scaled_from_has_fewer_gpus(project: Project, golden: Golden) -> None:
     project.pytester.makepyfile(
         test_mine="""
         from dataclasses import replace
@@ -195,10 +192,10 @@ def test_what_it_is_scaled_from_has_fewer_gpus(project: Project) -> None:
     )
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*scaled_from=*-gpus2 has no fewer GPUs than *-gpus1"])
+    golden.lines(result.stdout, "-gpus2 has no")
 
 
-def test_what_it_is_scaled_from_trains_alike(project: Project) -> None:
+def test_what_it_is_scaled_from_trains_alike(project: Project, golden: Golden) -> None:
     project.pytester.makepyfile(
         test_mine="""
         from dataclasses import replace
@@ -209,7 +206,7 @@ def test_what_it_is_scaled_from_trains_alike(project: Project) -> None:
     )
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*-gpus2 has sequence_length=64, expected that of scaled_from=*-gpus1, 32"])
+    golden.lines(result.stdout, "-gpus2 has sequence_length=64,")
     assert project.launches == []
 
 
@@ -226,14 +223,13 @@ class TestShared:
             perf.check(train_spec)
         """
 
-    def test_two_tests_of_one_case_share_its_launches(self, project: Project) -> None:
+    def test_two_tests_of_one_case_share_its_launches(self, project: Project, golden: Golden) -> None:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark="@pytest.mark.perf_scaling(tolerance=0.1)"))
         result = project.run("--update-baselines", "--perf-json", "out.json")
         result.assert_outcomes(passed=2)
         assert len(project.launches) == 1
-        result.stdout.fnmatch_lines(
-            ["*its launches are those of test_mine.py::test_one", "1 new (2 tests of 1 case) * in 1 launch"]
-        )
+        result.stdout.fnmatch_lines(["1 new (2 tests of *"])
+        golden.lines(result.stdout, "its launches are")
         project.fake(step_seconds=10.0)
         project.run().assert_outcomes(failed=2)
         assert len(project.launches) == 1 + 2  # an alarm needs two
@@ -258,7 +254,7 @@ class TestShared:
         result.stdout.fnmatch_lines(["*test_another*", "*regressed: tokens_per_second_per_gpu *"])
         assert len(project.launches) == 2 + 2
 
-    def test_what_is_not_decided_for_one_is_launched_again(self, project: Project) -> None:
+    def test_what_is_not_decided_for_one_is_launched_again(self, project: Project, golden: Golden) -> None:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark="@pytest.mark.perf_tolerance(throughput=0.5)"))
         project.run("--update-baselines=new")
         project.fake(step_seconds=0.25)
@@ -266,18 +262,13 @@ class TestShared:
         result.assert_outcomes(passed=1, failed=1)
         assert len(project.launches) == 1 + 1 + 1
         # The one that both tests have is counted once.
-        result.stdout.fnmatch_lines(
-            [
-                "*: 1 of its 2 launches made by test_mine.py::test_one",
-                "1 regressed (2 tests of 1 case) * 20* s in 2 launches*",
-            ]
-        )
+        result.stdout.fnmatch_lines(["1 regressed (2 tests of *"])
+        golden.lines(result.stdout, ": 1 of")
         cases = json.loads((project.path / "out.json").read_text())["results"]
         assert [case.get("shared_launches", 0) for case in cases] == [0, 1]
 
-    def test_a_plan_counts_them_once(self, project: Project) -> None:
+    def test_a_plan_counts_them_once(self, project: Project, golden: Golden) -> None:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark=""))
         result = project.run("--perf-dry-run")
-        result.stdout.fnmatch_lines(
-            ["*skipped: *shares the launches of test_mine.py::test_one", "1 case(s), 1 launch*"]
-        )
+        result.stdout.fnmatch_lines(["1 case(s), 1 launch*"])
+        golden.lines(result.stdout, "shares the launches")

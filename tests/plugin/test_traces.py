@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 BEFORE: dict[str, Any] = {"kernel": {"gemm": 200, "_rms_norm_kernel": 33}, "wait": {"cudaStreamSynchronize": 6}}
@@ -30,17 +31,12 @@ def test_another_number_of_kernels_is_told_and_passes_unless_the_run_is_strict(p
     strict.stdout.fnmatch_lines(["1 changed · *"])
 
 
-def test_a_wait_more_fails_by_one_launch_and_says_what_it_is(project: Project) -> None:
+def test_a_wait_more_fails_by_one_launch_and_says_what_it_is(project: Project, golden: Golden) -> None:
     project.record(trace=BEFORE)
     project.fake(trace=WAITING)
     result = project.run("-k", "sdpa")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*: regressed: synchronisations_per_step 7, *; 0.00 ms of a traced step: waits of the host: cuda* +1; *",
-            "*synchronisations a step * 7 * 6 *regressed",
-        ]
-    )
+    golden.lines(result.stdout, "; 0.00 ms", "synchronisations a step")
     assert len(project.launches) == 1
 
 

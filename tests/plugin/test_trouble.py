@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 ONE = "def test_one(perf, train_spec):\n    perf.check(train_spec)\n"
@@ -39,18 +40,14 @@ def errors(path: Path) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_an_unused_baseline_is_an_error_of_a_strict_run(unused: Project, workers: tuple[str, ...]) -> None:
+def test_an_unused_baseline_is_an_error_of_a_strict_run(
+    unused: Project, workers: tuple[str, ...], golden: Golden
+) -> None:
     result = unused.run("--perf-strict", "--junit-xml=out.xml", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(
-        [
-            "* ERROR at teardown of the run: unused baselines *",
-            "unused baseline: *eager*.json (*--update-baselines=prune*)",
-            "ERROR llmperf::unused baselines - unused baseline: *",
-            "=* 1 passed, 1 error in *",
-        ]
-    )
+    result.stdout.fnmatch_lines(["ERROR llmperf::unused baselines - *", "=* 1 passed, 1 error in *"])
+    golden.lines(result.stdout, "ERROR at teardown", "unused baseline:")
     assert "200%" not in result.stdout.str()
     ((kind, name, message),) = errors(unused.path / "out.xml")
     assert (kind, name) == ("llmperf", "unused baselines")
@@ -74,24 +71,27 @@ def test_a_green_run_has_none(project: Project) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_results_that_cannot_be_written_are_an_error(project: Project, workers: tuple[str, ...]) -> None:
+def test_results_that_cannot_be_written_are_an_error(
+    project: Project, workers: tuple[str, ...], golden: Golden
+) -> None:
     project.pytester.makepyfile(test_mine=GONE)
     project.pytester.mkdir("gone")
     result = project.run("--update-baselines", "--perf-json=gone/out.json", "--junit-xml=out.xml", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["--perf-json *gone/out.json: not written (*", "ERROR llmperf::--perf-json - *"])
+    result.stdout.fnmatch_lines(["ERROR llmperf::--perf-json - *"])
+    golden.lines(result.stdout, "gone/out.json: not written")
     assert [name for _, name, _ in errors(project.path / "out.xml")] == ["--perf-json"]
 
 
-def test_it_is_no_test_that_failed_last(unused: Project) -> None:
+def test_it_is_no_test_that_failed_last(unused: Project, golden: Golden) -> None:
     unused.run("--perf-strict").assert_outcomes(passed=1, errors=1)
     result = unused.run("--lf")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["run-last-failure: no previously failed tests*"])
+    golden.lines(result.stdout, "run-last-failure: no previously")
 
 
-def test_a_plan_above_its_budget_is_an_error(project: Project) -> None:
+def test_a_plan_above_its_budget_is_an_error(project: Project, golden: Golden) -> None:
     project.record()
     gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
     project.pytester.makeconftest(
@@ -102,4 +102,4 @@ def test_a_plan_above_its_budget_is_an_error(project: Project) -> None:
     assert project.run("--update-baselines", gpus="1").ret == 0
     result = project.run("--perf-dry-run", "--perf-budget=0.001", gpus="1")
     result.assert_outcomes(skipped=2, errors=1)
-    result.stdout.fnmatch_lines(["ERROR llmperf::--perf-budget - --perf-budget 0.001: 0.01 GPU-hours planned"])
+    golden.lines(result.stdout, "ERROR llmperf::--perf-budget -")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 
@@ -136,32 +137,32 @@ def test_a_case_that_must_run_out_of_memory_does_so_alone(
     project.run(gpus="1").assert_outcomes(**{outcome: 1})
 
 
-def test_a_failed_launch_fails_and_names_its_folder(project: Project) -> None:
+def test_a_failed_launch_fails_and_names_its_folder(project: Project, golden: Golden) -> None:
     project.fake(fail="error")
     result = project.run("-k", "eager")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines(
-        ["*launch failed (error)*it broke*", "*last line*", "*logs: *.llmperf*", "*run it again*"]
-    )
+    result.stdout.fnmatch_lines(["*last line*", "*logs: *.llmperf*", "*run it again*"])
+    golden.lines(result.stdout, "launch failed (error)")
     assert result.stdout.str().count("it broke") == 1
 
 
-def test_a_refusal_is_one_line_without_logs_and_nothing_to_run_again(project: Project) -> None:
+def test_a_refusal_is_one_line_without_logs_and_nothing_to_run_again(project: Project, golden: Golden) -> None:
     project.fake(fail="refused")
     result = project.run("-k", "eager")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines(["llama-tiny-*-eager-*: refused: *it broke*"])
+    golden.lines(result.stdout, ": refused:")
     for line in ("*launch failed*", "*logs: *", "*run it again*"):
         result.stdout.no_fnmatch_line(line)
     assert next(iter(project.results().values()))["reason"].startswith("refused: ")
 
 
-def test_one_that_measure_made_is_told_alike(project: Project) -> None:
+def test_one_that_measure_made_is_told_alike(project: Project, golden: Golden) -> None:
     project.pytester.makepyfile(test_mine="def test_it(perf, train_spec):\n    perf.measure(train_spec)\n")
     project.fake(fail="error")
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*launch failed (error)*it broke*", "*last line*", "*run it again*"])
+    result.stdout.fnmatch_lines(["*last line*", "*run it again*"])
+    golden.lines(result.stdout, "launch failed (error)")
     result.stdout.no_fnmatch_line("*runner.py*")
     ((name, told),) = project.results().items()
     assert (name, told["verdict"]) == ("llama-tiny-bf16-sdpa-seq64-mbs1-gpus1", "invalid")
@@ -237,7 +238,7 @@ class TestUpdating:
         assert kept.read_text() == text
         assert len(project.baselines) == 2
 
-    def test_a_worse_figure_needs_a_reason(self, project: Project) -> None:
+    def test_a_worse_figure_needs_a_reason(self, project: Project, golden: Golden) -> None:
         project.record(step_seconds=0.1)
         before = [path.read_text() for path in project.baselines]
         project.fake(step_seconds=10.0)
@@ -248,7 +249,7 @@ class TestUpdating:
         result = project.run("--update-baselines", "--perf-reason", "the new optimizer is worth it")
         result.assert_outcomes(passed=2)
         result.stdout.fnmatch_lines(["*anchor*"])
-        assert "the new optimizer is worth it" in project.baselines[0].read_text()
+        golden.lines(project.baselines[0].read_text(), "the new optimizer")
         project.run().assert_outcomes(passed=2)
 
     def test_the_flag_does_not_eat_the_path_that_follows(self, project: Project) -> None:
@@ -276,7 +277,7 @@ class TestUpdating:
             assert broken.read_text() == text
         assert project.launches == []
 
-    def test_a_broken_file_costs_no_other_case_its_verdict(self, project: Project) -> None:
+    def test_a_broken_file_costs_no_other_case_its_verdict(self, project: Project, golden: Golden) -> None:
         project.record()
         broken = next(path for path in project.baselines if "eager" in path.name)
         document = json.loads(broken.read_text())
@@ -284,7 +285,7 @@ class TestUpdating:
         broken.write_text(json.dumps(document))
         result = project.run()
         result.assert_outcomes(failed=1, passed=1)
-        result.stdout.fnmatch_lines([f"*{broken.name}: *canary 'matmul_flops' is null, expected a number*"])
+        golden.lines(result.stdout, "canary 'matmul_flops' is")
         assert "Traceback" not in result.stdout.str()
 
 
@@ -307,7 +308,7 @@ def test_baselines_can_live_elsewhere(project: Project, tmp_path: Path) -> None:
     project.run(f"--perf-baselines={elsewhere}").assert_outcomes(passed=2)
 
 
-def test_a_case_that_is_held_beside_its_plain_form_is_repeated_so(project: Project) -> None:
+def test_a_case_that_is_held_beside_its_plain_form_is_repeated_so(project: Project, golden: Golden) -> None:
     project.pytester.makeconftest(
         """
         from pytest_llmperf.records.failure import Failure
@@ -318,4 +319,5 @@ def test_a_case_that_is_held_beside_its_plain_form_is_repeated_so(project: Proje
         """
     )
     result = project.run("-k", "sdpa", "--perf-parity")
-    result.stdout.fnmatch_lines(["*it broke*", "run it again: pytest * --gpus 0 --perf-parity*"])
+    result.stdout.fnmatch_lines(["*it broke*"])
+    golden.lines(result.stdout, "run it again:")

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from pytest_llmperf.worker.build import build_model  # noqa: E402 - they need torch
 from pytest_llmperf.worker.estimate.memory_estimator import plan  # noqa: E402
 from pytest_llmperf.worker.refusal import RefusedError, check_direction  # noqa: E402
+from tests.golden import Golden  # noqa: E402
 from tests.worker.families import ENCODERS, FAMILIES, NO_SDPA  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
@@ -48,32 +49,31 @@ def refusal_of(config: Mapping[str, Any], attention: str) -> str:
     ],
 )
 def test_an_attention_that_a_family_has_not_is_answered_with_those_that_it_has(
-    family: str, asked: str, there: str
+    family: str, asked: str, there: str, golden: Golden
 ) -> None:
     line = refusal_of(of(family), asked)
-    assert line.startswith(f"{family} has no attention='{asked}' in transformers ")
+    golden(line)
     assert line.endswith(there)
 
 
 @pytest.mark.parametrize("asked", ["sdpa", "flash_attention_2", "flex_attention"])
-def test_a_model_without_attention_is_not_said_to_lack_a_kind_of_it(asked: str) -> None:
+def test_a_model_without_attention_is_not_said_to_lack_a_kind_of_it(asked: str, golden: Golden) -> None:
     line = refusal_of(of("mamba"), asked)
-    assert line.startswith(f"mamba has no attention at all, and attention='{asked}' nothing to replace; ")
+    golden(line)
     assert line.endswith("use attention='eager'")
 
 
 @pytest.mark.parametrize("family", [*ENCODERS, "megatron-bert", "roformer", "camembert", "data2vec-text"])
-def test_an_encoder_is_refused_until_it_is_told_to_decode(family: str) -> None:
+def test_an_encoder_is_refused_until_it_is_told_to_decode(family: str, golden: Golden) -> None:
     config = of(family) if family in ENCODERS else {**of("bert"), "model_type": family}
     line = refusal_of(config, "eager")
-    assert line.startswith(f"{family} with is_decoder=False is no causal model, ")
-    assert line.endswith('write "is_decoder": true into its configuration')
+    golden(line)
     assert built({**config, "is_decoder": True}).config.is_decoder
 
 
-def test_an_embedding_model_of_a_causal_family_is_refused() -> None:
+def test_an_embedding_model_of_a_causal_family_is_refused(golden: Golden) -> None:
     line = refusal_of(of("gemma3_text", use_bidirectional_attention=True), "eager")
-    assert line.endswith('write "use_bidirectional_attention": false into its configuration')
+    golden(line)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,15 @@ def test_what_is_refused_would_have_seen_what_follows(monkeypatch: pytest.Monkey
     assert depends_on_what_follows(built(of(family)))
 
 
-def test_a_prediction_is_refused_in_the_same_words() -> None:
+def test_a_prediction_is_refused_in_the_same_words(golden: Golden) -> None:
     sdpa = TrainSpec(**{**SPEC.to_dict(), "attention": "sdpa"})
-    with pytest.raises(RefusedError, match="gpt_oss has no attention='sdpa'"):
+    with pytest.raises(RefusedError) as raised:
         plan(sdpa, of("gpt_oss"))
-    with pytest.raises(RefusedError, match="bert with is_decoder=False is no causal model"):
+    golden(raised)
+    with pytest.raises(RefusedError) as raised:
         plan(sdpa, of("bert"))
+    golden(raised)
     flash = TrainSpec(**{**SPEC.to_dict(), "attention": "flash_attention_2"})
-    with pytest.raises(ValueError, match=r"flash_attention_2 is not modelled for gemma2: .* known: eager"):
+    with pytest.raises(ValueError, match="flash_attention_2 is not") as uncounted:
         plan(flash, of("gemma2"))
+    golden(uncounted)

@@ -34,6 +34,7 @@ from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import Fake, launch_of
+from tests.golden import Golden
 from tests.shelf import Run, keep, llmperf_on
 
 REPOSITORY = Path(__file__).parents[3]
@@ -96,20 +97,11 @@ def one_line(err: str) -> str:
 
 
 class TestList:
-    def test_a_line_each_under_its_machine(self) -> None:
+    def test_a_line_each_under_its_machine(self, golden: Golden) -> None:
         elsewhere = accepted(None, launch(), machine="a")
         stored = [Stored(Path("f"), one) for one in (SLOWER, EAGER, elsewhere)]
         lines = [re.sub(r" +", " ", line) for line in list_page(stored, PIPE)]
-        assert lines == [
-            "a",
-            "case tokens/s/GPU peak memory launches sessions maturity accepted",
-            f"{SPEC.id} 640 1.00 GiB 1 1 provisional 2026-01-01",
-            "",
-            "m",
-            "case tokens/s/GPU peak memory launches sessions maturity accepted best anchor",
-            f"{OTHER.id} 1,280 1.00 GiB 1 1 provisional 2026-01-01 1,280 1,280",
-            f"{SPEC.id} 320 1.00 GiB 1 1 provisional 2026-01-03 320 634",
-        ]
+        golden(lines)
 
     def test_the_default_folder_is_beside_the_user(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -123,29 +115,26 @@ class TestList:
         assert llmperf("list", "--machine", "other")[1].splitlines()[0] == "other"
         assert len(llmperf("list")[1].splitlines()) == 8
 
-    def test_an_unknown_machine_names_the_nearest(self, llmperf: Run) -> None:
+    def test_an_unknown_machine_names_the_nearest(self, llmperf: Run, golden: Golden) -> None:
         code, out, err = llmperf("list", "--machine", "mm")
         assert (code, out) == (1, "")
-        assert "expected one of m; the nearest is 'm'" in one_line(err)
+        golden(one_line(err))
 
     def test_none(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["baselines", "list", "--perf-baselines", str(tmp_path / "none")]) == 1
         assert "no baselines here" in one_line(capsys.readouterr().err)
 
     def test_none_here_and_some_further_up_in_the_same_work_tree(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
     ) -> None:
         sub = root.parent / "sub/deeper"
         sub.mkdir(parents=True)
         monkeypatch.chdir(sub)
         assert main(["baselines", "list"]) == 1
-        assert "or record some with pytest" in one_line(capsys.readouterr().err)  # whose are they, outside of git?
+        golden(one_line(capsys.readouterr().err))  # whose are they, outside of git?
         (root.parent / ".git").mkdir()
         assert main(["baselines", "list"]) == 1
-        assert one_line(capsys.readouterr().err) == (
-            f"llmperf: {sub}/baselines: no baselines here, expected MACHINE/MODEL/ID.json in it; {root} has some: "
-            "name it with --perf-baselines\n"
-        )
+        golden(one_line(capsys.readouterr().err))
 
     def test_a_narrow_terminal_loses_nothing(self) -> None:
         lines = list_page([Stored(Path("f"), SLOWER)], Screen(width=50, glyphs=ASCII))
@@ -166,11 +155,11 @@ class TestBrokenFiles:
         (root / "m/llama-tiny/broken.json").write_text("{")
         assert llmperf("show", SPEC.id)[::2] == (0, "")
 
-    def test_asked_for_by_name_it_says_what_is_wrong(self, llmperf: Run, root: Path) -> None:
+    def test_asked_for_by_name_it_says_what_is_wrong(self, llmperf: Run, root: Path, golden: Golden) -> None:
         (root / "m/llama-tiny/broken.json").write_text("")
         code, out, err = llmperf("show", "broken")
         assert (code, out) == (1, "")
-        assert "the file is empty" in one_line(err)
+        golden(one_line(err))
 
     def test_in_another_machines_folder(self, llmperf: Run, root: Path) -> None:
         (root / "m").rename(root / "n")
@@ -211,11 +200,11 @@ class TestStrayCopies:
         copy.write_text(baseline_file.text_of(FIRST))
         return copy
 
-    def test_one_is_a_line_and_not_listed(self, llmperf: Run, root: Path, copy: Path) -> None:
+    def test_one_is_a_line_and_not_listed(self, llmperf: Run, root: Path, copy: Path, golden: Golden) -> None:
         code, out, err = llmperf("list")
         assert (code, out.count(SPEC.id), " 320 " in out) == (1, 1, True)
-        right = BaselineStore(root).path("m", SPEC)
-        assert one_line(err) == f"llmperf: {copy}: a stray copy of {right}, which is the one that counts; delete it\n"
+        BaselineStore(root).path("m", SPEC)
+        golden(one_line(err))
 
     @pytest.mark.parametrize("command", ["show", "history"])
     def test_its_case_is_found_by_id_and_digest(self, llmperf: Run, copy: Path, command: str) -> None:
@@ -273,9 +262,9 @@ class TestShow:
         path = BaselineStore(root).path("m", SPEC).rename(root.parent / "kept.json")
         assert llmperf("show", path)[1].splitlines()[0] == SPEC.id
 
-    def test_control_characters_of_a_file_move_no_cursor(self) -> None:
+    def test_control_characters_of_a_file_move_no_cursor(self, golden: Golden) -> None:
         page = show_page(Stored(Path("f"), replace(FIRST, recorded_by="\x1b[2J\nt.py")), PIPE)
-        assert "  recorded by  [2J t.py" in page
+        golden(page)
 
     @pytest.mark.parametrize(
         ("site", "short"),
@@ -291,10 +280,10 @@ class TestShow:
 
 class TestNoSuchCase:
     @pytest.mark.parametrize("command", ["show", "history"])
-    def test_the_nearest_is_named(self, llmperf: Run, command: str) -> None:
+    def test_the_nearest_is_named(self, llmperf: Run, command: str, golden: Golden) -> None:
         code, out, err = llmperf(command, SPEC.id.replace("sdpa", "sdap"))
         assert (code, out) == (1, "")
-        assert f"the nearest id is {SPEC.id!r}; llmperf baselines list names them all" in one_line(err)
+        golden(one_line(err))
 
     @pytest.mark.parametrize("case", [SPEC.digest[:5], "none/such.json", "x" * 5000, "\x1b[2J", "\udcff"])
     def test_whatever_is_asked(self, llmperf: Run, case: str) -> None:
@@ -302,22 +291,17 @@ class TestNoSuchCase:
         assert code == 1
         assert "no such case" in one_line(err)
 
-    def test_one_of_several_machines_has_to_be_chosen(self, llmperf: Run, root: Path) -> None:
+    def test_one_of_several_machines_has_to_be_chosen(self, llmperf: Run, root: Path, golden: Golden) -> None:
         keep(root, accepted(None, launch(), machine="other"))
         code, _, err = llmperf("show", SPEC.id)
         assert code == 1
-        assert "2 baselines, expected one; choose with --machine" in one_line(err)
+        golden(one_line(err))
         assert llmperf("show", SPEC.id, "--machine", "other")[0] == 0
 
 
-def test_history_holds_every_acceptance() -> None:
+def test_history_holds_every_acceptance(golden: Golden) -> None:
     lines = [re.sub(r"  +", "|", line) for line in history_page(Stored(Path("f"), SLOWER), PIPE)]
-    assert lines == [
-        f"{SPEC.id} on m",
-        "accepted|tokens/s/GPU|vs before|vs anchor|peak memory|launches|revision|reason",
-        "2026-01-01|634|-|0.0 %|1.00 GiB|2|-|-",
-        "2026-01-03|320|-49.5 %|-49.5 %|1.00 GiB|1|0123456789ab|a slower driver",
-    ]
+    golden(lines)
 
 
 def test_history_of_figures_that_were_not_recorded_is_dashes() -> None:
@@ -327,21 +311,11 @@ def test_history_of_figures_that_were_not_recorded_is_dashes() -> None:
 
 
 class TestDiff:
-    def test_two_cases(self) -> None:
+    def test_two_cases(self, golden: Golden) -> None:
         lines = diff_page(Stored(Path("a"), FIRST), Stored(Path("b"), EAGER), PIPE)
         rate = next(line for line in lines if line.startswith("tokens/s/GPU"))
         assert rate.split() == ["tokens/s/GPU", "634", "1,280", "2.020", "+102.0", "%"]
-        assert lines[lines.index("settings") :] == [
-            "settings",
-            "  attention: sdpa -> eager",
-            "  micro_batch_size: 1 -> 2",
-            "",
-            "environment of the newest launches",
-            "  torch: 2.0 -> 3.0",
-            "",
-            "what was active",
-            "  attention: sdpa -> eager",
-        ]
+        golden(lines[lines.index("settings") :])
 
     def test_a_case_with_itself(self, llmperf: Run) -> None:
         code, out, _ = llmperf("diff", SPEC.id, SPEC.digest)
@@ -374,17 +348,19 @@ class TestDiff:
         lines = llmperf("diff", "--against", other)[1].splitlines()
         assert lines[-2:] == ["  torch: 9.0 -> 2.0  (1 of 2)", "  torch: 9.0 -> 3.0  (1 of 2)"]
 
-    def test_folders_with_nothing_in_common(self, llmperf: Run, tmp_path: Path) -> None:
+    def test_folders_with_nothing_in_common(self, llmperf: Run, tmp_path: Path, golden: Golden) -> None:
         code, _, err = llmperf("diff", "--against", keep(tmp_path / "other", accepted(None, launch(), machine="n")))
         assert code == 1
-        assert "no case in common" in one_line(err)
+        golden(one_line(err))
 
     @pytest.mark.parametrize("arguments", [[], ["a"], ["a", "b", "c"], ["a", "b", "--against", "d"]])
-    def test_usage(self, llmperf: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    def test_usage(
+        self, llmperf: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], golden: Golden
+    ) -> None:
         with pytest.raises(SystemExit) as ended:
             llmperf("diff", *arguments)
         assert ended.value.code == 2
-        assert "expected two cases, or --against DIR" in capsys.readouterr().err
+        golden(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").glob("*/*/*.json")), ids=lambda path: path.stem)
@@ -427,21 +403,23 @@ class TestLargestMicroBatch:
         assert rows[-1].split()[:3] == ["2026-11-21", "39", "1"]
 
     @pytest.mark.parametrize("command", ["baselines diff {0} {0}", "plan {0}"])
-    def test_where_launches_are_needed_it_says_so(self, run: Run, command: str) -> None:
+    def test_where_launches_are_needed_it_says_so(self, run: Run, command: str, golden: Golden) -> None:
         code, _, err = run(command.format(self.CASE))
         assert code == 1
-        assert f"llmperf: {self.CASE}: a largest micro-batch, which has no launches" in err
+        golden(err)
 
-    def test_a_slip_in_its_name_finds_it(self, run: Run) -> None:
-        assert f"the nearest id is {self.CASE!r}" in one_line(run("baselines show llama-3.2-1b-bf16-sdpa-maxmb")[2])
+    def test_a_slip_in_its_name_finds_it(self, run: Run, golden: Golden) -> None:
+        golden(one_line(run("baselines show llama-3.2-1b-bf16-sdpa-maxmb")[2]))
 
-    def test_in_another_machines_folder(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_in_another_machines_folder(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+    ) -> None:
         path = tmp_path / "m/llama-3.2-1b/capacity" / self.FILE.name
         path.parent.mkdir(parents=True)
         path.write_text(self.FILE.read_text())
         _, out, err = llmperf_on(tmp_path, capsys)("baselines list")
         assert self.CASE not in out
-        assert "it is of machine nvidia-h200-140gib, expected m; move it" in one_line(err)
+        golden(one_line(err))
 
 
 def test_a_capacity_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline, SeedCur
 from pytest_llmperf.judge.store import BaselineStore, Store
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.settings.train_spec import TrainSpec
+from tests.golden import Golden
 from tests.shelf import baseline_at
 
 SPEC = TrainSpec(model="llama-tiny", data="text", sequence_length=64, steps=32, min_steps=32)
@@ -84,21 +85,23 @@ def test_what_nobody_stored_is_still_told(told: Told, tmp_path: Path) -> None:
     assert (code, "no such case" in err) == (1, True)
 
 
-def test_a_damaged_file_is_a_line_beside_what_can_be_read(told: Told, tmp_path: Path) -> None:
+def test_a_damaged_file_is_a_line_beside_what_can_be_read(told: Told, tmp_path: Path, golden: Golden) -> None:
     curves(tmp_path, OTHER)
     curves(tmp_path).write_text("{")
     for words in (("list",), ("show", SPEC.id)):
         code, out, err = told(*words)
         assert (code, OTHER.id in out) == (1, words == ("list",))
         (line,) = err.splitlines()
-        assert "not JSON, perhaps truncated" in line
+        golden(line)
 
 
 @pytest.mark.parametrize("words", [("history",), ("diff", "a")])
-def test_what_they_do_not_have_is_said_in_a_line(told: Told, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_what_they_do_not_have_is_said_in_a_line(
+    told: Told, tmp_path: Path, words: tuple[str, ...], golden: Golden
+) -> None:
     code, _, err = told(*words, str(curves(tmp_path)))
     assert code == 1
-    assert "loss curves, which have no launches and no history" in err
+    golden(err)
     assert "llmperf baselines show" in err
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.report.page import html_page
+from tests.golden import Golden
 from tests.runs import LADDER, ladder_run, stored_at, written
 from tests.shelf import Run, keep, llmperf_on
 
@@ -50,13 +51,15 @@ def test_a_file_that_cannot_be_read_is_a_line_here_and_on_the_page(llmperf: Run,
 
 
 @pytest.mark.usefixtures("complete")
-def test_a_history_that_cannot_be_read_is_a_line_here_and_on_the_page(llmperf: Run, tmp_path: Path) -> None:
+def test_a_history_that_cannot_be_read_is_a_line_here_and_on_the_page(
+    llmperf: Run, tmp_path: Path, golden: Golden
+) -> None:
     results, page, store = written(tmp_path / "a.json", ladder_run()), tmp_path / "p.html", tmp_path / "store.sqlite"
     store.write_text("no store", encoding="utf-8")
     code, output, errors = llmperf("report", results, "--html", page, "--perf-history", store)
     assert (code, output) == (1, f"{page}: 11 cases of 1 run\n")
     (told,) = errors.splitlines()
-    assert told.startswith(f"llmperf: {store}: cut, damaged or no database")
+    golden(told)
     assert store.name in page.read_text(encoding="utf-8")
 
 
@@ -69,15 +72,17 @@ def test_old_files_with_nan_are_read(llmperf: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("complete")
-def test_nothing_to_show_or_nowhere_to_write_is_an_error_and_no_file(llmperf: Run, tmp_path: Path) -> None:
+def test_nothing_to_show_or_nowhere_to_write_is_an_error_and_no_file(
+    llmperf: Run, tmp_path: Path, golden: Golden
+) -> None:
     page = tmp_path / "p.html"
     code, output, errors = llmperf("report", tmp_path / "none.json", "--html", page)
     assert (code, output, page.exists()) == (1, "", False)
-    assert errors.splitlines()[-1] == f"llmperf: {page}: no page was written, there is nothing to show"
+    golden(errors.splitlines()[-1])
     results = written(tmp_path / "a.json", ladder_run([]))
     code, _, errors = llmperf("report", results, "--html", "/proc/p.html")
     assert code == 1
-    assert errors.startswith("llmperf: /proc/p.html: no page was written (")
+    golden(errors)
 
 
 @pytest.mark.usefixtures("complete")

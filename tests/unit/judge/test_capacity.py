@@ -14,7 +14,7 @@ from pytest_llmperf.records.batch_size_search import LARGEST, Search
 GIB = 2**30
 
 
-def found(  # noqa: PLR0913 - each case names what it is about
+def found(
     answer: int,
     guess: int,
     *,

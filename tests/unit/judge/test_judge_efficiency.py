@@ -175,7 +175,7 @@ errors, degrees = st.floats(1e-4, 0.1), st.floats(1, 100)
 
 
 @given(st.floats(-1, 1), st.floats(-1, 1), errors, errors, degrees, degrees)
-def test_a_ratio_has_the_noise_of_both(  # noqa: PLR0913, PLR0917 - two differences, told apart
+def test_a_ratio_has_the_noise_of_both(
     wide: float, narrow: float, mine: float, theirs: float, df: float, other: float
 ) -> None:
     a, b = Difference(wide, mine, df, mine, (wide,)), Difference(narrow, theirs, other, theirs, (narrow,))

@@ -21,6 +21,7 @@ from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.run.revision import Revision
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import launch_of
+from tests.golden import Golden
 from tests.shelf import baseline_at
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
@@ -50,10 +51,12 @@ class TestAnUncommittedTree:
             (("a.py", "b.py", "c.py", "d.py", "e.py"), "(a.py, b.py, c.py and 2 more); commit them"),
         ],
     )
-    def test_it_replaces_nothing_without_a_reason(self, tmp_path: Path, changed: tuple[str, ...], said: str) -> None:
+    def test_it_replaces_nothing_without_a_reason(
+        self, tmp_path: Path, changed: tuple[str, ...], said: str, golden: Golden
+    ) -> None:
         with pytest.raises(BaselineError) as caught:
             recorder(tmp_path, "all", changed).prepare(SPEC, STORED)
-        assert f"the working tree has uncommitted changes {said}" in str(caught.value)
+        golden(str(caught.value))
         recorder(tmp_path, "all", changed, reason="why").prepare(SPEC, STORED)
 
     @pytest.mark.parametrize("update", [None, "new"])
@@ -81,9 +84,10 @@ class TestLaunchesThatDisagree:
             launches=launches,
         )
 
-    def test_they_are_recorded_with_a_reason_alone(self, tmp_path: Path) -> None:
-        with pytest.raises(BaselineError, match="launches disagree; record it when the machine is quiet, or say with"):
+    def test_they_are_recorded_with_a_reason_alone(self, tmp_path: Path, golden: Golden) -> None:
+        with pytest.raises(BaselineError) as refused:
             recorder(tmp_path, "all").record(SPEC, self.result(), None, "launches disagree")
+        golden(refused)
         assert not (tmp_path / "baselines").exists()
         told = recorder(tmp_path, "all", reason="why").record(SPEC, self.result(), None, "launches disagree")
         assert "(why)" in told.updated

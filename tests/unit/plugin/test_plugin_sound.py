@@ -15,6 +15,7 @@ from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.run import launch_retry
 from pytest_llmperf.run.launch_retry import LaunchRetry
 from tests.fakes import launch_of
+from tests.golden import Golden
 
 
 @pytest.mark.parametrize(
@@ -59,17 +60,17 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_no_pause")
 class TestFailures:
-    def test_memory_that_a_neighbour_held_is_asked_for_once_more(self) -> None:
+    def test_memory_that_a_neighbour_held_is_asked_for_once_more(self, golden: Golden) -> None:
         launches, launch = sound_launches(failure("oom", "pid 7"), launch_of(SPEC))
         assert launch() == launch_of(SPEC)
-        assert launches.notes == ("one launch was set aside: another process on the hardware: pid 7",)
+        golden(launches.notes)
         assert launches.spoilt == ()
 
-    def test_a_neighbour_that_stays_is_told(self) -> None:
+    def test_a_neighbour_that_stays_is_told(self, golden: Golden) -> None:
         launches, launch = sound_launches(failure("oom", "pid 7"), failure("oom", "pid 8"))
         with pytest.raises(LaunchFailed):
             launch()
-        assert launches.spoilt == ("another process on the hardware: pid 8",)
+        golden(launches.spoilt)
 
     @pytest.mark.parametrize("failed", [failure("oom"), failure("error", "pid 7"), failure("timeout", "pid 7")])
     def test_any_other_failure_is_its_own(self, failed: Failure) -> None:

@@ -26,6 +26,7 @@ from pytest_llmperf.records.learning import (
 )
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
+from tests.golden import Golden
 
 SPEC = TrainSpec(model="llama-tiny", attention="sdpa", sequence_length=64, steps=20)
 
@@ -75,34 +76,33 @@ def test_the_norm_of_shards_is_of_all_of_them_and_of_replicas_of_one() -> None:
     assert merged([*shards, *shards]).gradient_norm == 3.0
 
 
-def test_what_replicas_hold_differently_is_named_and_what_shards_hold_is_not() -> None:
+def test_what_replicas_hold_differently_is_named_and_what_shards_hold_is_not(golden: Golden) -> None:
     other = rank(tensor(), tensor("b", weights=7, gradient=8))
     found = merged([rank(), other])
     assert (found.differing_weights, found.differing_gradients) == (("b",), ("b",))
     assert merged([rank(), replace(other, shard=1)]).differing_weights == ()
     lines = list(unlearnt(SPEC, launch(found)))
-    assert "ranks hold different weights of 1 of 2 tensors (b) after 24 steps" in lines
-    assert "ranks have different gradients of 1 of 2 tensors (b) after their exchange" in lines
+    golden(lines)
 
 
-def test_an_empty_shard_does_not_make_a_tensor_still() -> None:
+def test_an_empty_shard_does_not_make_a_tensor_still(golden: Golden) -> None:
     empty = tensor("b", is_reached=False, has_moved=False, weights=0, gradient=0)
     found = merged([rank(shard=0), rank(tensor(), empty, shard=1)])
     assert (found.unreached, found.still) == ((), ())
     nowhere = merged([rank(tensor(), empty, shard=0), rank(tensor(), empty, shard=1)])
     assert nowhere.unreached == ("b",)
-    assert "no gradient reached 1 of 2 tensors (b), which did not move in 24 steps" in unlearnt(SPEC, launch(nowhere))
+    golden(unlearnt(SPEC, launch(nowhere)))
 
 
-def test_what_does_not_move_is_lost_in_16_bits_and_a_fault_in_more() -> None:
+def test_what_does_not_move_is_lost_in_16_bits_and_a_fault_in_more(golden: Golden) -> None:
     wide, narrow = (merged([rank(tensor(), tensor("b", has_moved=False, is_narrow=is_narrow))]) for is_narrow in (0, 1))
     assert (wide.still, wide.lost) == (("b",), 0)
     assert (narrow.still, narrow.lost) == ((), 1)
     assert list(unlearnt(SPEC, launch(narrow))) == []
     (line,) = notes([launch(narrow)])
-    assert line.startswith("1 of 2 tensors did not change in 24 steps: ")
+    golden(line)
     (said,) = unlearnt(SPEC, launch(wide))
-    assert said == "1 of 2 tensors (b) did not move in 24 steps, though a gradient reached them"
+    golden(said)
 
 
 def test_samples_that_the_data_set_has_twice_may_be_read_twice() -> None:
@@ -211,10 +211,10 @@ def test_each_fault_is_one_line_and_makes_the_launch_invalid(name: str) -> None:
     assert said in troubles(SPEC, found)
 
 
-def test_what_is_declared_is_not_held_against_a_launch_and_has_to_be_so() -> None:
+def test_what_is_declared_is_not_held_against_a_launch_and_has_to_be_so(golden: Golden) -> None:
     declared = frozenset({"learning"})
     assert troubles(SPEC, launch(replace(SOUND, unreached=("b",))), declared) == ()
-    assert troubles(SPEC, launch(), declared) == ("learning was declared to be inactive, and was active",)
+    golden(troubles(SPEC, launch(), declared))
     assert troubles(SPEC, launch(Learning(none=OLDER)), declared) == ()
 
 
@@ -226,26 +226,26 @@ def test_scaled_losses_skip_steps_and_scale_gradients() -> None:
     assert list(unlearnt(SPEC, launch(scaled))) == []
 
 
-def test_what_nobody_looked_at_is_no_fault_and_is_told() -> None:
+def test_what_nobody_looked_at_is_no_fault_and_is_told(golden: Golden) -> None:
     failed = merged([rank(), rank(none="RuntimeError: so it is")])
     assert not failed
     assert list(unlearnt(SPEC, launch(failed))) == []
     (line,) = notes([launch(failed), launch(failed)])
-    assert line == "whether it learns was not looked at: rank 1: RuntimeError: so it is"
+    golden(line)
     for why in (OLDER, UNWANTED):
         assert list(notes([launch(Learning(none=why))])) == []
 
 
-def test_modules_in_evaluation_mode_and_weights_that_came_apart_are_faults() -> None:
+def test_modules_in_evaluation_mode_and_weights_that_came_apart_are_faults(golden: Golden) -> None:
     def set_up(**values: Any) -> Launch:
         return launch(evidence={**launch_of(SPEC).evidence, "setup": values})
 
     assert list(unlearnt(SPEC, set_up(training=True, tied_weights=True, config={"tie_word_embeddings": True}))) == []
     (mode,) = unlearnt(SPEC, set_up(training=False))
-    assert mode.startswith("some modules were in evaluation mode")
+    golden(mode)
     for tied in (True, False):
         (line,) = unlearnt(SPEC, set_up(tied_weights=tied, config={"tie_word_embeddings": not tied}))
-        assert line.startswith(f"the configuration has tie_word_embeddings={not tied}, and the weights were ")
+        golden(line)
 
 
 def norms(first: float, loss: float = 10.5, **values: Any) -> Launch:
@@ -310,7 +310,8 @@ def test_records_of_before_updates_were_replayed_are_read_and_not_doubted() -> N
     assert list(unlearnt(SPEC, launch(learning))) == []
 
 
-def test_what_is_none_of_it_is_refused() -> None:
+def test_what_is_none_of_it_is_refused(golden: Golden) -> None:
     values = {**codec.plain(launch_of(SPEC)), "learning": {"nonsense": 1}}
-    with pytest.raises(ValueError, match="learning has 'nonsense', which is unknown"):
+    with pytest.raises(ValueError, match="nonsense") as raised:
         codec.read(Launch, values)
+    golden(raised)

@@ -29,6 +29,7 @@ from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.run_page.case_rows import headings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
+from tests.golden import Golden
 from tests.shelf import accept
 
 _PACKAGE = Path(pytest_llmperf.__file__).parent
@@ -121,12 +122,12 @@ class TestOneRowMore:
         assert label(SPIKES.name) == "spikes a step"
         assert formatted(SPIKES.name, 9.0, "1") == "9"
 
-    def test_it_is_exported(self, result: CaseResult) -> None:
+    def test_it_is_exported(self, result: CaseResult, golden: Golden) -> None:
         values = json.loads(json.dumps(document({"kind": "m"}, [result])))
         lines = [*prometheus(ExportedRun.read([document_of(values)]))]
         assert any(line.startswith("llmperf_spikes_per_step{") and line.endswith(" 9") for line in lines)
         assert any(line.startswith("llmperf_spikes_per_step_baseline{") for line in lines)
-        assert "# HELP llmperf_spikes_per_step spikes a step of the case, a number" in lines
+        golden.lines(lines, "spikes a step")
 
 
 #: Why each of these names three metrics or more, beside the table of all.

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_llmperf.records.memory_shortage import Room, of_a_peer, said
 from pytest_llmperf.support import codec
+from tests.golden import Golden
 
 MIB = 2**20
 
@@ -126,8 +127,8 @@ def test_a_peer_that_has_gone_is_no_lack_of_memory(words: str) -> None:
     assert said(words) == ""
 
 
-def test_it_is_told_with_its_figures() -> None:
-    assert str(Room("its limit", 150 * MIB, 2 * MIB)) == "2.0 of 150.0 MiB of its limit were left"
+def test_it_is_told_with_its_figures(golden: Golden) -> None:
+    golden(str(Room("its limit", 150 * MIB, 2 * MIB)))
     told = "1.5 of 140.0 GiB of the GPU were left, and allocations were refused: 2"
     assert str(Room("the GPU", 140 * 2**30, 3 * 2**29, refused=2)) == told
 

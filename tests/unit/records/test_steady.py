@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.steady_state import Steady, find_steady
+from tests.golden import Golden
 
 
 def noisy(number: int, level: float = 0.2, spread: float = 0.003, seed: int = 1) -> list[float]:
@@ -139,9 +140,10 @@ def test_a_time_that_is_none_raises_nothing_and_is_no_steady_state(bad: float) -
     assert find_steady([0.1] * 10 + [bad], 2).error == math.inf
 
 
-def test_no_step_left() -> None:
-    with pytest.raises(ValueError, match="3 steps, 3 of them warm-up"):
+def test_no_step_left(golden: Golden) -> None:
+    with pytest.raises(ValueError, match="warm-up") as raised:
         find_steady([0.1] * 3, 3)
+    golden(raised)
 
 
 def test_too_few_steps_are_never_known() -> None:

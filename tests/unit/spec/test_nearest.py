@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.settings.optimizer import OPTIMIZERS
 from pytest_llmperf.support.suggestions import hint, nearest
+from tests.golden import Golden
 
 NAMES = st.lists(st.text("abcdef-_0123456789", min_size=1, max_size=12), min_size=1, max_size=8, unique=True)
 
@@ -38,6 +39,6 @@ def test_whoever_wants_one_gets_one(name: str, known: list[str]) -> None:
     assert nearest(name, known, at_least=0.0) in known
 
 
-def test_a_hint_goes_behind_the_name() -> None:
-    assert hint("lger", ["liger"]) == ", did you mean 'liger'?"
+def test_a_hint_goes_behind_the_name(golden: Golden) -> None:
+    golden(hint("lger", ["liger"]))
     assert not hint("x", ["liger"])

@@ -11,6 +11,7 @@ from pytest_llmperf.settings import space as spaces
 from pytest_llmperf.settings.setting import Axis, Choice
 from pytest_llmperf.settings.space import Space, axes_of, default_axes, read_axes, traits
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from tests.golden import Golden
 
 TINY = TrainSpec(model="llama-tiny", micro_batch_size=8)
 
@@ -60,11 +61,12 @@ def test_neighbours_differ_by_one_choice_and_can_be() -> None:
     }
 
 
-def test_two_axes_of_one_field_and_an_empty_axis_are_refused() -> None:
+def test_two_axes_of_one_field_and_an_empty_axis_are_refused(golden: Golden) -> None:
     with pytest.raises(SpecError, match="both set seed"):
         Space(TINY, (Axis.over("seed", [1]), Axis("other", (Choice.of("one", seed=2),))))
-    with pytest.raises(SpecError, match="'seed' has no choice"):
+    with pytest.raises(SpecError) as raised:
         Space(TINY, (Axis("seed", ()),))
+    golden(raised)
 
 
 class TestDefaultAxes:
@@ -76,7 +78,7 @@ class TestDefaultAxes:
         assert names(on_cpu=False)["liger"] == 7  # off, all, without each of four, and the loss alone
         assert names(on_cpu=True)["attention"] == 2
 
-    def test_a_precision_changes_only_where_it_is_allowed(self) -> None:
+    def test_a_precision_changes_only_where_it_is_allowed(self, golden: Golden) -> None:
         assert "precision" not in {axis.name for axis in default_axes(TINY, on_cpu=False)}
         (axis,) = (
             axis for axis in default_axes(TINY, on_cpu=False, allowed=["fp8", "bf16-pure"]) if axis.name == "precision"
@@ -88,8 +90,9 @@ class TestDefaultAxes:
             "fp8 rowwise_with_gw_hp",
             "bf16-pure",
         ]
-        with pytest.raises(SpecError, match=r"'fp9'.*did you mean 'fp8'"):
+        with pytest.raises(SpecError) as raised:
             default_axes(TINY, on_cpu=False, allowed=["fp9"])
+        golden(raised)
 
     def test_an_optimizer_of_another_arithmetic_only_where_it_is_allowed(self) -> None:
         def optimizers(*allowed: str) -> list[str]:
@@ -104,16 +107,18 @@ class TestDefaultAxes:
         assert "attention" not in names
         assert "micro-batch" not in names
 
-    def test_a_global_batch_is_reached_by_accumulation(self) -> None:
+    def test_a_global_batch_is_reached_by_accumulation(self, golden: Golden) -> None:
         two = replace(TINY, gpus=2)
         (axis,) = (axis for axis in default_axes(two, on_cpu=True, global_batch=24) if axis.name == "micro-batch")
         specs = [Space(two, (axis,)).spec([choice]) for choice in axis.choices]
         assert {spec.sequences_per_step for spec in specs} == {24}
         assert [spec.micro_batch_size for spec in specs] == [1, 2, 3, 4, 6, 12]
-        with pytest.raises(SpecError, match="25 sequences cannot be shared by 2 GPUs"):
+        with pytest.raises(SpecError) as raised:
             default_axes(two, on_cpu=True, global_batch=25)
-        with pytest.raises(SpecError, match="no multiple of the micro-batch 8"):
+        golden(raised)
+        with pytest.raises(SpecError) as raised:
             default_axes(two, on_cpu=True, fixed=["micro_batch_size"], global_batch=24)
+        golden(raised)
 
     def test_each_choice_can_be_named_again(self) -> None:
         space = Space(TINY, default_axes(TINY, on_cpu=True))
@@ -167,9 +172,10 @@ class TestFile:
         assert str(caught.value).startswith(f"{path}: ")
         assert "\n" not in str(caught.value)
 
-    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(SpecError, match="no space could be read"):
+    def test_a_file_that_is_not_there(self, tmp_path: Path, golden: Golden) -> None:
+        with pytest.raises(SpecError) as raised:
             read_axes(tmp_path / "none.toml")
+        golden(raised)
 
 
 def test_traits_are_what_differs_with_each_kernel_of_ligers_by_itself() -> None:

@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 import random
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from pytest_llmperf.settings.data import OF_A_TEXT
 from pytest_llmperf.settings.optimizer import OPTIMIZERS, UNSUPPORTED_OPTIMIZERS
 from pytest_llmperf.settings.precision import PRECISIONS
 from pytest_llmperf.settings.train_spec import SpecError, precision_fields
+from tests.golden import Golden
 
 SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch_size=37)
 
@@ -134,18 +134,20 @@ def test_few_steps_need_no_word_about_the_least() -> None:
     assert TrainSpec(model="llama-tiny", steps=5).steps == 5
 
 
-def test_an_unknown_field_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match="no field 'optimiser', did you mean 'optimizer'"):
+def test_an_unknown_field_names_the_nearest(golden: Golden) -> None:
+    with pytest.raises(ValueError, match="no field 'optimiser',") as raised:
         TrainSpec.from_dict({"model": "llama-tiny", "optimiser": "sgd"})
+    golden(raised)
 
 
-def test_a_spec_needs_a_model_and_takes_it_by_name() -> None:
+def test_a_spec_needs_a_model_and_takes_it_by_name(golden: Golden) -> None:
     with pytest.raises(SpecError, match="needs a model"):
         TrainSpec()  # type: ignore[call-arg]
     with pytest.raises(SpecError, match="needs a model"):
         TrainSpec.from_dict({})
-    with pytest.raises(SpecError, match=r"by name, e\.g\. model='llama-tiny'"):
+    with pytest.raises(SpecError) as raised:
         TrainSpec("llama-tiny")  # type: ignore[call-arg]
+    golden(raised)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -313,8 +315,7 @@ def test_every_precision_word_comes_back(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "hint"), [("fp23", ", did you mean 'fp32'?"), (["fp32"], ", did you mean 'fp32'?"), (None, ""), ("8", "")]
 )
-def test_a_word_that_is_no_precision(word: object, hint: str) -> None:
-    with pytest.raises(
-        SpecError, match=f"^unknown precision {re.escape(repr(word) + hint)}; known: fp32, tf32, bf16-m"
-    ):
+def test_a_word_that_is_no_precision(word: object, hint: str, golden: Golden) -> None:
+    with pytest.raises(SpecError) as raised:
         precision_fields(word)
+    golden(raised)

@@ -356,21 +356,34 @@ class TestOfTheRule:
 
 
 #: What stands in a reader's own project.
-_OF_READERS = (".github/workflows/llmperf.yml", "perf_tests/test_mine.py", "site/sitecustomize.py")
+_OF_READERS = (
+    ".github/workflows/llmperf.yml",
+    "perf_tests/test_mine.py",
+    "perf_tests/test_tuned.py",
+    "site/sitecustomize.py",
+    "test_mine.py",
+    "train.py",
+)
+_FOLDERS = [REPOSITORY, *(REPOSITORY / name for name in ("pytest_llmperf", "docs"))]
 
 
 def _sources() -> list[tuple[Path, str]]:
-    found = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|sbatch|ini|toml|yml))`")
-    return [(page, path) for page in PAGES for path in sorted(set(found.findall(page.read_text(encoding="utf-8"))))]
+    """Files by their paths, drawn ones too, and modules by their names alone."""
+    found = re.compile(r"(?<![\w./-])(\.?(?:[\w-]+/)+[\w-]+\.(?:py|sbatch|ini|toml|yml))\b|`([a-z_]+\.py)`")
+    return [
+        (page, path)
+        for page in PAGES
+        for path in sorted({one or other for one, other in found.findall(page.read_text(encoding="utf-8"))})
+    ]
 
 
 @pytest.mark.parametrize(
     ("page", "path"), _sources(), ids=lambda value: value if isinstance(value, str) else value.stem
 )
 def test_a_source_that_is_named_is_there(page: Path, path: str) -> None:
-    folders = [REPOSITORY, REPOSITORY / "pytest_llmperf", REPOSITORY / "docs"]
     if path not in _OF_READERS:
-        assert any((folder / path).exists() for folder in folders)
+        beside = [] if "/" in path else [each for folder in _FOLDERS for each in folder.rglob(path)]
+        assert beside or any((folder / path).exists() for folder in _FOLDERS)
 
 
 def test_every_nightly_example_is_strict() -> None:
