@@ -191,7 +191,7 @@ class BaselineComparison:
         return () if self._run.on_cpu or _are_unusable(launches) else held_up(launches)
 
     def _notes(self, baseline: Baseline | None) -> tuple[str, ...]:
-        """What the verdict does not say of these launches."""
+        """Return what the verdict does not say of these launches."""
         launches, notes = self._launches, [*self._retry.notes]
         if self._num_begun:
             notes.append(f"{self._num_begun} of its launches ran before the job was requeued")
@@ -218,6 +218,6 @@ def _are_unusable(launches: Sequence[Launch]) -> bool:
 
 
 def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:
-    """What in ``launches`` contradicts ``spec``, each line once."""
+    """Return what in ``launches`` contradicts ``spec``, each line once."""
     lines = (line for launch in launches for line in validity.troubles(spec, launch, inactive=inactive))
     return tuple(dict.fromkeys(lines))

@@ -52,7 +52,7 @@ _NEXT_TO_NOTHING = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionOrder:
-    """What was asked for."""
+    """The order of a bisection."""
 
     by: By | None = None
     """``None``: by the first in which the ends differ."""
@@ -102,7 +102,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection:
-    """What was found."""
+    """The result of a bisection."""
 
     good: Candidate
     bad: Candidate
@@ -275,7 +275,7 @@ class BesideGood:
         self._store.release()
 
     def compared(self, candidate: Candidate, decide: Callable[[Pairs], Look], *, is_end: bool = False) -> Step:
-        """What ``decide`` says of ``candidate``, by as many pairs as it takes; one that ``is_end`` is always tried."""
+        """Ask ``decide`` about ``candidate``, by as many pairs as it takes; one that ``is_end`` is always tried."""
         known = self._store.known(candidate.name)
         if known.pairs:
             self.pairs[candidate.name] = known.pairs
@@ -360,7 +360,7 @@ class BesideGood:
         )
 
     def exact_differences(self, then: Launch, now: Launch) -> tuple[str, ...]:
-        """What is counted, or else exact, of ``now`` that is not as it was ``then``; memory beyond its tolerance."""
+        """Return what is counted, or exact, of ``now`` and not as it was ``then``; memory beyond its tolerance."""
         found = []
         for metric in counts():
             a, b = count_of(then, metric), count_of(now, metric)

@@ -43,7 +43,7 @@ class Fitted:
     size: int
     """0: not even one sequence fits."""
     launch: Launch | None
-    """Of that size."""
+    """The one of that size."""
     fails: int | None = None
     """The smallest size seen not to train."""
     given_up: bool = False
@@ -92,7 +92,7 @@ def fit(
 
 
 class SearchDeadline:
-    """Of one search for the largest micro-batch: a tiny model in much memory has thousands of sequences to train.
+    """Bounds one search for the largest micro-batch: a tiny model in much memory has thousands of sequences to train.
 
     ``spent`` counts the seconds in which something ran, without the wait for hardware.
     """
@@ -191,7 +191,7 @@ class MaxBatchSize:
         self._caller, self._runner, self._recorder = caller, runner, recorder
 
     def check(self, case: Case, spec: TrainSpec) -> Concluded:
-        """What was found, what that is held against, and why it was not recorded where it should be."""
+        """Search the largest micro-batch, hold it against its baseline, and record it where that is asked for."""
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
         # Clocks and drift say nothing of what fits.

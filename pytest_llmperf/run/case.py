@@ -36,7 +36,7 @@ class Case:
     judges: bool = True
     """Whether it is judged; launches alone are what ``perf.measure`` returns."""
     notes: tuple[str, ...] = ()
-    """What every result of it says."""
+    """Said by every result of it."""
 
     @property
     def width(self) -> int:
@@ -105,13 +105,13 @@ class Case:
 
 
 def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
-    """What differs from ``spec`` by one choice of ``space`` and can be."""
+    """Return what differs from ``spec`` by one choice of ``space`` and can be."""
     return tuple(one for one in space.neighbours(spec) if one.digest != spec.digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseTerms:
-    """What a test's markers say, or whoever else asks for a case."""
+    """The terms of a test's markers, or of whoever else asks for a case."""
 
     rung: str = ""
     reference: Reference | None = None
@@ -123,7 +123,7 @@ class CaseTerms:
     parity: bool = False
     """Whether what it trains is held beside its plain form first."""
     loss_curve: int = 0
-    """Of how many seeds its loss curve is held against those before; 0: of none."""
+    """The number of seeds of which its loss curve is held against those before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class Caller:
         )
 
     def policy(self, spec: TrainSpec) -> Policy:
-        """What ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's.
+        """Return what ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's.
 
         Twice as slow may be a CPU's gate; on a GPU 1 was meant as 1 %, and is a ``CaseFailedError``.
         """

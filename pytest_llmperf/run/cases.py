@@ -36,7 +36,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 class Cases:
-    """What one test may ask for, or one command."""
+    """The cases that one test may ask for, or one command."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller, self._run, self._settings = caller, caller.run, caller.run.settings
@@ -62,7 +62,7 @@ class Cases:
         return tuple(launches)
 
     def check(self, spec: TrainSpec, scaled_from: TrainSpec | None = None) -> Concluded:
-        """``spec`` against its baseline, or under ``--perf-against`` against another environment."""
+        """Hold ``spec`` against its baseline, or under ``--perf-against`` against another environment."""
         if self._settings.static:  # how several GPUs share the work takes launches
             return StaticCheck(self._caller).check(spec)
         case = Case.of(spec)
@@ -131,7 +131,7 @@ class Cases:
         return Measured(spec, result, baseline, refused)
 
     def compare(self, before: TrainSpec, after: TrainSpec, bounds: Mapping[str, Bounds]) -> Concluded:
-        """What ``after`` brings over ``before``, in turns on the same GPUs."""
+        """Measure what ``after`` brings over ``before``, in turns on the same GPUs."""
         alone = (
             ["compared in this environment alone: --perf-against holds perf.check"] if self._settings.against else []
         )
@@ -156,12 +156,12 @@ class Cases:
         return self._concluded(case, launches, partial(recheck.check, case, spec, space))
 
     def max_micro_batch(self, spec: TrainSpec) -> Concluded:
-        """The largest micro-batch of ``spec`` that trains, against its baseline."""
+        """Find the largest micro-batch of ``spec`` that trains, and hold it against its baseline."""
         case, search = Case.largest_batch(spec), MaxBatchSize(self._caller, self._runner, self._recorder)
         return self._concluded(case, LAUNCHES, partial(search.check, case, spec))
 
     def _concluded(self, case: Case, launches: int, check: Callable[[], Concluded]) -> Concluded:
-        """What an earlier start of the job concluded of ``case``, or a plan, or what ``check`` does."""
+        """Return what an earlier start of the job concluded of ``case``, or a plan, or what ``check`` does."""
         if (concluded := self._earlier(case)) is not None:
             return concluded
         withheld = plan.ask(self._caller, case, launches)
@@ -172,7 +172,7 @@ class Cases:
         return conclude(self._caller, case, made)
 
     def _earlier(self, case: Case) -> Concluded | None:
-        """What the SLURM job has concluded of it before; the test goes on after that."""
+        """Return what the SLURM job has concluded of it before; the test goes on after that."""
         self._need_launches(case)
         concluded = earlier(self._caller, case)
         if concluded is not None:

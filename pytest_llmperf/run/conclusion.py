@@ -31,7 +31,7 @@ _Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
 
 
 def earlier(caller: Caller, case: Case) -> Concluded | None:
-    """What the job concluded of this case before it was requeued, where this run goes on with that."""
+    """Return what the job concluded of this case before it was requeued, where this run goes on with that."""
     kept = caller.run.job.find(caller.nodeid, case.digest)
     if not kept or caller.run.settings.dry_run:
         return None

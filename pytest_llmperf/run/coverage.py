@@ -29,7 +29,7 @@ _SETS = ("nodes", "parts", "gaps")
 
 @dataclass
 class Coverage:
-    """What a run saw of its suite."""
+    """As much of its suite as a run saw."""
 
     nodes: set[str] = field(default_factory=set)
     """Perf tests that were to run."""

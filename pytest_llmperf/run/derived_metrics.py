@@ -25,7 +25,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
-    """What the launches' rate means on their chip, as far as that is known; energy, a micro-batch's time, waiting."""
+    """Return what the launches' rate means on their chip, where that is known; energy, a micro-batch's time, waiting."""
     gpu = launches[0].environment.gpu
     on_chip = (*_arithmetic(spec, launches, gpu, model_flops), *_traffic(spec, launches, gpu))
     return (*on_chip, *_of_steps(spec, launches))
@@ -70,7 +70,7 @@ def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_f
 
 
 def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterator[Check]:
-    """Of the chip's memory, where every weight takes part in every step: not all of a mixture's experts may."""
+    """The chip's memory: only where every weight takes part in every step: not all of a mixture's experts may."""
     bandwidth = formulas.peak_bandwidth(gpu)
     is_known = formulas.peak_flops(gpu, spec.compute_precision) is not None
     if spec.architecture.geometry is None or bandwidth is None or not is_known:

@@ -34,13 +34,13 @@ class Concluded:
 
 @dataclass
 class Findings:
-    """What one test found; travels on its report."""
+    """The findings of one test; they travel on its report."""
 
     results: list[CaseResult] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
-    """Of every spec it asked about, also where it was skipped: their baselines are in use."""
+    """Those of every spec it asked about, also where it was skipped: their baselines are in use."""
     named: bool = False
     """Whether it ever asked about one."""
     begun: bool = False
@@ -55,7 +55,7 @@ class Findings:
     """By its launches."""
 
     def take(self, said: str = "") -> dict[str, Any] | None:
-        """What was found since the last time, to be sent away; ``None`` where nothing was."""
+        """Return what was found since the last time, to be sent away; ``None`` where nothing was."""
         if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.phases):
             return None
         values = {

@@ -37,7 +37,7 @@ _ANY = 1_000_000
 
 
 class Hardware:
-    """What one process's run may use."""
+    """The hardware of one process's run."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Hardware:
 
     @cached_property
     def job(self) -> Job:
-        """What this run keeps for the next start of its job, and counts; nothing where none comes."""
+        """Keeps what the next start of its job needs, and counts; nothing where none comes."""
         from pytest_llmperf.run.job import Job, NoJob
 
         if not self._goes_on:
@@ -214,14 +214,14 @@ class Hardware:
 
     @property
     def memory_bytes(self) -> int:
-        """What each rank may hold; 0: whatever the CPU's host has."""
+        """Memory that each rank may hold; 0: whatever the CPU's host has."""
         if self.settings.memory_limit_bytes or self.on_cpu:
             return self.settings.memory_limit_bytes
         return min(gpu.memory_bytes for gpu in self.machine.gpus)
 
     @property
     def machine_kind(self) -> str:
-        """What keys a baseline together with the digest. A limit of memory makes another machine of it."""
+        """The name that keys a baseline together with the digest. A limit of memory makes another machine of it."""
         name, limit = self.settings.machine, self.settings.memory_limit_bytes
         if self.settings.static:
             kind = name or "static"
@@ -235,7 +235,7 @@ class Hardware:
         return kind + (f"-limit-{limit / 2**30:g}gib" if limit else "")
 
     def machine_document(self) -> dict[str, Any]:
-        """What ``--perf-json`` says of where the run was."""
+        """Return what ``--perf-json`` says of where the run was."""
         gpus = () if self.settings.static else self.machine.gpus[: self.num_gpus]
         return {
             "kind": self.machine_kind,

@@ -32,7 +32,7 @@ class _Begun:
 
 
 class Journal:
-    """What one job has concluded, and what it has begun."""
+    """The cases that one job has concluded, and those that it has begun."""
 
     def __init__(self, home: Path, key: str, arguments: Sequence[str], *, resume: bool, restarts: int = 0) -> None:
         """``arguments`` are pytest's: a job may run the suite more than once, each time with others.
@@ -48,7 +48,7 @@ class Journal:
                         shutil.rmtree(old, ignore_errors=True)
 
     def find(self, nodeid: str, digest: str) -> Concluded | None:
-        """What an earlier start concluded of a case; else the case runs again."""
+        """Return what an earlier start concluded of a case; else the case runs again."""
         return codec.load(Concluded, self._path(nodeid, digest)) if self._resume else None
 
     def keep(self, concluded: Concluded) -> str:
@@ -58,7 +58,7 @@ class Journal:
         return f"{result.id}: not kept for a requeue ({why})" if why else ""
 
     def begun(self, nodeid: str, digest: str) -> tuple[Launch, ...]:
-        """Launches of a case that an earlier start did not conclude."""
+        """Return launches of a case that an earlier start did not conclude."""
         found = codec.load(_Begun, self._path(nodeid, digest, "begun-")) if self._resume else None
         # This start's own are of an attempt of this test that is over.
         return () if found is None or found.restarts == self._restarts else found.launches
@@ -136,7 +136,7 @@ class Job(Journal):
 
 
 class NoJob(Job):
-    """Of a run that nothing starts anew: it keeps nothing, and nothing is counted."""
+    """The job of a run that nothing starts anew: it keeps nothing, and nothing is counted."""
 
     def __init__(self) -> None:
         self._gpus = 0

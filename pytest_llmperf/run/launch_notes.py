@@ -45,14 +45,14 @@ def steps_notes(launches: Sequence[Launch], baseline: Baseline | None, policy: P
 
 
 def compiler_notes(launches: Sequence[Launch]) -> list[str]:
-    """What torch.compile had to do and should not, a line each."""
+    """Tell what torch.compile had to do and should not, a line each."""
     noted = {row.note: row.evidence for row in METRICS.values() if row.note}
     found = {did: max(launch.evidence.get(name, 0) for launch in launches) for did, name in noted.items()}
     return [f"torch_compile {did} {count} time(s)" for did, count in found.items() if count]
 
 
 def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:
-    """What else was seen: of learning, by libraries, in traces, of faults and calibrations."""
+    """Tell what else was seen: of learning, by libraries, in traces, of faults and calibrations."""
     yield from learning_checks.notes(launches)
     known = (baseline.launches[-1].seen.run.remarks if baseline else None) or ()
     remarks = dict.fromkeys(line for launch in launches for line in launch.seen.run.remarks or ())

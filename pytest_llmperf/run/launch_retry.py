@@ -29,13 +29,13 @@ class LaunchRetry:
     def __init__(self, runner: Runner, say: Callable[[str], None]) -> None:
         self._runner, self._say = runner, say
         self.set_aside: tuple[str, ...] = ()
-        """Of the launch that was set aside."""
+        """Why a launch was set aside."""
         self.spoilt: tuple[str, ...] = ()
-        """Of launches that count all the same, because the retry was spoilt too."""
+        """Why launches are no good that count all the same, because the retry was spoilt too."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the verdict should know of them."""
+        """Tell a reader of the verdict of the one that was set aside."""
         return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
 
     def launch(

@@ -36,7 +36,7 @@ _ACCEPT = '--update-baselines --perf-reason "why"'
 
 
 class CurveCheck:
-    """Of one spec that asks for it."""
+    """The loss curve of one spec that asks for it."""
 
     def __init__(self, caller: Caller, runner: Runner, spec: TrainSpec, known: JudgedCurve | None = None) -> None:
         """What is stored is read, so that a file that cannot serve costs no launch.

@@ -94,7 +94,7 @@ def _key(spec: TrainSpec) -> _Key:
 
 
 def _facts(model: Model, sequence_length: int) -> dict[str, Any]:
-    """What decides a count."""
+    """Return what decides a count."""
     return {"config": dict(model.config), "sequence_length": sequence_length, **_counted_by()}
 
 

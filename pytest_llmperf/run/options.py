@@ -51,7 +51,7 @@ class Option:
     """Whether it stays as typed, checked, until settings are read: commands that a message offers repeat it."""
     choices: tuple[str, ...] = ()
     means: Mapping[str, Any] = field(default_factory=dict)
-    """Of choices: the values that they stand for, where these are not the words."""
+    """The values that choices stand for, where these are not the words."""
     metavar: str = ""
     is_switch: bool = False
     path: Literal["", "file", "folder", "store", "source"] = ""
@@ -88,7 +88,7 @@ class Option:
         return self.means.get(text, value)
 
     def words(self, front: str) -> dict[str, Any]:
-        """What argparse's ``add_argument`` takes. No default: ``None`` says that nobody said anything."""
+        """Return what argparse's ``add_argument`` takes. No default: ``None`` says that nobody said anything."""
         default, text = self.at(front, "default"), self.at(front, "help")
         if default and "(" not in text:
             shown = f"{default:g}" if isinstance(default, float) and front != PYTEST else default

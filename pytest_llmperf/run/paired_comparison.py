@@ -32,7 +32,7 @@ Pairs = tuple[tuple[Launch, Launch], ...]
 
 @dataclass(frozen=True)
 class Side:
-    """What takes turns."""
+    """One that takes turns."""
 
     name: str
     """What tells it from the other: its spec's id, or its interpreter."""
@@ -66,7 +66,7 @@ class PairedComparison:
         self._caller, self._runner, self._policy = caller, runner, caller.policy(after)
 
     def gain(self, case: Case, bounds: Mapping[str, Bounds]) -> Concluded:
-        """What the second spec of ``case`` brings over the first."""
+        """Measure what the second spec of ``case`` brings over the first."""
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             if troubles:
@@ -145,7 +145,7 @@ class PairedComparison:
                     return Turns(pairs, judgement, retry.notes)
 
     def troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
-        """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""
+        """Return what contradicts the spec of one side; where nothing does, what its chip cannot have done."""
         found = contradictions(side.spec, launches, self._caller.terms.inactive)
         if found:
             return list(found)

@@ -86,7 +86,7 @@ def skip(caller: Caller, case: Case, why: str, *, lost: bool = False, elsewhere:
 
 
 def _hindrance(caller: Caller, case: Case) -> tuple[Elsewhere, str]:
-    """What is of another width, and why the case cannot run here; empty where it can."""
+    """Say what is of another width, and why the case cannot run here; empty where it can."""
     run = caller.run
     num_gpus, num_cores = run.num_gpus, run.machine.cores
     elsewhere, why = _of_another_width(caller, case, num_gpus or num_cores)
@@ -99,7 +99,7 @@ def _hindrance(caller: Caller, case: Case) -> tuple[Elsewhere, str]:
 
 
 def _of_another_width(caller: Caller, case: Case, most: int) -> tuple[Elsewhere, str]:
-    """What is not of this run's width where specs that belong together are, and why.
+    """Say what is not of this run's width where specs that belong together are, and why.
 
     At ``most`` so many GPUs, or ranks on the CPU, are here: a night's job may hold fewer than its width.
     """
@@ -119,7 +119,7 @@ def _of_another_width(caller: Caller, case: Case, most: int) -> tuple[Elsewhere,
 
 
 def planned_gpu_seconds(planned: Sequence[Planned]) -> float:
-    """What the launches would take, of cases that have a baseline."""
+    """Return what the launches would take, of cases that have a baseline."""
     return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped)
 
 

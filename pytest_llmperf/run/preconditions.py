@@ -75,7 +75,7 @@ def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
 
 
 def tuning_space(spec: TrainSpec, over: object, runners_up: object) -> Space:
-    """What may change of ``spec``, or the test fails."""
+    """Return what may change of ``spec``, or the test fails."""
     if not isinstance(runners_up, int) or isinstance(runners_up, bool) or runners_up < 1:
         raise CaseFailedError(f"perf.tune: runners_up={runners_up!r}, expected a whole number of at least 1")
     try:

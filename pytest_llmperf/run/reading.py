@@ -36,7 +36,7 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 def read_settings(
     front: str, said: Namespace, *, here: Path, rootdir: Path, ini: Callable[[str], Any] = lambda _: "", **fixed: Any
 ) -> Settings:
-    """What ``front`` was asked for, on the command line before its ini file.
+    """Read what ``front`` was asked for, on the command line before its ini file.
 
     Relative paths are ``here``, those of an ini file under ``rootdir``; ``fixed`` is what nobody can ask otherwise.
 
@@ -107,7 +107,7 @@ def _said(option: Option, said: Namespace, ini: Callable[[str], Any]) -> tuple[A
 
 
 def _path(option: Option, where: str, value: str | Path | None, home: Path, front: str) -> Path | None:
-    """What ``value`` names from ``home``. Found out now, not after hours of training."""
+    """Return what ``value`` names from ``home``. Found out now, not after hours of training."""
     if option.path == "store":
         if value is None and front in option.fronts:
             return usual_history()
@@ -220,7 +220,7 @@ def _python(path: str) -> str:
 
 
 def _environment(python: str) -> str:
-    """What tells its environment from others: one may be reached by several paths, and two may share an interpreter."""
+    """Tell its environment from others: one may be reached by several paths, and two may share an interpreter."""
     script = "import os, sys; print(os.path.realpath(sys.prefix), sys.implementation.cache_tag)"
     # Isolated, since it is none of this folder's; asked, since a link says nothing of the prefix.
     command = [python, "-I", "-c", script]

@@ -28,7 +28,7 @@ class Measured:
 
     @property
     def nodeid(self) -> str:
-        """Of the test that launched it."""
+        """The test that launched it."""
         return self.result.shares or self.result.nodeid
 
     def lent(self, result: CaseResult) -> tuple[CaseResult, str]:
@@ -52,7 +52,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MadeTrainings:
-    """Of one launch: what was seen of each, and the folder where the plain form's true gradients lie too."""
+    """Those of one launch: what was seen of each, and the folder where the plain form's true gradients lie too."""
 
     folder: str
     errors: tuple[TrainingErrors, ...]
@@ -74,7 +74,7 @@ class ResultCache:
 
     @property
     def launches(self) -> list[Launch]:
-        """Of all that were judged, each once."""
+        """The launches of all that were judged, each once."""
         return list({id(launch): launch for one in self._measured for launch in one.result.launches}.values())
 
     def begin_again(self, nodeid: str) -> None:

@@ -25,12 +25,12 @@ class Revision:
     """Files that differ from the commit, or that could decide what runs and are in none; baselines apart."""
 
     def document(self) -> dict[str, Any]:
-        """What ``--perf-json`` says of it; nothing outside of version control."""
+        """Return what ``--perf-json`` says of it; nothing outside of version control."""
         return {"revision": {"commit": self.commit, "changed": len(self.changed)}} if self.commit else {}
 
 
 def project_of(root: Path) -> str:
-    """What tells a project from others in a history: its remote, without credentials, else the folder of its git."""
+    """Tell a project from others in a history: by its remote, without credentials, else the folder of its git."""
     url = _git(root, "config", "--get", "remote.origin.url").strip()
     if url and not url.startswith("."):
         found = _REMOTE.match(url)

@@ -60,7 +60,7 @@ class Run(Hardware):
         self.command = ""
         """The one that made the run; empty where it is not known."""
         self.static_versions: Mapping[str, str] = {}
-        """Of what counted steps without a launch."""
+        """The versions of what counted steps without a launch."""
         self.idle: list[str] = []
         """Tests that passed, take ``perf`` and called nothing of it."""
         self.num_gates = 1
@@ -105,7 +105,7 @@ class Run(Hardware):
     def cases(
         self, nodeid: str, observer: Observer, terms: CaseTerms | None = None, findings: Findings | None = None
     ) -> Cases:
-        """What ``nodeid``, a test or a command, may ask for; it finds for the run unless it has ``findings``."""
+        """Return what ``nodeid``, a test or a command, may ask for; it finds for the run unless it has ``findings``."""
         from pytest_llmperf.run.cases import Cases
 
         return Cases(self.caller(nodeid, observer, terms, findings))
@@ -187,14 +187,14 @@ class Run(Hardware):
 
     @cached_property
     def static_steps(self) -> StaticSteps:
-        """What fake tensors tell of specs."""
+        """The steps of specs as fake tensors tell them."""
         from pytest_llmperf.launch.prediction import StaticSteps
 
         return StaticSteps()
 
     @cached_property
     def experience(self) -> Experience:
-        """What all baselines of this machine kind show; read once, before anything of this run is recorded."""
+        """The noise that all baselines of this machine kind show; read before anything of this run is recorded."""
         from pytest_llmperf.judge.noise import Experience
         from pytest_llmperf.judge.policy import Policy
 
@@ -210,12 +210,12 @@ class Run(Hardware):
 
     @cached_property
     def stored_launches(self) -> Sequence[Sequence[Launch]]:
-        """Of each of them."""
+        """Those of each of them."""
         return [baseline.launches for baseline in self.stored_baselines]
 
     @cached_property
     def knowledge_stored(self) -> Knowledge | None:
-        """What they show of its GPUs; ``None``: too little to tell GPUs and cases apart, or it is a CPU."""
+        """Their knowledge of its GPUs; ``None``: too little to tell GPUs and cases apart, or it is a CPU."""
         from pytest_llmperf.judge.gpu_knowledge import Knowledge
 
         return None if self.on_cpu or self.settings.against else Knowledge.of(self.stored_launches)
@@ -232,7 +232,7 @@ class Run(Hardware):
 
     @cached_property
     def revision(self) -> Revision:
-        """Of the tree under rootdir; asked for only where something is recorded."""
+        """The revision of the tree under rootdir; asked for only where something is recorded."""
         return find_revision(self.rootdir, self.settings.baselines)
 
     @property
@@ -244,13 +244,13 @@ class Run(Hardware):
 
     @property
     def told(self) -> list[str]:
-        """What a reader of the run should know: what was assumed of the machine, where it was asked for, and notes."""
+        """Lines for a reader of the run: what was assumed of the machine, where it was asked for, and notes."""
         assumed = self._found[1] if "_found" in self.__dict__ else ""
         return [*filter(None, [assumed]), *self.notes]
 
     @property
     def launch_seconds(self) -> float:
-        """What a launch may take that begins now."""
+        """The seconds that a launch may take that begins now."""
         return max(_LEAST_SECONDS, min(self.settings.timeout_seconds, self.until - time.monotonic()))
 
     def beside(self) -> Run:

@@ -24,7 +24,7 @@ class Trouble:
     """One reason why a run fails in which every case may have passed."""
 
     name: str
-    """Of what: ``unused baselines``."""
+    """As ``unused baselines``."""
     lines: Sequence[str]
 
 
@@ -80,7 +80,6 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
 
 
 def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
-    """What no single case can see, and fails the run."""
     settings, findings, is_strict = run.settings, run.findings, run.settings.strict
     lost = [case for case in findings.skipped if case.lost]
     budget, planned = settings.budget_gpu_hours, findings.planned

@@ -146,7 +146,7 @@ class Runner:
         return tried  # nothing, where even the process was lost: fresh launches search alone
 
     def small_trainings(self, spec: TrainSpec, order: ParityOrder) -> MadeTrainings:
-        """What the small trainings that ``order`` asks for did, in one launch on this machine.
+        """Make the small trainings that ``order`` asks for, in one launch on this machine.
 
         Raises:
             LaunchFailed: nothing is known of them.

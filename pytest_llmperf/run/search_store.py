@@ -38,7 +38,7 @@ Pairs = tuple[tuple[Launch, Launch], ...]
 
 
 def surroundings() -> list[Any]:
-    """What else a training's speed depends on: what is installed, and what the shell sets; for a key."""
+    """Return, for a key, what else a training's speed depends on: what is installed, and what the shell sets."""
     around = {
         name: value
         for name, value in lasting_environment(os.environ, {}).items()
@@ -62,7 +62,7 @@ class _KeptTrial:
 
 
 class TrialStore:
-    """Of one machine kind with what is installed now; a file for each trial, which several processes may write."""
+    """Trials of one machine kind with what is installed now; a file for each, which several processes may write."""
 
     def __init__(self, machine_kind: str, gpu_uuids: tuple[str, ...] = ()) -> None:
         """``gpu_uuids``: a trial of other GPUs is one of a machine a per cent faster or slower."""
@@ -83,14 +83,14 @@ class TrialStore:
         return found
 
     def keep(self, spec: TrainSpec, trial: Trial) -> None:
-        """What came of ``spec`` as it was launched."""
+        """Keep what came of ``spec`` as it was launched."""
         why = codec.keep(self._folder / f"{spec.digest}-{spec.steps}.json", _KeptTrial(spec.to_dict(), trial))
         self.unkept = f"{self._folder}: {why}" if why else self.unkept
 
 
 @dataclass(frozen=True)
 class KeptPairs:
-    """Of one candidate."""
+    """The pairs of one candidate."""
 
     candidate: str
     failure: str = ""
@@ -99,7 +99,7 @@ class KeptPairs:
 
 
 class PairStore:
-    """Of one case, one history and one good end on one machine: a file for each candidate beside it."""
+    """Pairs of one case, one history and one good end on one machine: a file for each candidate beside it."""
 
     def __init__(self, key: Sequence[Any]) -> None:
         self._folder = cache_folder("bisections") / _digest(json.dumps([_PROCEDURE, *key], sort_keys=True))
@@ -108,7 +108,7 @@ class PairStore:
         """Why what is measured cannot be kept; empty where it can."""
 
     def take(self) -> None:
-        """Alone, until this process ends; a ``CaseFailedError`` where another process has it."""
+        """Have it alone until this process ends; a ``CaseFailedError`` where another process has it."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self._folder / "lock")
@@ -123,14 +123,14 @@ class PairStore:
         self._lock = lock
 
     def release(self) -> None:
-        """Others may have it."""
+        """Let others have it."""
         if self._lock is not None:
             self._lock.release()
 
     def known(self, name: str) -> KeptPairs:
-        """What was kept of the candidate ``name`` and can be read."""
+        """Return what was kept of the candidate ``name`` and can be read."""
         return codec.load(KeptPairs, self._folder / f"{_digest(name)}.json") or KeptPairs(name)
 
     def keep(self, name: str, pairs: Pairs, failure: str = "") -> None:
-        """All that is known of it by now."""
+        """Keep all that is known of it by now."""
         codec.keep(self._folder / f"{_digest(name)}.json", KeptPairs(name, failure, pairs))

@@ -27,7 +27,7 @@ def _unused(run: Run, entries: Sequence[Entry]) -> list[Path]:
 
 
 def seen(run: Run, entries: Sequence[Entry] | None = None) -> Coverage:
-    """What this run saw, and what its options may have hidden from it; ``entries`` are of its baselines.
+    """Return what this run saw, and what its options may have hidden from it; ``entries`` are of its baselines.
 
     Where these cannot be read, nobody knows which tests recorded them.
     """

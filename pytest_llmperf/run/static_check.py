@@ -38,7 +38,7 @@ class StaticCheck:
         self._store = StepStore(settings.baselines, machine or settings.machine)
 
     def check(self, spec: TrainSpec) -> Concluded:
-        """The step of ``spec`` against what is stored of it, under every machine kind that has the case.
+        """Hold the step of ``spec`` against what is stored of it, under every machine kind that has the case.
 
         Raises:
             CannotRunError: fake tensors cannot tell of it.
@@ -150,7 +150,7 @@ def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -
 
 
 def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[TrainSpec, str]:
-    """What of ``results`` is in a baseline of launches now, and which test recorded it."""
+    """Return what of ``results`` is in a baseline of launches now, and which test recorded it."""
     updated = {result.digest for result in results if result.updated}
     if not updated:
         return {}

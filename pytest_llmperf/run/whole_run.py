@@ -37,14 +37,14 @@ class LateVerdict:
 
 @dataclass(frozen=True)
 class WholeRun:
-    """What was found."""
+    """The verdict on a whole run."""
 
     results: Sequence[CaseResult]
     """Those of the run, each by what all of it knows."""
     regressed: Sequence[LateVerdict] = ()
-    """Of each that its test passed, and that does not hold by that."""
+    """Those that their tests passed, and that do not hold by that."""
     undecided: Sequence[LateVerdict] = ()
-    """Of each that a strict run fails for what is not shown."""
+    """Those that a strict run fails for what is not shown."""
     change: CommonChange | None = None
     """What all cases have in common; ``None``: they are too few, or on GPUs of which too little is known."""
     verdict: Verdict = "pass"
@@ -81,7 +81,7 @@ class WholeRun:
         )
 
     def document(self) -> dict[str, Any]:
-        """What ``--perf-json`` says of that change; nothing where none was looked for."""
+        """Return what ``--perf-json`` says of that change; nothing where none was looked for."""
         if self.unjudged:
             return {"unjudged": self.unjudged}
         if self.change is None:
@@ -153,5 +153,5 @@ def _is_judged(result: CaseResult, machine: str) -> bool:
 
 
 def _identity(launch: Launch) -> tuple[str, str, str]:
-    """What a baseline, which rounds figures, keeps as it was."""
+    """Return what a baseline, which rounds figures, keeps as it was."""
     return launch.digest, launch.site, launch.started_at

@@ -38,7 +38,7 @@ class History:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> History:
-        """Of stores, of ``--perf-json`` files, and of folders in which there are some of either."""
+        """Read stores, ``--perf-json`` files, and folders in which there are some of either."""
         found, troubles = list[PastResult](), list[str]()
         for path in paths:
             for file in _files(path):
@@ -54,7 +54,7 @@ class History:
 
     @classmethod
     def of(cls, results: Iterable[PastResult], troubles: Sequence[str] = ()) -> History:
-        """Of ``results`` in any order; a night's files and what ``llmperf merge`` made of them may lie side by side."""
+        """Sort ``results``; a night's files and what ``llmperf merge`` made of them may lie side by side."""
         found: dict[tuple[object, ...], PastResult] = {}
         for result in results:
             known = found.get(result.measurement)
@@ -128,7 +128,7 @@ class RunHistories:
 
     @classmethod
     def read(cls, runs: Sequence[RunDocument], store: Path | None, baselines: Path) -> RunHistories:
-        """Of the cases of ``runs``, from ``store``; whatever goes wrong is a line, as a page can do without."""
+        """Find those of the cases of ``runs`` in ``store``; whatever goes wrong is a line, as a page can do without."""
         try:
             own = list(chain.from_iterable(past_results(run, f"{i} {run.source}") for i, run in enumerate(runs)))
             asked = {(result.machine, result.digest) for result in own}

@@ -86,7 +86,7 @@ class HistoryStore:
                 raise
 
     def read(self) -> list[PastResult]:
-        """What it holds, in the order in which it was added; nothing where there is no file. The file stays as it is.
+        """Return what it holds, in the order in which it was added; nothing of no file. The file stays as it is.
 
         Raises:
             HistoryError: it cannot serve.
@@ -129,7 +129,7 @@ class HistoryStore:
                 yield copy
 
     def _version(self, database: sqlite3.Connection) -> int:
-        """Of its schema; 0: it is empty."""
+        """Return its schema's; 0: it is empty."""
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()

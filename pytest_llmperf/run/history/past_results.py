@@ -112,7 +112,7 @@ def _whole(launch: Launch) -> PastLaunch:
 
 
 def _parts(records: Sequence[_Record]) -> Iterator[PastLaunch]:
-    """Of records that this version does not read whole, those that have a time and steps."""
+    """Read, of records that are not of this version, those that have a time and steps."""
     for record in records:
         steps = zip(*(rank.step_seconds for rank in record.ranks), strict=False)
         slowest = [max(step or 0.0 for step in each) for each in steps if None not in each]

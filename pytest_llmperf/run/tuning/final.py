@@ -82,7 +82,7 @@ class Final:
         return replace(tuning, notes=(*tuning.notes, *self._notes))
 
     def _without_each_choice(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> Tuning:
-        """What each of the winner's choices brought; one that is better without one of them is not the winner yet.
+        """Find what each of the winner's choices brought; one that is better without one of them is not the winner yet.
 
         A choice that was right beside others need not be right beside these.
         """
@@ -100,7 +100,7 @@ class Final:
         return replace(tuning, winner=winner, shares=())
 
     def _shown(self, tuning: Tuning, winner: TrainSpec) -> Iterator[Share]:
-        """What each choice brought; what was not seen in turns is, if the proofs have left time for it."""
+        """Find what each choice brought; what was not seen in turns is, if the proofs have left time for it."""
         for share in tuning.shares:
             is_known = share.how in ("turns", NEEDED)
             without = None if is_known else self._without(tuning, winner, share.axis)
@@ -185,7 +185,7 @@ class Final:
         return replace(tuning, winner=None, notes=(*tuning.notes, "none of the fastest configurations is sound"))
 
     def _asked(self, winner: TrainSpec, what: str) -> Concluded | str | None:
-        """What ``Cases`` says to ``what``, or why the winner failed at it; ``None``: that could not be asked."""
+        """Ask ``Cases`` for ``what``; its answer, or why the winner failed at it; ``None``: that could not be asked."""
         if self._left < self._seconds_of(winner):
             self._notes.append(f"no time was left for {_WORDS[what]}")
             return None
@@ -214,7 +214,7 @@ class Final:
         return result.reason if result.verdict == "invalid" and not is_spoilt else ""
 
     def _shares(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> list[Share]:
-        """What each of the winner's choices brought over the one that the search began with."""
+        """Find what each of the winner's choices brought over the one that the search began with."""
         before, after = (self._order.space.choices_of(spec) for spec in (tuning.begun_at, winner))
         found = []
         for name in (axis.name for axis in self._order.space.axes):
@@ -252,7 +252,7 @@ class Final:
         return guesses[1][0] - guesses[0][0], 2 * (guesses[0][1] ** 2 + guesses[1][1] ** 2) ** 0.5, "estimate"
 
     def _seconds_of(self, spec: TrainSpec) -> float:
-        """What a launch takes at most, by those of this run."""
+        """Return the seconds that a launch takes at most, by those of this run."""
         spent = self._caller.findings.spent
         each = sum(spent.phases.values()) / max(1, spent.launches)
         return max(3.0, 1.5 * each) + (5.0 if spec.torch_compile else 0.0)

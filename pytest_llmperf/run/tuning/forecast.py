@@ -63,8 +63,8 @@ _SIZES = 4
 def counted_prior(
     space: Space, specs: Sequence[TrainSpec], predictions: StepPredictions, gpu: str
 ) -> list[float] | None:
-    """Of each of ``specs``, the first of which is where the search begins, the logarithm of its seconds for a token, up
-    to a constant; ``None`` where nothing can be counted.
+    """Return of each of ``specs``, the first of which is where the search begins, the logarithm of its seconds for a
+    token, up to a constant; ``None`` where nothing can be counted.
 
     Each choice is counted by itself, over the first: what two bring together is for the trials to tell.
     """
@@ -192,7 +192,7 @@ class MemoryForecast:
         return peak_bytes <= self._limit * _LEFT
 
     def learn(self, spec: TrainSpec, trial: Trial) -> None:
-        """What a trial of ``spec`` said of its memory."""
+        """Note what a trial of ``spec`` said of its memory."""
         bounds = self._bounds_of(spec)
         if trial.is_too_large:
             bounds.fails = min(bounds.fails, spec.micro_batch_size)
@@ -200,7 +200,7 @@ class MemoryForecast:
             self._ratios.append(trial.peak_reserved_bytes / self._peaks[spec])
 
     def least(self) -> tuple[TrainSpec, int] | None:
-        """What takes the least memory of all that was looked at, and its predicted bytes."""
+        """Return what takes the least memory of all that was looked at, and its predicted bytes."""
         return min(self._peaks.items(), key=lambda one: one[1], default=None)
 
     @property

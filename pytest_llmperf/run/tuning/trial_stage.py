@@ -161,7 +161,7 @@ class Prior:
 
 
 class TrialStage:
-    """Of one search."""
+    """The trials of one search."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class TrialStage:
 
     @property
     def best(self) -> Tried | None:
-        """Of those measured."""
+        """The best of those measured."""
         order = self.search.in_order()
         spec = self.specs[order[0]] if order else None
         return next((one for one in reversed(self.tried) if one.spec == spec), None)

@@ -36,7 +36,7 @@ _BY_NEIGHBOURS = frozenset({"oom", "timeout"})
 
 
 class Trials:
-    """Of one search."""
+    """The trials of one search."""
 
     def __init__(self, caller: Caller, store: TrialStore, most_seconds: float = math.inf) -> None:
         """``most_seconds`` of one: what hangs must not take the time of all others."""
@@ -48,7 +48,7 @@ class Trials:
         self._runner.while_waiting = call
 
     def known(self, specs: Sequence[TrainSpec]) -> Mapping[TrainSpec, Trial]:
-        """What earlier searches found of ``specs``."""
+        """Return what earlier searches found of ``specs``."""
         kept = self._store.all()
         return {spec: kept[_short(spec)] for spec in specs if _short(spec) in kept} if kept else {}
 
@@ -168,7 +168,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What is known where it ends."""
+    """The result of a search."""
 
     begun_at: TrainSpec
     tried: tuple[Tried, ...] = ()

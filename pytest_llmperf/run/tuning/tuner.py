@@ -65,7 +65,7 @@ class Standing:
 
 
 class Tuner:
-    """Of one caller."""
+    """One caller's search."""
 
     def __init__(self, caller: Caller, order: TuningOrder, watch: Callable[[Standing], None] = lambda _: None) -> None:
         self._caller, self._run, self._order, self._watch = caller, caller.run, order, watch
@@ -128,7 +128,7 @@ class Tuner:
         return tuning if tuning.winner is None else self._final(stage, tuning, forecast)
 
     def _limit_bytes(self) -> int:
-        """What each rank may hold, as far as predictions are asked for it; 0: everything fits.
+        """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits.
 
         A CPU's host has room for the small models that are trained there, and is asked of large ones alone: their
         launch would take the memory of all others on it.
@@ -191,7 +191,7 @@ class Tuner:
         counted: Sequence[float] | None,
         recipes: Sequence[Sequence[TrainSpec]],
     ) -> list[float] | None:
-        """What trials on one GPU each say of ``specs``, which take all GPUs; ``None`` where these are not many."""
+        """Try on one GPU each what takes all GPUs; what that says of ``specs``, ``None`` where these are not many."""
         if self._run.on_cpu or not self._run.site.is_here or self._run.num_gpus == 1:
             return None
         counterparts = [_narrow(spec) for spec in specs]
@@ -217,7 +217,7 @@ class Tuner:
         return [middle if one is None else float(mean[stage.numbers[one]]) for one in counterparts]
 
     def _end_seconds(self, stage: TrialStage) -> float:
-        """What the end will take: turns of the best, the proof that the winner is sound."""
+        """Return the seconds that the end takes: turns of the best, the proof that the winner is sound."""
         least, most, best = _END_SHARE * self._order.seconds, _END_MOST * self._order.seconds, stage.best
         if best is None:
             return least
