@@ -25,7 +25,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
-    """Return what the launches' rate means on their chip, where that is known; energy, a micro-batch's time, waiting."""
+    """Return what the launches' rate means on their chip, where known; energy, a micro-batch's time, waiting."""
     gpu = launches[0].environment.gpu
     on_chip = (*_arithmetic(spec, launches, gpu, model_flops), *_traffic(spec, launches, gpu))
     return (*on_chip, *_of_steps(spec, launches))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pytest_llmperf.run.findings import Observer
 from pytest_llmperf.run.plan import exceeds, gpu_hours, skip_lines
-from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.run_files import run_document, write_markdown, write_page, write_results
 from pytest_llmperf.run.stale_baselines import listed, prune, unexplained
 from pytest_llmperf.run.static_check import record_static
 from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together
+
+if TYPE_CHECKING:
+    from pytest_llmperf.run.run import Run
 
 # The exit codes of pytest that say that nothing failed.
 _GREEN = (0, 5)

@@ -6,18 +6,20 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.allocation import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.run.plan import cost_document, priced
 from pytest_llmperf.run.revision import project_of
-from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.stale_baselines import seen
 from pytest_llmperf.run.whole_run import WholeRun
 from pytest_llmperf.support.files import files_digest, write_text
 from pytest_llmperf.support.version import MADE_BY
+
+if TYPE_CHECKING:
+    from pytest_llmperf.run.run import Run
 
 # GitHub refuses the whole summary of a step that is larger than a MiB, also what others wrote into it.
 _MOST_BYTES = 2**20

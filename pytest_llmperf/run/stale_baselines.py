@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_llmperf.judge.acceptance import replaced, replaced_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.store import BaselineStore, Entry, entries_of_run
 from pytest_llmperf.run.coverage import ALL, Coverage, file_of, unused_baselines
-from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.train_spec import TrainSpec
+
+if TYPE_CHECKING:
+    from pytest_llmperf.run.run import Run
 
 
 def _entries(run: Run) -> list[Entry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StoredStep
 from pytest_llmperf.judge.baseline_file import BaselineError
@@ -18,8 +19,10 @@ from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import conclude, failures
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
 from pytest_llmperf.run.findings import Concluded, Findings, Observer
-from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+
+if TYPE_CHECKING:
+    from pytest_llmperf.run.run import Run
 
 #: What a run that recorded launches may record too: figures of other versions are those that somebody else's runs hold.
 BESIDE_LAUNCHES = "beside launches"

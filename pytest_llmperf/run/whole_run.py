@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.run_effects import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
@@ -14,7 +14,9 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.run import Run
+
+if TYPE_CHECKING:
+    from pytest_llmperf.run.run import Run
 
 # Of a loss that is not told apart, and what tells it.
 _UNTOLD = "by their software or by a GPU that nothing else tells of"
