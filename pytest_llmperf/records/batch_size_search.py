@@ -69,14 +69,13 @@ class Search:
         if self.found or self.fits >= LARGEST:
             return None
         if not self.peaks:
-            return self.guess if not self.too_large else self._nearer(min(self.too_large))
+            if self.fails is None:
+                return self.guess
+            # The size after the smallest that does not fit says no more than it.
+            is_first = len(self.too_large - {self.fails + 1}) == 1
+            return max(1, self.fails - 1 - self.fails // _STRIDE if is_first else self.fails // 2)
         high = self.fails
         return self._beyond(self.fits) if high is None else self._between(self.fits, high)
-
-    def _nearer(self, high: int) -> int:
-        """Where nothing fitted yet; the size after the smallest that does not says no more than it."""
-        tried = self.too_large - {high + 1}
-        return max(1, high - 1 - high // _STRIDE if len(tried) == 1 else high // 2)
 
     def _beyond(self, low: int) -> int:
         """Where nothing was too large yet."""

@@ -66,10 +66,7 @@ _PERHAPS = (
     r"failed to cuda \w*alloc",
 )
 
-_OF_A_PEER = (
-    *(r"connection", r"\bpeer\b", r"socket", r"broken pipe"),
-    *(r"ncclremoteerror", r"remote process", r"timed? ?out"),
-)
+_OF_A_PEER = r"connection|\bpeer\b|socket|broken pipe|ncclremoteerror|remote process|timed? ?out"
 
 
 def said(words: str) -> Said:
@@ -82,7 +79,7 @@ def said(words: str) -> Said:
 
 def of_a_peer(words: str) -> bool:
     """Whether ``words`` are of another rank that has gone, which says nothing of this one's memory."""
-    return re.search("|".join(_OF_A_PEER), words.lower()) is not None
+    return re.search(_OF_A_PEER, words.lower()) is not None
 
 
 # Of a rank's own limit: what failed is what did not fit any more, so a whole product's workspace may be left where a

@@ -116,10 +116,7 @@ def gitlab_metrics(run: ExportedRun) -> Iterator[str]:
         yield f"# TYPE {family.name} gauge"
         for labels, value in family.samples.items():
             told = [(name, text.replace("#", "%23")) for name, text in labels]
-            yield sample(family.name, told, _short(value))
+            # Shown as it stands, and as changed where any digit is: whole numbers (bytes) are exact, others rounded.
+            short = value if value.is_integer() else float(f"{value:.{_DIGITS}g}")
+            yield sample(family.name, told, exact(short))
     yield "# EOF"
-
-
-def _short(value: float) -> str:
-    """It is shown as it stands, and as changed where any digit is: whole numbers (bytes) are exact, others rounded."""
-    return exact(value if value.is_integer() else float(f"{value:.{_DIGITS}g}"))

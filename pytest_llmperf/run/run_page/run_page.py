@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from pytest_llmperf.judge.baseline import ANY_MACHINE
 from pytest_llmperf.judge.case_histories import CaseHistory
@@ -40,7 +39,11 @@ def page_of(
     gate = no_gate_of_speed(result.figure(RATE).times_slower for result in results)
     left = len(results) - MOST_CASES
     cut = [f"{left} of {len(results)} cases are left out here, those first that pass; --perf-json has all"] * (left > 0)
-    warnings = (*left_out, *chain.from_iterable(map(_warnings, documents)), *cut, *stored.broken)
+    troubles = [
+        f"{document.source}: {line}" if document.source else line
+        for document in documents
+        for line in _troubles(document)
+    ]
     skipped = [
         (clipped(each.id), clipped(without_name(each.id, each.reason)))
         for document in documents
@@ -49,7 +52,7 @@ def page_of(
     return Page(
         title=f"pytest-llmperf on {where}" if documents else "pytest-llmperf",
         runs=tuple(map(_facts, documents)),
-        warnings=tuple(map(clipped, warnings)),
+        warnings=tuple(map(clipped, (*left_out, *troubles, *cut, *stored.broken))),
         remarks=(gate,) if gate else (),
         columns=headings(documents),
         main=MAIN,
@@ -105,11 +108,6 @@ def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
         "exit code": "" if record.exit_code is None else str(record.exit_code),
     }
     return tuple((name, clipped(value)) for name, value in facts.items() if value)
-
-
-def _warnings(document: RunDocument) -> Iterator[str]:
-    for line in _troubles(document):
-        yield f"{document.source}: {line}" if document.source else line
 
 
 def _troubles(document: RunDocument) -> Iterator[str]:

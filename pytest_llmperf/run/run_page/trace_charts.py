@@ -176,6 +176,10 @@ def _history(one: CaseHistory) -> LineChart:
         (_day(result, first), round(result.tokens_per_second_per_gpu or 1 / result.step_seconds, 3))
         for result in counted[::every]
     ]
+    levels = []
+    for segment in one.segments:
+        rate = round(segment.rate(segment.step_seconds) or 1 / segment.step_seconds, 3)
+        levels.append(Line("level", "baseline", tuple((_day(segment.results[at], first), rate) for at in (0, -1))))
     headings = ("from", "to", "what changed", "versions", "runs", "tokens/s/GPU", "95 of 100 in", "change")
     return LineChart(
         title=one.id,
@@ -183,14 +187,9 @@ def _history(one: CaseHistory) -> LineChart:
         note=f"{told}. What else changed: {'; '.join(latest.different) or 'nothing else that is recorded'}.",
         x_axis=f"days since {first}",
         y_axis="tokens/s/GPU",
-        lines=(*(_level(segment, first) for segment in one.segments), Line("run", "now", tuple(runs))),
+        lines=(*levels, Line("run", "now", tuple(runs))),
         table=Table(headings, tuple(map(_segment, one.segments)), 4),
     )
-
-
-def _level(segment: Segment, first: str) -> Line:
-    rate = round(segment.rate(segment.step_seconds) or 1 / segment.step_seconds, 3)
-    return Line("level", "baseline", tuple((_day(segment.results[at], first), rate) for at in (0, -1)))
 
 
 def _day(result: PastResult, first: str) -> float:
