@@ -19,6 +19,7 @@ from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
+from tests.golden import Golden
 
 SPEC = TrainSpec(model="llama-tiny")
 
@@ -52,10 +53,10 @@ def test_a_launch_that_cannot_begin_for_want_of_room_says_so(tmp_path: Path, num
     assert os.strerror(number) in failure.message
 
 
-def test_a_folder_with_room_has_nothing_to_tell_and_keeps_nothing(tmp_path: Path) -> None:
+def test_a_folder_with_room_has_nothing_to_tell_and_keeps_nothing(tmp_path: Path, golden: Golden) -> None:
     assert scratch.unwritable(tmp_path) == ""
     with room_for(100):
-        assert scratch.unwritable(tmp_path) == f"{tmp_path} cannot be written to (File too large)"
+        golden(scratch.unwritable(tmp_path))
     assert [*tmp_path.iterdir()] == []
 
 
@@ -66,16 +67,17 @@ def test_what_cannot_be_written_names_its_file_and_leaves_the_one_before(tmp_pat
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
-def test_a_full_disk_is_told_first_and_what_a_rank_said_after_it(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_first_and_what_a_rank_said_after_it(tmp_path: Path, golden: Golden) -> None:
     reason = {"kind": "error", "message": "rank 1: Connection closed by peer", "tail": ["x"], "time": 1.0}
     (tmp_path / "failure-1.json").write_text(json.dumps(reason))
     failure = read(tmp_path)
     assert failure.kind == "unwritable"
-    assert failure.message == f"{tmp_path} cannot be written to (File too large); rank 1: Connection closed by peer"
+    golden(failure.message)
 
 
-def test_memory_and_the_time_limit_are_told_as_ever(tmp_path: Path) -> None:
+def test_memory_and_the_time_limit_are_told_as_ever(tmp_path: Path, golden: Golden) -> None:
     assert read(tmp_path, timed_out=True).kind == "timeout"
     reason = {"kind": "oom", "message": "rank 0: out of memory", "tail": ["x"], "time": 1.0}
     (tmp_path / "failure-0.json").write_text(json.dumps(reason))
-    assert (read(tmp_path).kind, read(tmp_path).message) == ("oom", "rank 0: out of memory")
+    assert read(tmp_path).kind == "oom"
+    golden(read(tmp_path).message)

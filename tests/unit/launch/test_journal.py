@@ -27,6 +27,7 @@ from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.job import Journal
 from pytest_llmperf.support import signals
 from tests.fakes import Fake, launch_of
+from tests.golden import Golden
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=16)
 
@@ -87,9 +88,9 @@ class TestJournal:
             path.write_text(text)
         assert journal.find("t.py::t", SPEC.digest) is None
 
-    def test_what_cannot_be_kept_is_told(self, tmp_path: Path) -> None:
+    def test_what_cannot_be_kept_is_told(self, tmp_path: Path, golden: Golden) -> None:
         (tmp_path / "7").write_text("in the way")
-        assert "not kept for a requeue" in Journal(tmp_path, "7", [], resume=True).keep(concluded())
+        golden(Journal(tmp_path, "7", [], resume=True).keep(concluded()))
 
     def test_the_budget_counts_earlier_starts(self, tmp_path: Path) -> None:
         starts = [Journal(tmp_path, "7", [], resume=True, restarts=restarts) for restarts in range(3)]

@@ -29,6 +29,7 @@ from pytest_llmperf.support.channel import Channel, ChannelClosedError
 from pytest_llmperf.worker.warm import gpu_answers
 from pytest_llmperf.worker.warm.fork_server import ImportWatch
 from pytest_llmperf.worker.warm.gpu_answers import NoAnswersError
+from tests.golden import Golden
 
 
 class TestChannel:
@@ -262,15 +263,16 @@ class TestServerPool:
     def launched(self, pool: pool_module.ServerPool, key: ServerKey) -> Any:
         return pool.launch(key, ORDER, lambda: None)
 
-    def test_two_are_kept_and_the_one_that_was_used_longest_ago_is_ended(self, tmp_path: Path) -> None:
+    def test_two_are_kept_and_the_one_that_was_used_longest_ago_is_ended(self, tmp_path: Path, golden: Golden) -> None:
         pool = ServerPool(lambda: tmp_path)
         first, second, again, third = (self.launched(pool, self.key(SIDE=side)) for side in "abac")
         assert first is again
         assert [server.is_over for server in (first, second, third)] == [False, True, False]
         pool.close()
         assert all(server.is_over for server in FakeServer.started)
-        with pytest.raises(ColdStartError, match="the run is at its end"):
+        with pytest.raises(ColdStartError) as raised:
             self.launched(pool, self.key())
+        golden(raised)
 
     @pytest.mark.parametrize("what", ["is_stale", "is_over"])
     def test_one_that_is_stale_or_over_is_replaced(self, tmp_path: Path, what: str) -> None:
@@ -280,30 +282,33 @@ class TestServerPool:
         assert self.launched(pool, self.key()) is not first
         assert first.is_over
 
-    def test_one_that_could_not_import_is_not_tried_again(self, tmp_path: Path) -> None:
+    def test_one_that_could_not_import_is_not_tried_again(self, tmp_path: Path, golden: Golden) -> None:
         pool = ServerPool(lambda: tmp_path)
         pool.prepare(self.key())
         (server,) = FakeServer.started
         server.is_ready, server.refuses = False, "a thread was started"
         for _ in range(2):
-            with pytest.raises(ColdStartError, match="a thread was started"):
+            with pytest.raises(ColdStartError) as raised:
                 self.launched(pool, self.key())
+            golden(raised)
         assert FakeServer.started == [server]
         assert server.is_over
 
-    def test_one_that_did_not_answer_is_not_asked_again(self, tmp_path: Path) -> None:
+    def test_one_that_did_not_answer_is_not_asked_again(self, tmp_path: Path, golden: Golden) -> None:
         pool = ServerPool(lambda: tmp_path)
         server = self.launched(pool, self.key())
         server.is_over, server.is_stale, server.refuses = False, False, "its fork server forked for more than 30 s"
         server.launch = partial(_ended, server)
         for _ in range(2):
-            with pytest.raises(ColdStartError, match="forked for more than 30 s"):
+            with pytest.raises(ColdStartError) as raised:
                 self.launched(pool, self.key())
+            golden(raised)
         assert FakeServer.started == [server]
 
-    def test_a_folder_that_cannot_be_written_is_a_reason(self, tmp_path: Path) -> None:
-        with pytest.raises(ColdStartError, match="no fork server could be started"):
+    def test_a_folder_that_cannot_be_written_is_a_reason(self, tmp_path: Path, golden: Golden) -> None:
+        with pytest.raises(ColdStartError) as raised:
             self.launched(ServerPool(lambda: tmp_path / "nothing"), self.key())
+        golden(raised)
 
     def test_its_environment_is_the_launchs_but_for_what_imports_need(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import pytest
 from pytest_llmperf.plugin.run_progress import RunProgress
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.report.progress_line import Numbered, live_line
+from tests.golden import Golden
 
 
 @pytest.fixture
@@ -18,43 +19,43 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_what_is_left_is_what_baselines_took_as_this_run_takes_longer_or_not(now: list[float]) -> None:
+def test_what_is_left_is_what_baselines_took_as_this_run_takes_longer_or_not(now: list[float], golden: Golden) -> None:
     run = RunProgress({"a": 10.0, "b": 20.0, "c": 30.0})
     assert run.whole == "about 60 s"
     assert run.line == ""
     run.begin("a")
-    assert run.line == "case 1 of 3, about 60 s left"
+    golden(run.line)
     now[0] += 4
-    assert run.line == "case 1 of 3, about 56 s left"
+    golden(run.line)
     now[0] += 1
     run.end("a")
     run.begin("b")  # the first took half of what it took before, so the others are expected to
-    assert run.line == "case 2 of 3, about 25 s left"
+    golden(run.line)
     now[0] += 40  # longer than expected: it is over at any moment
-    assert run.line == "case 2 of 3, about 15 s left"
+    golden(run.line)
 
 
-def test_imports_that_the_first_case_waits_for_lengthen_no_other(now: list[float]) -> None:
+def test_imports_that_the_first_case_waits_for_lengthen_no_other(now: list[float], golden: Golden) -> None:
     run = RunProgress({"a": 3.0, "b": 3.0, "c": 3.0})
     run.begin("a")
     now[0] += 15
     run.end("a")
     run.begin("b")
-    assert run.line == "case 2 of 3, about 6 s left"
+    golden(run.line)
     now[0] += 6
     run.end("b")
     run.begin("c")  # what the second took longer, the third is expected to
-    assert run.line == "case 3 of 3, about 6 s left"
+    golden(run.line)
 
 
-def test_a_case_without_a_baseline_takes_as_long_as_the_others(now: list[float]) -> None:
+def test_a_case_without_a_baseline_takes_as_long_as_the_others(now: list[float], golden: Golden) -> None:
     run = RunProgress({"a": None, "b": 20.0, "c": None})
-    assert run.whole == "about 20 s for the 1 that have a baseline"
+    golden(run.whole)
     run.begin("a")
-    assert run.line == "case 1 of 3, about 60 s left"
+    golden(run.line)
 
 
-def test_where_no_baseline_tells_the_run_itself_does(now: list[float]) -> None:
+def test_where_no_baseline_tells_the_run_itself_does(now: list[float], golden: Golden) -> None:
     run = RunProgress({"a": None, "b": None})
     assert run.whole == ""
     run.begin("a")
@@ -62,13 +63,13 @@ def test_where_no_baseline_tells_the_run_itself_does(now: list[float]) -> None:
     now[0] += 7
     run.end("a")
     run.begin("b")
-    assert run.line == "case 2 of 2, about 7 s left"
+    golden(run.line)
 
 
-def test_a_first_run_of_tiny_models_tells_about_how_long_they_take() -> None:
+def test_a_first_run_of_tiny_models_tells_about_how_long_they_take(golden: Golden) -> None:
     nothing = dict.fromkeys("abc")
-    assert RunProgress(nothing, num_tiny=2).whole == "about 9 s for the 2 that run here, tiny models"
-    assert RunProgress({"a": 10.0, "b": None}, num_tiny=2).whole == "about 10 s for the 1 that have a baseline"
+    golden(RunProgress(nothing, num_tiny=2).whole)
+    golden(RunProgress({"a": 10.0, "b": None}, num_tiny=2).whole)
 
 
 def test_other_tests_and_a_case_alone_say_nothing(now: list[float]) -> None:
@@ -81,8 +82,8 @@ def test_other_tests_and_a_case_alone_say_nothing(now: list[float]) -> None:
     assert alone.line == ""
 
 
-def test_the_line_of_a_launch_has_it_where_there_is_room() -> None:
+def test_the_line_of_a_launch_has_it_where_there_is_room(golden: Golden) -> None:
     launch, progress = Numbered("llama-tiny-bf16", 1, 2), Progress(phase="importing")
     run = "case 7 of 19, about 2 min left"
-    assert live_line(launch, progress, 3.0, 100, run=run) == f"llama-tiny-bf16  launch 1/2  importing  3 s  {run}"
-    assert live_line(launch, progress, 3.0, 45, run=run) == "llama-tiny-bf16  launch 1/2  importing  3 s"
+    golden(live_line(launch, progress, 3.0, 100, run=run))
+    golden(live_line(launch, progress, 3.0, 45, run=run))
