@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
@@ -178,11 +178,12 @@ def _crept(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: 
     level = _best_level(check, [value for _, value in entries], usual)
     if level is None:
         return ""
-    first, size = entries[level.start][0], level.size
-    was, now = in_sentence(level.mean, check.unit), in_sentence(check.value, check.unit)
+    start, size, mean = level
+    first = entries[start][0]
+    was, now = in_sentence(mean, check.unit), in_sentence(check.value, check.unit)
     whose = f"{was} of {first.recorded_at[:10]}" + f" (mean of {size} acceptances)" * (size > 1)
     since = " since the last reason" if since_reason(baseline.history)[0].reason else ""
-    change = percent(check.value / level.mean - 1 if level.mean else None)
+    change = percent(check.value / mean - 1 if mean else None)
     return f"creep: {check.metric} {now} is {change} from the best accepted{since}, {whose}"
 
 
@@ -200,17 +201,9 @@ def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch])
             yield entry, metric.read(told)
 
 
-@dataclass(frozen=True)
-class _Level:
-    start: int
-    size: int
-    mean: float
-    beyond: float
-    """By how much the figure is further from it than it may be."""
-
-
-def _best_level(check: Check, past: Sequence[float], usual: Spread) -> _Level | None:
-    """The neighbours among the figures of the ``past`` that ``check`` is furthest beyond; ``None``: it is beyond none.
+def _best_level(check: Check, past: Sequence[float], usual: Spread) -> tuple[int, int, float] | None:
+    """Where the neighbours among the figures of the ``past`` begin that ``check`` is furthest beyond, how many they are
+    and their mean; ``None``: it is beyond none.
 
     It has to be beyond what its gate allows; and its own level, of the last acceptances and it, beyond their noise.
     """
@@ -220,7 +213,7 @@ def _best_level(check: Check, past: Sequence[float], usual: Spread) -> _Level | 
     values, sign = (*past, check.value), 1 if check.higher_is_better else -1
     # What moved by more than its gate allows has begun anew: such a step is no noise.
     moved = [0, *(n for n, pair in enumerate(pairwise(past), 1) if max(pair) - min(pair) > _allowed(check, max(pair)))]
-    levels = []
+    levels: list[tuple[float, tuple[int, int, float]]] = []
     for size in _WINDOWS:
         for start in range(len(past) - size + 1):
             mean, own = fmean(past[start : start + size]), residuals[max(n for n in moved if n <= start) :]
@@ -231,8 +224,8 @@ def _best_level(check: Check, past: Sequence[float], usual: Spread) -> _Level | 
             far = quantile(_SURE, usual.df + len(own) / 2) * math.sqrt(variance)
             recent = (recent for recent in _WINDOWS if recent <= len(values) - start - size)
             if any(sign * (mean - fmean(values[-each:])) > far * math.sqrt(1 / size + 1 / each) for each in recent):
-                levels.append(_Level(start, size, mean, beyond))
-    return max(levels, key=lambda level: level.beyond, default=None)
+                levels.append((beyond, (start, size, mean)))
+    return max(levels, key=lambda level: level[0])[1] if levels else None
 
 
 def _allowed(check: Check, level: float) -> float:

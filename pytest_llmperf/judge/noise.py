@@ -7,7 +7,7 @@ A launch's logarithm is a mean plus independent deviations: of the host, of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
 from typing import Any
@@ -83,12 +83,10 @@ class Noise:
 
         How tonight's launches differ from the baseline's is the question: only their scatter among themselves counts.
         """
-        launch = self.launch.moderated(within_sessions(candidates, baseline))
-        session = self.session.moderated(between(baseline, "session", {"launch": launch.sd}))
-        lower = {"launch": launch.sd, "session": session.sd}
-        site = self.site.moderated(between(baseline, "site", lower))
-        host = self.host.moderated(between(baseline, "host", {**lower, "site": site.sd}))
-        return Noise(host=host, site=site, session=session, launch=launch)
+        return _nested(
+            self.launch.moderated(within_sessions(candidates, baseline)),
+            lambda component, lower: getattr(self, component).moderated(between(baseline, component, lower)),
+        )
 
     def usual(self, _: Sequence[Launch]) -> Noise:
         """This, whatever the case."""
@@ -103,6 +101,14 @@ class Noise:
         ]
         num = len(label["host"])
         return Scatter(np.zeros(num), shared, noise.launch, np.eye(num))
+
+
+def _nested(launch: Spread, of: Callable[[str, Mapping[str, float]], Spread]) -> Noise:
+    """Each component, from the launch upwards, by the standard deviations of those below it."""
+    found = {"launch": launch}
+    for component in ("session", "site", "host"):
+        found[component] = of(component, {name: spread.sd for name, spread in found.items()})
+    return Noise(**found)
 
 
 #: What launches that share a component's deviation share one level further up.
@@ -226,12 +232,11 @@ class Experience:
                 key = f"{len(one.ranks)} {name}"
                 rates[key] = (*rates.get(key, ()), rate)
         cases = [without_outliers(launches, prior) for launches in cases]
-        launch = _between_launches(cases, prior.launch)
-        session = _between_groups(cases, "session", prior.session, {"launch": launch.sd})
-        lower = {"launch": launch.sd, "session": session.sd}
-        site = _between_groups(cases, "site", prior.site, lower)
-        host = _between_groups(cases, "host", prior.host, {**lower, "site": site.sd})
-        return cls(Noise(host=host, site=site, session=session, launch=launch), rates)
+        noise = _nested(
+            _between_launches(cases, prior.launch),
+            lambda component, lower: _between_groups(cases, component, getattr(prior, component), lower),
+        )
+        return cls(noise, rates)
 
 
 def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Spread:

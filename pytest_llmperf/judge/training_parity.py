@@ -176,52 +176,42 @@ def judge_parity(trainings: Sequence[TrainingErrors], plain: Sequence[TrainingEr
     # In fp32 rounding hides least: what is told there is told first.
     for form in sorted({one.form for one in trainings}, key=lambda form: form != FP32):
         rounding = Rounding.of([one for one in plain if one.form == form])
-        best = _Best.of([one for one in trainings if one.form == form], rounding)
-        troubles += _troubles(best, rounding)
-        for check in _checks(best):
+        own = [one for one in trainings if one.form == form]
+        best = _nearest(own, rounding)
+        troubles += _troubles(own[0], best, rounding)
+        for check in _checks(own[0].precision, best):
             known = checks.get(check.metric)
             if known is None or _share(check) > _share(known):
                 checks[check.metric] = check
     return Parity(tuple(troubles), tuple(checks.values()), tuple(_notes(trainings)))
 
 
-@dataclass(frozen=True)
-class _Best:
-    """Of several seeds, each figure where it is nearest to the truth."""
-
-    first: TrainingErrors
-    tensors: Mapping[str, Sequence[_Figure]]
-    losses: Sequence[_Figure]
-    clipping: Sequence[_Figure]
-
-    @classmethod
-    def of(cls, trainings: Sequence[TrainingErrors], rounding: Rounding) -> _Best:
-        tensors: dict[_Key, list[_Figure]] = {}
-        losses: dict[int, list[_Figure]] = {}
-        clipping: dict[int, list[_Figure]] = {}
-        for training in trainings:
-            for tensor in training.tensors:
-                error, limit = relative(training, tensor), rounding.limit(training, tensor)
-                tensors.setdefault(_key(tensor), []).append(_Figure(tensor.step, error, limit, tensor=tensor))
-            limit = rounding.scalar_limit(training, rounding.loss)
-            figures = zip(loss_errors(training), training.losses, training.true_losses, strict=True)
-            for step, (error, loss, true) in enumerate(figures, 1):
-                losses.setdefault(step, []).append(_Figure(step, error, limit, loss, true))
-            limit = rounding.scalar_limit(training, rounding.clipping)
-            for step, error in enumerate(training.clipping_errors, 1):
-                clipping.setdefault(step, []).append(_Figure(step, abs(error), limit, 1 + error, 1.0))
-        nearest = {key: min(found, key=lambda one: one.times) for key, found in tensors.items()}
-        return cls(
-            trainings[0],
-            {kind: [one for key, one in nearest.items() if key[0] == kind] for kind in (GRADIENT, UPDATE)},
-            [min(found, key=lambda one: one.times) for found in losses.values()],
-            [min(found, key=lambda one: one.times) for found in clipping.values()],
-        )
+# Beside the kinds of tensors.
+_LOSS, _CLIPPING = "loss", "clipping"
 
 
-def _troubles(best: _Best, rounding: Rounding) -> Iterator[str]:
+def _nearest(trainings: Sequence[TrainingErrors], rounding: Rounding) -> dict[str, list[_Figure]]:
+    """By kind, of several seeds each figure where it is nearest to the truth."""
+    found: dict[_Key, list[_Figure]] = {}
+    for training in trainings:
+        for tensor in training.tensors:
+            error, limit = relative(training, tensor), rounding.limit(training, tensor)
+            found.setdefault(_key(tensor), []).append(_Figure(tensor.step, error, limit, tensor=tensor))
+        losses = zip(loss_errors(training), training.losses, training.true_losses, strict=True)
+        clipping = ((abs(error), 1 + error, 1.0) for error in training.clipping_errors)
+        for kind, measured, figures in ((_LOSS, rounding.loss, losses), (_CLIPPING, rounding.clipping, clipping)):
+            limit = rounding.scalar_limit(training, measured)
+            for step, (error, value, true) in enumerate(figures, 1):
+                found.setdefault((kind, "", step), []).append(_Figure(step, error, limit, value, true))
+    nearest: dict[str, list[_Figure]] = {kind: [] for kind in (_LOSS, GRADIENT, UPDATE, _CLIPPING)}
+    for (kind, *_), several in found.items():
+        nearest[kind].append(min(several, key=lambda one: one.times))
+    return nearest
+
+
+def _troubles(training: TrainingErrors, best: Mapping[str, Sequence[_Figure]], rounding: Rounding) -> Iterator[str]:
     """In the order of what they follow from."""
-    training, where = best.first, f"({best.first.precision})"
+    where = f"({training.precision})"
     for name in training.unknown:
         yield f"{name} is a parameter of one of the two alone"
     types, plain = training.product_types, rounding.product_types
@@ -230,14 +220,14 @@ def _troubles(best: _Best, rounding: Rounding) -> Iterator[str]:
         name, more = differ[0], _more(len(differ), len(types), "linear layers")
         yield f"products of {name} come out in {types[name]}, those of the plain form in {plain[name]}{more} {where}"
     # By step, and within one as a step goes; but a gradient says where, and a loss does not.
-    found = [(step, 0, line) for step, line in _far(best.tensors[GRADIENT])]
-    for one in [one for one in best.losses if one.times > 1][:1]:
+    found = [(step, 0, line) for step, line in _far(best[GRADIENT])]
+    for one in [one for one in best[_LOSS] if one.times > 1][:1]:
         apart = f"rounding alone leaves {one.limit * abs(one.true):.1e} between them"
         found.append((one.step, 1, f"loss of step {one.step} is {one.value:.7g}, expected {one.true:.7g}, {apart}"))
-    for one in [one for one in best.clipping if one.times > 1][:1]:
+    for one in [one for one in best[_CLIPPING] if one.times > 1][:1]:
         times = f"{one.value:.4g} times the norm that is allowed, rounding alone leaves {one.limit:.1e} beside 1"
         found.append((one.step, 2, f"gradients of step {one.step} are clipped to {times}"))
-    found += [(step, 3, line) for step, line in _far(best.tensors[UPDATE])]
+    found += [(step, 3, line) for step, line in _far(best[UPDATE])]
     yield from (f"{line} {where}" for _, _, line in sorted(found))
 
 
@@ -276,15 +266,14 @@ def _more(count: int, of: int, what: str) -> str:
     return f" (and {count - 1} more of {of} {what})" if count > 1 else ""
 
 
-def _checks(best: _Best) -> Iterator[Check]:
-    precision = best.first.precision
-    named = {f"{kind}_error": figures for kind, figures in best.tensors.items()}
-    for metric, figures in {"loss_error": best.losses, **named}.items():
+def _checks(precision: str, best: Mapping[str, Sequence[_Figure]]) -> Iterator[Check]:
+    for kind in (_LOSS, GRADIENT, UPDATE):
+        figures = best[kind]
         if figures:
             worst = max(figures, key=lambda one: one.times)
             what = f"{worst.tensor.tensor}, " if worst.tensor else ""
             detail = f"{what}step {worst.step}, {precision}"
-            yield METRICS[metric].check(worst.error, limit=worst.limit, detail=detail)
+            yield METRICS[f"{kind}_error"].check(worst.error, limit=worst.limit, detail=detail)
 
 
 def _share(check: Check) -> float:
