@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
+from pytest_llmperf.support.formats import first_n
 
 MATRIX, ATTENTION, NORM = "matrix products", "attention", "normalisation and activation"
 LOSS, OPTIMIZER, COMMUNICATION = "loss", "optimizer", "communication"
@@ -132,9 +133,9 @@ def _multiplied(then: Rows, now: Rows) -> Iterator[str]:
         if times > 1 and all(abs(ratio / times - 1) <= _NEARLY for ratio in ratios):
             how = f"{times} times" if times > 2 else "twice"  # noqa: PLR2004
             how = f"once instead of {how}" if fewer else how
-            is_whole = round(more[OPTIMIZER] / less[OPTIMIZER]) == times if less.get(OPTIMIZER) else False
-            whole = f"every kernel {how}"
-            yield whole if is_whole else f"every kernel of forward and backward {how} (micro-batches of a step)"
+            is_whole = less.get(OPTIMIZER) and round(more[OPTIMIZER] / less[OPTIMIZER]) == times
+            parts = "" if is_whole else "of forward and backward "
+            yield f"every kernel {parts}{how}" + ("" if is_whole else " (micro-batches of a step)")
             return
 
 
@@ -170,7 +171,6 @@ _ATTENTIONS = (
     ("eager", re.compile(r"softmax", re.IGNORECASE)),
 )
 
-
 # Products of fp32 as cuBLAS and CUTLASS name those that use no tensor core.
 _PLAIN = re.compile(r"simt_sgemm|(ampere|volta|maxwell|turing|hopper)_sgemm|f32f32_f32f32_f32|ffma", re.IGNORECASE)
 _MOST, _FEW = 0.5, 0.1
@@ -198,7 +198,6 @@ _OPTIMIZERS = (
     ("one tensor at a time", re.compile(r"addcdiv|addcmul", re.IGNORECASE)),
 )
 
-
 # A function that somebody has written in Triton; inductor's kernels and those of libraries are named otherwise.
 _FUNCTION = re.compile(r"(?!triton_|nvjet|cudnn|fmha|nccl)(_[a-z]\w*|[a-z]\w*_kernel)$")
 _ROLE = re.compile(r"_(kernel|forward|backward|fwd|bwd)(?=_|$)")
@@ -207,14 +206,14 @@ _MOST_FAMILIES = 4
 
 def _fused_by_hand(then: Rows, now: Rows) -> Iterator[str]:
     was, is_ = (
-        {row.name for row in rows if row.kind == "kernel" and _FUNCTION.match(row.name)} for rows in (then, now)
+        {row.name: row.count for row in rows if row.kind == "kernel" and _FUNCTION.match(row.name)}
+        for rows in (then, now)
     )
-    for word, names, rows in (("gone", was - is_, then), ("new", is_ - was, now)):
+    for word, one, other in (("gone", was, is_), ("new", is_, was)):
         families: dict[str, float] = defaultdict(float)
-        for row in rows:
-            if row.kind == "kernel" and row.name in names:
-                family = _ROLE.sub("", row.name)
-                families[family if family == row.name else f"{family}_*"] += row.count
+        for name in one.keys() - other.keys():
+            family = _ROLE.sub("", name)
+            families[family if family == name else f"{family}_*"] += one[name]
         if families:
             yield f"fused kernels {word}: {_most(families, '{} {:g}')}"
 
@@ -245,8 +244,7 @@ def _cast_more(then: Rows, now: Rows) -> Iterator[str]:
 
 def _most(counts: Mapping[str, float], line: str) -> str:
     told = [line.format(name, count) for name, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
-    more = f" and {len(told) - _MOST_FAMILIES} more" if len(told) > _MOST_FAMILIES else ""
-    return ", ".join(told[:_MOST_FAMILIES]) + more
+    return first_n(told, _MOST_FAMILIES)
 
 
 def _counts(rows: Rows) -> dict[str, float]:

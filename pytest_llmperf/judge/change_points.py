@@ -50,7 +50,7 @@ _MOST_CHANGES = 20
 
 
 @dataclass(frozen=True)
-class Scatter:
+class Covariance:
     """The covariance of a series in parts that add up, each with the degrees of freedom by which its size is known."""
 
     parts: tuple[tuple[Array, float], ...]
@@ -97,7 +97,7 @@ class Levels:
     """One more than changes."""
 
 
-def find_levels(logs: Sequence[float], scatter: Scatter, runs: Sequence[int]) -> Levels:
+def find_levels(logs: Sequence[float], scatter: Covariance, runs: Sequence[int]) -> Levels:
     """``runs``: of each value the number of its run; what is of one run stays together."""
     values = _calmed(np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total)))
     precision = np.linalg.inv(scatter.total)
@@ -122,7 +122,7 @@ def find_levels(logs: Sequence[float], scatter: Scatter, runs: Sequence[int]) ->
     return Levels(tuple(changes), tuple(_levels(values, precision, scatter, changes)))
 
 
-def levels_between(logs: Sequence[float], scatter: Scatter, changes: Sequence[ChangePoint]) -> Levels:
+def levels_between(logs: Sequence[float], scatter: Covariance, changes: Sequence[ChangePoint]) -> Levels:
     """The levels where ``changes``, in their order, are known."""
     values = _calmed_between(logs, scatter, [change.index for change in changes])
     return Levels(tuple(changes), tuple(_levels(values, np.linalg.inv(scatter.total), scatter, changes)))
@@ -137,7 +137,7 @@ def _calmed(values: Array, spreads: Array) -> Array:
     return np.clip(values, middles - _FAR * spreads, middles + _FAR * spreads)
 
 
-def _calmed_between(logs: Sequence[float], scatter: Scatter, starts: Sequence[int]) -> Array:
+def _calmed_between(logs: Sequence[float], scatter: Covariance, starts: Sequence[int]) -> Array:
     """The same within each level by itself, whose first values are not drawn back to the level before."""
     values, spreads = np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total))
     return np.concatenate(
@@ -168,7 +168,7 @@ def _best(values: Array, precision: Array, found: Sequence[int], candidates: Seq
     return next((one for one, size in sizes.items() if size >= alike), None)
 
 
-def _change(values: Array, precision: Array, scatter: Scatter, others: Sequence[int], index: int) -> ChangePoint:
+def _change(values: Array, precision: Array, scatter: Covariance, others: Sequence[int], index: int) -> ChangePoint:
     """The change at ``index`` beside those at ``others``."""
     step = (np.arange(len(values)) >= index).astype(float)
     weights = _projected(precision, others) @ step
@@ -183,12 +183,14 @@ def _holds(change: ChangePoint, num_candidates: int) -> bool:
     return change.probability * num_candidates < FALSE_ALARM and abs(change.log) >= LEAST_CHANGE
 
 
-def _changes(values: Array, precision: Array, scatter: Scatter, starts: Sequence[int]) -> list[ChangePoint]:
+def _changes(values: Array, precision: Array, scatter: Covariance, starts: Sequence[int]) -> list[ChangePoint]:
     """Each beside the others."""
     return [_change(values, precision, scatter, [each for each in starts if each != one], one) for one in starts]
 
 
-def _merged(values: Array, precision: Array, scatter: Scatter, found: Sequence[int], num_candidates: int) -> list[int]:
+def _merged(
+    values: Array, precision: Array, scatter: Covariance, found: Sequence[int], num_candidates: int
+) -> list[int]:
     """Those of ``found`` that hold beside one another."""
     kept = list(found)
     while True:
@@ -199,7 +201,7 @@ def _merged(values: Array, precision: Array, scatter: Scatter, found: Sequence[i
         kept.remove(max(weak, key=lambda change: change.probability).index)
 
 
-def _levels(values: Array, precision: Array, scatter: Scatter, changes: Sequence[ChangePoint]) -> list[Level]:
+def _levels(values: Array, precision: Array, scatter: Covariance, changes: Sequence[ChangePoint]) -> list[Level]:
     starts = [0, *(change.index for change in changes)]
     parts = list(zip(starts, [*starts[1:], len(values)], strict=True))
     design = np.array([[float(start <= index < end) for start, end in parts] for index in range(len(values))])
@@ -259,7 +261,7 @@ class Timeline:
     def runs(self) -> list[int]:
         return [point.run for point in self.points]
 
-    def scatter(self, noise: Noise) -> Scatter:
+    def scatter(self, noise: Noise) -> Covariance:
         """What is known of its scatter: ``noise``, moderated by what the series itself shows.
 
         It shows that by differences of one point and the next (von Neumann 1941), of which a change point moves one and
@@ -279,8 +281,8 @@ class Timeline:
         outer, seen = self._scale(near + far, [i for i, is_same in enumerate(beside) if not is_same], noise.host.df)
         if told:
             # Of what moves to another site does, days and launches are known already.
-            return Scatter(((near, noise.launch.df + told), (outer * far, noise.host.df + seen)))
-        return Scatter(((outer * near, noise.launch.df + seen), (outer * far, noise.host.df + seen)))
+            return Covariance(((near, noise.launch.df + told), (outer * far, noise.host.df + seen)))
+        return Covariance(((outer * near, noise.launch.df + seen), (outer * far, noise.host.df + seen)))
 
     def _scale(self, covariance: Array, pairs: Sequence[int], df: float) -> tuple[float, float]:
         """By what to multiply ``covariance``, and the degrees of freedom that the differences at ``pairs`` tell."""

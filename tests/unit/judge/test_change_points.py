@@ -22,7 +22,7 @@ from pytest_llmperf.judge.case_histories import (
     groups,
     histories,
 )
-from pytest_llmperf.judge.change_points import FALSE_ALARM, Scatter, Timeline, find_levels
+from pytest_llmperf.judge.change_points import FALSE_ALARM, Covariance, Timeline, find_levels
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.run.history.history import scattering
@@ -42,8 +42,8 @@ def changes(results: Sequence[PastResult]) -> dict[str, list[str]]:
     return {name: days for name, days in found.items() if days}
 
 
-def independent(num: int, sd: float) -> Scatter:
-    return Scatter(((sd**2 * np.eye(num), 100.0),))
+def independent(num: int, sd: float) -> Covariance:
+    return Covariance(((sd**2 * np.eye(num), 100.0),))
 
 
 def test_a_step_is_found_at_its_first_value() -> None:
