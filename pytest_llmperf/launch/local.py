@@ -79,7 +79,7 @@ class LocalLauncher:
             with scratch() as place, process.lifeline(folder) as line, request.meter.running() as lap:
                 asked = worker_environment(request, os.environ)
                 environment = {**asked, **place.variables, **request.variables, **line}
-                with HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
+                with HealthWatch(request.gpus, folder) as watched:
                     agent = None
                     if request.warm is not None:
                         on_gpu, own = bool(request.gpus), request.variables

@@ -121,14 +121,15 @@ def watch(
     starting: Callable[[], Started],
     *,
     timeout_seconds: float,
-    pid_files: Callable[[], Iterable[Path]],
     poll: Callable[[], object],
+    pid_files: Callable[[], Iterable[Path]] = tuple,
     at_timeout: Callable[[int], None] = lambda _: None,
 ) -> Ended:
     """Call ``poll`` while what ``starting`` starts runs, and reap its whole tree; the time is that from its start.
 
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
-    parent is gone is found only there. ``at_timeout`` is called with its pid before what took too long is ended.
+    parent is gone is found only there; where ranks of other hosts write theirs too, pids mean nothing.
+    ``at_timeout`` is called with its pid before what took too long is ended.
     """
     begun, oom_kills = time.monotonic(), _oom_kills()
     process = starting()

@@ -114,8 +114,9 @@ def _finite(value: object) -> float:
 class HealthWatch:
     """Watches the GPUs of one launch; where they cannot be asked, or on the CPU, it sees nothing: zeros."""
 
-    def __init__(self, gpus: Sequence[Gpu], pid_files: Callable[[], Iterable[Path]]) -> None:
-        self._gpus, self._pid_files = gpus, pid_files
+    def __init__(self, gpus: Sequence[Gpu], folder: Path) -> None:
+        """``folder`` is the launch's, where its ranks write their pids."""
+        self._gpus, self._folder = gpus, folder
         self._stack = ExitStack()
         self._sensors: tuple[device.Sensors, ...] = ()
         self._seen: dict[int, list[device.Sample]] = {gpu.index: [] for gpu in gpus}
@@ -142,7 +143,7 @@ class HealthWatch:
             return
         self._next = time.monotonic() + _LOOK_SECONDS
         own = {os.getpid()}
-        for path in self._pid_files():
+        for path in self._folder.glob("rank-*.pid"):
             with suppress(OSError, ValueError):
                 own.add(int(path.read_text(encoding="ascii")))
         for sensors in self._sensors:

@@ -144,7 +144,6 @@ class SlurmLauncher:
                 ended = process.watch(
                     lambda: process.start(command, environment=environment, log=folder / "srun.log"),
                     timeout_seconds=seconds + _BEYOND_SECONDS,
-                    pid_files=lambda: (),  # of ranks on other hosts
                     poll=progress.poll,
                 )
         finally:

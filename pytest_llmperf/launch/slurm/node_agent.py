@@ -95,7 +95,7 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
     start = time.monotonic()
     progress = ProgressReader(part.folder / "progress.json", lambda _: None)
     answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
-    with HealthWatch(part.gpus, lambda: part.folder.glob("rank-*.pid")) as watched:
+    with HealthWatch(part.gpus, part.folder) as watched:
         try:
             agent, how, server = _forked(part, offer, seconds)
             answer |= how
@@ -106,7 +106,6 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
                 ended = process.watch(
                     lambda: agent or process.start(part.command, environment=part.environment, log=part.log),
                     timeout_seconds=seconds - (time.monotonic() - start),
-                    pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, ours are our children
                     poll=lambda: watched.look(progress.poll()),
                     at_timeout=lambda torchrun: process.ask_ranks(part.folder, torchrun, part.node),
                 )

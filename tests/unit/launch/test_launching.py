@@ -180,7 +180,7 @@ class TestMemoryErrors:
         nvml = FakeNvml(list(uncorrected), list(rows))
         monkeypatch.setattr(device, "session", lambda: nullcontext(nvml))
         monkeypatch.setattr(device, "foreign_processes", lambda _: ())
-        with HealthWatch(GPUS[:1], list) as watch:
+        with HealthWatch(GPUS[:1], Path("nowhere")) as watch:
             assert watch.health().memory_errors == new
 
 
@@ -212,7 +212,7 @@ class TestWhatWasSeenOfTheChip:
             clock.now, clock.joules = clock.now + 1, clock.joules + clock.watts
 
     def test_is_the_training_alone_though_its_end_is_told_late(self, clock: SimpleNamespace) -> None:
-        with HealthWatch(GPUS[:1], list) as watch:
+        with HealthWatch(GPUS[:1], Path("nowhere")) as watch:
             self._spend(clock, watch, Progress(phase="building"), 3)
             self._spend(clock, watch, self.TRAINING, 10)
             ended, clock.watts, clock.mhz = clock.now - 0.5, 100.0, 345
@@ -222,12 +222,12 @@ class TestWhatWasSeenOfTheChip:
         assert (seen.power_watts, seen.sm_clock_mhz, seen.clock_reasons) == (600.0, 1500, {"power limit": 1.0})
 
     def test_is_all_of_it_where_nobody_tells_its_end(self, clock: SimpleNamespace) -> None:
-        with HealthWatch(GPUS[:1], list) as watch:
+        with HealthWatch(GPUS[:1], Path("nowhere")) as watch:
             self._spend(clock, watch, self.TRAINING, 4)
             assert watch.health().power_watts == 600.0
 
     def test_is_nothing_before_the_first_step(self, clock: SimpleNamespace) -> None:
-        with HealthWatch(GPUS[:1], list) as watch:
+        with HealthWatch(GPUS[:1], Path("nowhere")) as watch:
             self._spend(clock, watch, Progress(phase="training", step=0), 4)
             assert (watch.health().power_watts, watch.health().clock_reasons) == (0.0, {})
 
