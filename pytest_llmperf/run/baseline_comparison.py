@@ -32,6 +32,7 @@ from pytest_llmperf.run.derived_metrics import Scaling, figures
 from pytest_llmperf.run.launch_notes import compiler_notes, diagnosed, seen_notes, steps_notes
 from pytest_llmperf.run.launch_retry import LaunchRetry
 from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.settings.compilation import is_compiled
 from pytest_llmperf.settings.evidence import LEARNING, lost
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -196,7 +197,7 @@ class BaselineComparison:
         if self._num_begun:
             notes.append(f"{self._num_begun} of its launches ran before the job was requeued")
         notes += steps_notes(launches, baseline, self._policy)
-        if self._spec.torch_compile and baseline is None:  # else a change is told as such
+        if is_compiled(self._spec) and baseline is None:  # else a change is told as such
             notes += compiler_notes(launches)
         notes += self._held_up(launches)
         unheld = self._scaling.unheld if self._scaling and baseline is None else ""  # else its verdict says so

@@ -112,7 +112,9 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
                 line = _equal(setting, name, check, spec, evidence) if isinstance(check, str) else check(spec, evidence)
             except NotClaimedError as missing:
                 if getattr(spec, name) != getattr(usual, name) or evidence.run.uncollected:
-                    yield f"no evidence of {missing} was recorded{_why_not(evidence)}"
+                    failed = "; ".join(f"{own}: {why}" for own, why in evidence.run.uncollected.items())
+                    why = f" (collecting it failed: {failed})" if failed else ""
+                    yield f"no evidence of {missing} was recorded{why}"
                 continue
             declared = name in inactive and getattr(spec, name) not in (False, "no")
             if declared and line is None:
@@ -134,8 +136,3 @@ def lost(
         line = setting.lost(spec, launches, reference) if inactive.isdisjoint(setting.checks) else None
         if line is not None:
             yield line
-
-
-def _why_not(evidence: Evidence) -> str:
-    failed = evidence.run.uncollected
-    return f" (collecting it failed: {'; '.join(f'{name}: {why}' for name, why in failed.items())})" if failed else ""

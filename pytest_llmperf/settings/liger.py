@@ -57,21 +57,21 @@ def _clash(spec: TrainSpec) -> str | None:
     return None
 
 
-_LIGER = Package("liger_kernel", "Liger", "'pytest-llmperf[liger]'", preload="liger")
-
-
 def _axis(base: TrainSpec, search: Search) -> Axis | None:
     """Off, all of them, all but each one, and the loss alone, which saves the most memory."""
     if search.on_cpu:
         return None
-    choices = [Choice.of("off", liger=False, liger_kernels="all"), Choice.of("all", liger=True, liger_kernels="all")]
     kernels = liger_kernels(base)
+    chosen = {"all": "all"}
     for without in kernels:
-        chosen = "+".join(kernel for kernel in kernels if kernel != without)
-        choices.append(Choice.of(f"without {without}", liger=True, liger_kernels=chosen))
+        chosen[f"without {without}"] = "+".join(kernel for kernel in kernels if kernel != without)
     if kernels:
-        choices.append(Choice.of(f"{LOSS} alone", liger=True, liger_kernels=LOSS))
-    return Axis("liger", tuple(choices))
+        chosen[f"{LOSS} alone"] = LOSS
+    off = Choice.of("off", liger=False, liger_kernels="all")
+    return Axis("liger", (off, *(Choice.of(name, liger=True, liger_kernels=each) for name, each in chosen.items())))
+
+
+_LIGER = Package("liger_kernel", "Liger", "'pytest-llmperf[liger]'", preload="liger")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,16 @@ class LigerEvidence:
     """Functions that it replaced, which no module shows; old records do not tell."""
     liger_note: str = ""
     """What Liger said when it patched nothing."""
+
+
+# How the name of the forward pass of each begins or goes on, in small letters.
+_MARKS = {
+    "rms_norm": "rmsnorm",
+    "layer_norm": "layernorm",
+    "swiglu": "swiglu",
+    "geglu": "geglu",
+    "fused_linear_cross_entropy": "lce_forward",
+}
 
 
 def _liger(spec: TrainSpec, evidence: Evidence) -> str | None:
@@ -104,16 +114,6 @@ def _liger(spec: TrainSpec, evidence: Evidence) -> str | None:
         return None
     told = "+".join(name for name in LIGER_KERNELS if name in ran)
     return f"asked for the Liger kernels {spec.liger_kernels}, the run had {told or 'none'}"
-
-
-# How the name of the forward pass of each begins or goes on, in small letters.
-_MARKS = {
-    "rms_norm": "rmsnorm",
-    "layer_norm": "layernorm",
-    "swiglu": "swiglu",
-    "geglu": "geglu",
-    "fused_linear_cross_entropy": "lce_forward",
-}
 
 
 SETTING = Setting(

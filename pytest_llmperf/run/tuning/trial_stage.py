@@ -22,7 +22,9 @@ from pytest_llmperf.run.findings import Findings, LaunchObserver, Observer
 from pytest_llmperf.run.search_store import TrialStore
 from pytest_llmperf.run.tuning.forecast import MemoryForecast, by_settings
 from pytest_llmperf.run.tuning.trials import STEPS, Trials, Tried
+from pytest_llmperf.settings.attention import is_compiled_alone
 from pytest_llmperf.settings.batch import SIZE
+from pytest_llmperf.settings.compilation import is_compiled, times_kernels
 from pytest_llmperf.settings.space import traits
 from pytest_llmperf.settings.train_spec import TrainSpec, known_failure
 
@@ -143,9 +145,9 @@ _OVERTIME = 10.0
 
 def compiles(spec: TrainSpec) -> int:
     """How much a launch of it does, as ``trial_costs`` counts that; flex attention has a compiler of its own."""
-    if not spec.torch_compile:
-        return COMPILED if spec.attention == "flex_attention" else PLAIN
-    return AUTOTUNED if spec.torch_compile_mode.startswith("max-autotune") else COMPILED
+    if times_kernels(spec):
+        return AUTOTUNED
+    return COMPILED if is_compiled(spec) or is_compiled_alone(spec) else PLAIN
 
 
 @dataclass(frozen=True)
