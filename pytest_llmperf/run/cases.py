@@ -11,9 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from pytest_llmperf.judge.baseline import Baseline, size_of
-from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.gain import Bounds
-from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.run import plan
@@ -25,7 +23,7 @@ from pytest_llmperf.run.derived_metrics import Scaling
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.launch_retry import runs_out, should_run_out
-from pytest_llmperf.run.learning_checks import CurveCheck, has_text, parity, why_no_curve
+from pytest_llmperf.run.learning_checks import CurveCheck, asked_curve, asks_for_curve, parity
 from pytest_llmperf.run.paired_comparison import PairedComparison
 from pytest_llmperf.run.result_cache import Measured
 from pytest_llmperf.run.runner import Runner
@@ -52,14 +50,8 @@ class Cases:
         if withheld:
             findings.cut = True
             raise CannotRunError(withheld)
-        launches: list[Launch] = []
         with failures(self._caller, case):
-            for number in range(1, wanted + 1):
-                outcome = self._runner.launch(spec, number)
-                if isinstance(outcome, Failure):
-                    raise LaunchFailed(spec.id, outcome)
-                launches.append(outcome)
-        return tuple(launches)
+            return tuple(self._runner.record(spec, number) for number in range(1, wanted + 1))
 
     def check(self, spec: TrainSpec, scaled_from: TrainSpec | None = None) -> Concluded:
         """Hold ``spec`` against its baseline, or under ``--perf-against`` against another environment."""
@@ -81,7 +73,8 @@ class Cases:
         # By another test it may be recorded by now; a broken file is told before it costs GPU time.
         baseline = same.baseline if same else self._recorder.load(spec)
         fails = should_run_out(self._caller)
-        curve = None if fails else self._curve(spec, same)
+        known = same.result.loss_curve if same else None
+        curve = None if fails else asked_curve(self._caller, self._runner, spec, known)
         shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
         launches = 1 if fails else self._settings.launches + (curve.launches_more if curve else 0)
         withheld = plan.ask(self._caller, case, launches, baseline, shares)
@@ -197,23 +190,11 @@ class Cases:
         held = self.same_training(spec)
         return held if held.fails else None
 
-    def _curve(self, spec: TrainSpec, same: Measured | None) -> CurveCheck | None:
-        """Its losses beside those before, where somebody asks for that."""
-        if not self._asks_for_curve(spec):
-            return None
-        why_none = why_no_curve(spec)
-        if why_none:
-            raise BaselineError(why_none)
-        return CurveCheck(self._caller, self._runner, spec, same.result.loss_curve if same else None)
-
-    def _asks_for_curve(self, spec: TrainSpec) -> bool:
-        return bool(self._caller.terms.loss_curve) or (self._settings.loss_curve and has_text(spec))
-
     def _against(self, case: Case, spec: TrainSpec, scaled_from: TrainSpec | None) -> Concluded:
         withheld = plan.ask(self._caller, case, 2 * self._settings.launches)
         if withheld:
             return Concluded(result=self._caller.result(case, PLANNED, withheld))
-        if self._asks_for_curve(spec):
+        if asks_for_curve(self._caller, spec):
             unjudged = "its loss curve is not judged: --perf-against holds against another environment"
             case = replace(case, notes=(*case.notes, unjudged))
         scaling = Scaling.of(self._caller, self._recorder, spec, scaled_from)

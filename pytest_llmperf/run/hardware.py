@@ -7,6 +7,10 @@ another start may go on.
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
-from pytest_llmperf.run.errors import RunEndedError, UsageError
-from pytest_llmperf.run.folders import new_run_folder
+from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.guarded_paths import private_folder
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu
@@ -34,6 +38,10 @@ OVER_BUDGET = 76
 
 # GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
 _ANY = 1_000_000
+
+_KEPT_RUNS = 10
+_RUN_NAME = re.compile(r"\d{8}-\d{6}-(\w+-)?\d{1,9}")
+_UNTOUCHED_SECONDS = 24 * 3600.0
 
 
 class Hardware:
@@ -247,3 +255,52 @@ class Hardware:
     def run_folder(self) -> Path:
         """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
         return new_run_folder(self.rootdir / ".llmperf", self.site.key or None)
+
+
+def new_run_folder(home: Path, job: str | None) -> Path:
+    """In ``home``, or a temporary one where that cannot be; ``job`` names the SLURM job whose nodes all have to see it.
+
+    Raises:
+        CaseFailedError: a job's cannot be in ``home``.
+    """
+    # Two hosts that share this folder may have the same pid in the same second, and not the same job.
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{'' if job is None else f'{job}-'}{os.getpid()}"
+    try:
+        home.mkdir(exist_ok=True)
+        (home / ".gitignore").write_text("*\n", encoding="ascii")
+        prune(home)
+        (home / name).mkdir()
+    except OSError as error:  # a read-only checkout
+        if job is not None:
+            raise CaseFailedError(
+                f"{home}: not usable ({error}); a SLURM run keeps its files where all nodes see them"
+            ) from None
+        try:  # beside the user's others, of which the last ones are kept
+            home = private_folder(Path(tempfile.gettempdir()) / f"pytest-llmperf-runs-{os.getuid()}")
+            prune(home)
+            (home / name).mkdir()
+        except OSError:  # somebody else has prepared it
+            return Path(tempfile.mkdtemp(prefix="llmperf-"))
+    return home / name
+
+
+def prune(home: Path) -> None:
+    """Remove all but the newest that are over; the run that begins is one of those kept."""
+    runs = sorted(path for path in home.iterdir() if _RUN_NAME.fullmatch(path.name))
+    for old in runs[: -_KEPT_RUNS + 1]:
+        if _is_over(old):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_over(run: Path) -> bool:
+    """Whether nobody writes in this run's folder any more, as far as this host can tell."""
+    import psutil
+
+    if psutil.pid_exists(int(run.name.rpartition("-")[2])):
+        return False
+    # It may be of another host or container, where its pid is another's: then only what was written tells.
+    try:
+        changed = max(path.stat().st_mtime for path in (run, *run.iterdir()))
+    except OSError:  # somebody else prunes it
+        return False
+    return time.time() - changed > _UNTOUCHED_SECONDS

@@ -12,7 +12,6 @@ from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.loss_curves import FEWEST_STEPS, LOSS_CURVES, CurveBaseline, SeedCurve, judge_curve
 from pytest_llmperf.judge.store import Store
 from pytest_llmperf.judge.training_parity import Parity, judge_parity
-from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.records.result import FAILING, OTHER_LEARNING, CaseResult, JudgedCurve, joined_reasons, worst_of
@@ -97,13 +96,11 @@ class CurveCheck:
         for seed in seeds:
             if seed not in self._launches:
                 spec = replace(self._spec, seed=seed)
-                outcome = self._runner.launch(spec, len(self._launches) + 1, turn)
-                if isinstance(outcome, Failure):
-                    raise LaunchFailed(spec.id, outcome)
-                wrong = validity.troubles(spec, outcome, self._caller.terms.inactive)
+                launch = self._runner.record(spec, len(self._launches) + 1, turn)
+                wrong = validity.troubles(spec, launch, self._caller.terms.inactive)
                 if wrong:
                     return joined_reasons(f"seed {seed}: {line}" for line in wrong)
-                self._launches[seed] = outcome
+                self._launches[seed] = launch
             if self.is_recorded:
                 continue
             if not stored:
@@ -175,26 +172,34 @@ class CurveCheck:
         )
 
 
-def why_no_curve(spec: TrainSpec) -> str:
-    """Why ``spec`` has no loss curve to hold against another; empty where it has."""
-    if not has_text(spec):
-        return (
+def asks_for_curve(caller: Caller, spec: TrainSpec) -> bool:
+    """Whether a test, or the whole run, asks for it; a run means those cases alone that have something to learn."""
+    return bool(caller.terms.loss_curve) or (caller.run.settings.loss_curve and spec.data == "text")
+
+
+def asked_curve(caller: Caller, runner: Runner, spec: TrainSpec, known: JudgedCurve | None) -> CurveCheck | None:
+    """The check of a loss curve, where somebody asks for one.
+
+    Raises:
+        BaselineError: there is no curve to judge, or what is stored cannot be used.
+    """
+    if not asks_for_curve(caller, spec):
+        return None
+    if spec.data != "text":
+        raise BaselineError(
             f'{spec.id}: random tokens have nothing to learn, a loss curve takes data="text": train on one, or ask for '
             "no loss curve"
         )
     if spec.min_steps < spec.steps:
-        return (
+        raise BaselineError(
             f"{spec.id}: a launch may end after min_steps={spec.min_steps} of steps={spec.steps}, a loss curve takes "
             f"launches of one length: min_steps={spec.steps}"
         )
     if spec.steps < FEWEST_STEPS:
-        return f"{spec.id}: steps={spec.steps} are too few for a loss curve, expected {FEWEST_STEPS} or more"
-    return ""
-
-
-def has_text(spec: TrainSpec) -> bool:
-    """Whether there is something to learn; a whole run that asks for loss curves means those cases alone."""
-    return spec.data == "text"
+        raise BaselineError(
+            f"{spec.id}: steps={spec.steps} are too few for a loss curve, expected {FEWEST_STEPS} or more"
+        )
+    return CurveCheck(caller, runner, spec, known)
 
 
 # ``perf.same_training``: a spec made small beside its plain form, tensor by tensor.

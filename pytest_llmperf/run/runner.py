@@ -114,6 +114,17 @@ class Runner:
             self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
         return outcome
 
+    def record(self, spec: TrainSpec, number: int, turn: Turn | None = None) -> Launch:
+        """The record of a launch that needs to yield one.
+
+        Raises:
+            LaunchFailed: it yielded none.
+        """
+        outcome = self.launch(spec, number, turn)
+        if isinstance(outcome, Failure):
+            raise LaunchFailed(spec.id, outcome)
+        return outcome
+
     def sizes(self, spec: TrainSpec, search: Search, tell: Callable[[Search], None]) -> list[tuple[int, int | None]]:
         """The micro-batch sizes that one process tried, each with its peak allocated bytes or none; on this machine.
 

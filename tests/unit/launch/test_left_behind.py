@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.launch.scratch import drop_half_files, drop_unfinished, remove_of_job, scratch
-from pytest_llmperf.run.folders import new_run_folder
+from pytest_llmperf.run.hardware import new_run_folder
 from pytest_llmperf.support.files import mark, write_text
 
 _DAYS = 3 * 24 * 3600.0

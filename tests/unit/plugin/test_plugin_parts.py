@@ -33,7 +33,7 @@ from pytest_llmperf.run.baseline_comparison import BaselineComparison
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.folders import prune
+from pytest_llmperf.run.hardware import prune
 from pytest_llmperf.run.job import NoJob
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.run.run import Run
