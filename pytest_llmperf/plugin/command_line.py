@@ -7,7 +7,7 @@ import inspect
 import itertools
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +45,10 @@ def guarding(parser: pytest.Parser, config: pytest.Config | None) -> Iterator[No
     here = config.invocation_params.dir
     found, expected = (_project(each, here) for each in (before, after))
     if found != expected:
-        name, value = _option(words, before.file_or_dir, tests)
+        # The option whose value was taken for a test's path; of several, the first whose value is one.
+        taken = [value for value in before.file_or_dir if value not in tests]
+        pairs = [pair for pair in itertools.pairwise(words) if pair[0].startswith("-") and pair[1] in taken]
+        name, value = next((pair for pair in pairs if Path(pair[1]).exists()), pairs[0])
         raise pytest.UsageError(
             f"{name} {value}: pytest takes this path for a test's and went to {_shown(found)}, with its settings and "
             f"baselines, expected {_shown(expected)}; write {name}={value}"
@@ -68,13 +71,6 @@ def _project(asked: argparse.Namespace, here: Path) -> _Project:
     known = inspect.signature(determine_setup).parameters
     rootdir, ini, *_ = determine_setup(**{name: value for name, value in values.items() if name in known})
     return rootdir, ini
-
-
-def _option(words: Sequence[str], before: Sequence[str], after: Sequence[str]) -> tuple[str, str]:
-    """The option whose value was taken for a test's path; of several, the first whose value is one."""
-    taken = [value for value in before if value not in after]
-    pairs = [(name, value) for name, value in itertools.pairwise(words) if name.startswith("-") and value in taken]
-    return next((pair for pair in pairs if Path(pair[1]).exists()), pairs[0])
 
 
 def _shown(project: _Project) -> str:

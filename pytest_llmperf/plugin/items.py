@@ -74,7 +74,7 @@ def gaps(config: pytest.Config, baselines: Path, recorded_by: Iterable[str]) -> 
     if _within(root, collected):
         return
     outside = sorted(file for file in set(recorded_by) if not _within((root / file).resolve(), collected))
-    whole = f"run `pytest {_shown(root, config)}`"
+    whole = f"run `pytest {'.' if root == config.invocation_params.dir.resolve() else root}`"
     named = _testpaths(config)
     if named and all(_within(path, collected) for path in named):
         if outside:
@@ -99,8 +99,3 @@ def _testpaths(config: pytest.Config) -> list[Path]:
 
 def _within(path: Path, folders: Iterable[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
-
-
-def _shown(root: Path, config: pytest.Config) -> str:
-    here = config.invocation_params.dir.resolve()
-    return "." if root == here else str(root)

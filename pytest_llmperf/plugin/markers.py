@@ -23,7 +23,7 @@ from pytest_llmperf.support.units import GIB
 _MOST_SEEDS, _MOST_EFFICIENT = 64, 2
 
 
-def _is_published(value: Any) -> bool:
+def _is_positive_or_none(value: Any) -> bool:
     return value is None or is_positive(value)
 
 
@@ -38,7 +38,7 @@ def _is_number_of_seeds(value: Any) -> bool:
 _Keyword = tuple[Callable[[Any], bool], str]
 _ANYTHING: _Keyword = (lambda _: True, "")
 _TOLERANCE: _Keyword = (is_tolerance, A_TOLERANCE)
-_PUBLISHED: _Keyword = (_is_published, "a positive number, or None where none was published")
+_PUBLISHED: _Keyword = (_is_positive_or_none, "a positive number, or None where none was published")
 # The keywords of each marker, with what each takes, and that in words.
 _KEYWORDS: Mapping[str, Mapping[str, _Keyword]] = {
     "rung": {"number": _ANYTHING},
@@ -48,7 +48,7 @@ _KEYWORDS: Mapping[str, Mapping[str, _Keyword]] = {
         "efficiency_at_least": (_is_efficiency, "a positive fraction of at most 2, e.g. 0.85"),
         "tolerance": _TOLERANCE,
     },
-    "expects_oom": {"below_gib": (is_positive, "a positive number of GiB")},
+    "expects_oom": {"below_gib": (_is_positive_or_none, "a positive number of GiB")},
     "perf_loss_curve": {"seeds": (_is_number_of_seeds, f"a number of seeds, {FEWEST_SEEDS} to {_MOST_SEEDS}")},
 }
 

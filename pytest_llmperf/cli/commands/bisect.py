@@ -178,22 +178,19 @@ class Bisect:
             terminal.say(note)
         try:
             bisector = Bisector(caller, self.spec, order, self.history, lambda line: terminal.say(one_line(line)))
-            yield from self._report(bisector.run(self.span), findings.spent, screen)
+            found, spent = bisector.run(self.span), findings.spent
+            further = self.history.further(found.first_bad) if found.first_bad else ""
+            if self.arguments.json:
+                yield json.dumps(document(self.spec, found, spent, further, self.run.machine_document()), indent=1)
+            else:
+                yield from page(self.spec, found, spent, further, screen)
+            self.troubles += _troubles(found, on_cpu=self.run.on_cpu)
+            if found.ended == "interrupted":
+                raise KeyboardInterrupt  # the exit code is that of a command that was
         except (CaseFailedError, RunEndedError) as error:
             self.troubles.append(str(error).splitlines()[0])
         finally:
             self.run.finish(0, terminal)
-
-    def _report(self, found: Bisection, spent: Spent, screen: Screen) -> Iterator[str]:
-        first_bad = found.first_bad
-        further = self.history.further(first_bad) if first_bad else ""
-        if self.arguments.json:
-            yield json.dumps(document(self.spec, found, spent, further, self.run.machine_document()), indent=1)
-        else:
-            yield from page(self.spec, found, spent, further, screen)
-        self.troubles += _troubles(found, on_cpu=self.run.on_cpu)
-        if found.ended == "interrupted":
-            raise KeyboardInterrupt  # the exit code is that of a command that was
 
 
 def _troubles(found: Bisection, *, on_cpu: bool) -> list[str]:
