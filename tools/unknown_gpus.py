@@ -38,8 +38,7 @@ from pytest_llmperf.judge.gpu_panel import (
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import common_change, is_laid_to_its_gpu
-from pytest_llmperf.judge.stats import Difference, Rule, decide, least_tolerance, may_be_its_gpu, quantile
-from pytest_llmperf.judge.verdict import CONFIRMED_BY
+from pytest_llmperf.judge.stats import CONFIRMED_BY, Difference, Rule, decide, least_tolerance, may_be_its_gpu, quantile
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, Place, host_of, site_of
 from pytest_llmperf.records.steady_state import robust_sd

@@ -12,16 +12,13 @@ from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import Noise, log_of, variance_of, within_sessions
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Decision, Difference, Outlook, Rule, decide
+from pytest_llmperf.judge.stats import CONFIRMED_BY, Decision, Difference, Outlook, Rule, decide
 from pytest_llmperf.judge.verdict import Decided, Judgement
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, pooled_step_seconds
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
 from pytest_llmperf.support.quantities import is_positive
-
-# A bound counts as broken only once this many pairs broke it, each by itself.
-_CONFIRMED = 2
 
 # One-sided confidence in "the bound holds", and two-sided in the interval that is shown.
 _HOLDS, _INTERVAL = 0.95, 0.975
@@ -94,7 +91,7 @@ def keeps(beyond: float, each: Sequence[float], difference: stats.Difference, ru
     broken = stats.quantile(1 - rule.alpha / rule.budget, difference.df)
     if beyond > held * difference.error:
         return "pass"
-    if beyond < -broken * difference.error and sum(one < 0 for one in each) >= min(_CONFIRMED, rule.budget):
+    if beyond < -broken * difference.error and sum(one < 0 for one in each) >= min(CONFIRMED_BY, rule.budget):
         return "regressed"
     ahead = Outlook.of(difference, rule)
     may_hold = beyond + ahead.moves > held * ahead.error
@@ -129,7 +126,7 @@ def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) 
     for name, bound in bounds:
         broken = [one < bound if name == "at_least" else one > bound for one in (ratio, *each)]
         if broken[0]:
-            is_confirmed = sum(broken[1:]) >= min(_CONFIRMED, rule.budget)
+            is_confirmed = sum(broken[1:]) >= min(CONFIRMED_BY, rule.budget)
             verdict = worst_of([verdict, "regressed" if is_confirmed else "inconclusive"])
     return bounds.check("memory", ratio, verdict)
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.verdict import CONFIRMED_BY, OF_ONE_LAUNCH, Judgement, Reference, horizon, lasting, limit
+from pytest_llmperf.judge.stats import CONFIRMED_BY
+from pytest_llmperf.judge.verdict import OF_ONE_LAUNCH, Judgement, Reference, horizon, lasting, limit
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, phases
 from pytest_llmperf.records.phases import CHECKPOINT

@@ -109,8 +109,9 @@ def quantile(probability: float, df: float) -> float:
 
 # The decision on speed after some launches: a verdict, or that another launch is worth its cost.
 
-# An alarm, or praise, needs this many launches that are each beyond the tolerance: one that went wrong must not do.
-_CONFIRMED = 2
+#: So many launches, or pairs, have to show an alarm, or praise, each by itself: one that went wrong must not do
+#: (decision 9).
+CONFIRMED_BY = 2
 
 # One-sided confidence in "no slower than the tolerance", and how often a change of the detectable size is seen.
 _CONFIDENT, _POWER = 0.95, 0.90
@@ -219,7 +220,7 @@ def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
     verdict: Verdict | None = None
     if abs(difference.log) > alarm:
         sign = math.copysign(1, difference.log)
-        if sum(sign * each > limit for each in difference.each) >= min(_CONFIRMED, budget):
+        if sum(sign * each > limit for each in difference.each) >= min(CONFIRMED_BY, budget):
             verdict = "regressed" if difference.log > 0 else "improved"
         elif not ahead.left:
             verdict = "inconclusive"

@@ -13,7 +13,7 @@ from statistics import median_high, median_low
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Difference, Rule, decide, interval, may_be_its_gpu
+from pytest_llmperf.judge.stats import CONFIRMED_BY, Difference, Rule, decide, interval, may_be_its_gpu
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, measured
@@ -141,8 +141,6 @@ def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
 
 #: The reason of a case that nothing is stored of.
 NEW = "no baseline yet"
-#: Launches: one alone condemns nobody (decision 9).
-CONFIRMED_BY = 2
 #: What is said of a figure that one alone has shown.
 OF_ONE_LAUNCH = "of one launch alone"
 #: The same of a loss that is decided at the run's end.

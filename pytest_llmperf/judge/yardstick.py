@@ -15,7 +15,7 @@ from typing import Literal
 
 from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Difference, Outlook, Rule, paired_difference, quantile
+from pytest_llmperf.judge.stats import CONFIRMED_BY, Difference, Outlook, Rule, paired_difference, quantile
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, counts
 from pytest_llmperf.records.past_result import Candidate
@@ -99,7 +99,6 @@ CRITERIA: tuple[By, ...] = ("speed", "memory", "counts", "evidence")
 # A CPU's clock tells less than its counts.
 _ON_CPU: tuple[By, ...] = ("counts", "speed", "memory", "evidence")
 
-_CONFIRMED = 2
 # Two are the same where the interval of their difference, a logarithm, is within this.
 _SAME = 0.003
 _MIDDLE = 0.5
@@ -107,19 +106,15 @@ _MIDDLE = 0.5
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What tells bad from good."""
+    """What tells bad from good: of speed and memory the logarithm of bad over good (step times, bytes) and speed's
+    error; of counts the metric, and good's and bad's; of evidence the lines that changed."""
 
     by: By
     size: float = 0.0
-    """Of speed and memory: the logarithm of bad over good, of step times or of bytes."""
     error: float = 0.0
-    """Of speed's."""
     metric: str = ""
-    """Of counts: which one."""
     ends: tuple[float, float] = (0.0, 0.0)
-    """Of counts: good's and bad's."""
     lines: frozenset[str] = frozenset()
-    """Of evidence: what changed."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,7 @@ def compared_ends(pairs: Pairs, policy: Policy, order: Sequence[By], *, alpha: f
             if is_shown(difference.log, difference, alpha / 2, budget) and abs(difference.log) > least:
                 # Each beyond half of it by itself: one may have met a neighbour.
                 half, sign = abs(difference.log) / 2, math.copysign(1.0, difference.log)
-                if sum(sign * each > half for each in difference.each) >= min(_CONFIRMED, budget):
+                if sum(sign * each > half for each in difference.each) >= min(CONFIRMED_BY, budget):
                     return Look(False, yardstick=Yardstick("speed", difference.log, difference.error))
                 if len(pairs) < budget:
                     return Look(True)
