@@ -82,14 +82,17 @@ class Golden:
 
     def _steady(self, text: str) -> str:
         """The text without what differs from one run, checkout or machine to another."""
+        temporary = re.escape(tempfile.gettempdir())
         programs = {Path(sys.argv[0]).name, "__main__.py", "pytest", "-c"}
         for pattern, name in (
             (re.escape(str(self._scratch)) + r"(/popen-gw\d+)?/[\w.-]+", "<tmp>"),
-            (re.escape(tempfile.gettempdir()) + r"/(pytest-)?llmperf-\w[\w-]*", "<tmp>"),
             (re.escape(sys.executable), "<python>"),
             (re.escape(str(REPOSITORY)), "<repository>"),
             (r"\btransformers \d+\.\d+\.\d+", "transformers <version>"),
             (r" ?([=_!])\1{2,} ?", ""),  # as wide as the terminal
+            # Two runs of one second and process cannot have one folder: where the other has its own is chance.
+            (rf"(<tmp>/\.llmperf|{temporary}/pytest-llmperf-runs-\d+)/\d{{8}}-\d{{6}}-[\d-]+", "<run>"),
+            (rf"{temporary}/llmperf-\w+", "<run>"),
             (r"\b\d{8}-\d{6}-\d+\b", "<run>"),
             (datetime.now(timezone.utc).date().isoformat(), "<today>"),
             (rf"(?m)(^|usage: )({'|'.join(map(re.escape, programs))})(?=: error: | \[)", r"\1<program>"),
