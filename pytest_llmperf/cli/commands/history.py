@@ -280,9 +280,9 @@ def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
     return lines
 
 
-def _urgency(one: CaseHistory) -> tuple[bool, bool, float, str]:
+def _urgency(one: CaseHistory) -> tuple[bool, bool, float, str, str]:
     latest = one.latest_change
-    return latest is None, not one.steps, latest.change.rate if latest and latest.change else 0.0, one.id
+    return latest is None, not one.steps, latest.change.rate if latest and latest.change else 0.0, one.id, one.digest
 
 
 def _latest(one: CaseHistory) -> tuple[str, str, str]:
