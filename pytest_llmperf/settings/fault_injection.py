@@ -37,11 +37,8 @@ class Injection:
 
     @classmethod
     def from_environment(cls, num_ranks: int = 0) -> Injection:
-        """As the variable says, for ``num_ranks`` ranks; 0: nobody knows yet how many.
-
-        Raises:
-            ValueError: it says something else, or something that cannot be.
-        """
+        """As the variable says, for ``num_ranks`` ranks (0: nobody knows yet how many); a ``ValueError`` where it says
+        what cannot be."""
         text = os.environ.get(VARIABLE, "")
         try:
             values = dict(word.split("=", 1) for word in text.split())
@@ -80,11 +77,7 @@ class Injection:
         return None
 
     def mutated(self, spec: TrainSpec, rank: int) -> TrainSpec:
-        """``spec`` as ``rank`` is to train it.
-
-        Raises:
-            ValueError: a setting that ``TrainSpec`` does not have or refuses.
-        """
+        """``spec`` as ``rank`` is to train it; a ``ValueError`` where that cannot be."""
         if not self.settings or self.rank not in (None, rank):
             return spec
         try:

@@ -60,11 +60,7 @@ def _is_set(spec: TrainSpec, name: str) -> bool:
 
 
 def value_problems(spec: TrainSpec) -> Iterator[str]:
-    """Why values cannot be, a line each; fields are of their types.
-
-    Raises:
-        SpecError: there is no such text or tokenizer.
-    """
+    """Why values cannot be, a line each; fields are of their types. A ``SpecError`` where there is no such text."""
     for setting in SETTINGS:
         for name, least in setting.least.items():
             value = getattr(spec, name)

@@ -95,11 +95,7 @@ _T = TypeVar("_T")
 
 
 def claimed(value: _T | None, name: str) -> _T:
-    """``value``, where the evidence says it.
-
-    Raises:
-        NotClaimedError: it does not; ``name`` is its key.
-    """
+    """``value``, whose key is ``name``; a ``NotClaimedError`` where the evidence does not say it."""
     if value is None:
         raise NotClaimedError(name)
     return value

@@ -53,11 +53,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Space:
-    """The choices of ``axes``, over ``base``.
-
-    Raises:
-        SpecError: two axes of one name, an axis without a choice, or two axes that set one field.
-    """
+    """The choices of ``axes``, over ``base``; a ``SpecError`` where one has no choice, or two set one field."""
 
     base: TrainSpec
     axes: tuple[Axis, ...]
@@ -91,11 +87,7 @@ class Space:
         return Candidates(tuple(found), refused, self.size - len(combinations))
 
     def spec(self, choices: Sequence[Choice]) -> TrainSpec:
-        """The base with these choices.
-
-        Raises:
-            SpecError: it cannot be.
-        """
+        """The base with these choices; a ``SpecError`` where it cannot be."""
         fields = {name: value for choice in choices for name, value in choice.fields}
         return TrainSpec(**{**self.base.to_dict(), **fields})
 
@@ -128,11 +120,7 @@ class Space:
 
     @property
     def first(self) -> TrainSpec:
-        """What the base itself has chosen; of an axis of which it has chosen nothing, the first choice.
-
-        Raises:
-            SpecError: it cannot be.
-        """
+        """What the base itself has chosen; of an axis of which it has chosen nothing, the first choice."""
         return self.spec(self._nearest())
 
     def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
@@ -194,11 +182,7 @@ _HOW_TO_MEASURE = frozenset("steps min_steps warmup_steps throughput_tolerance m
 
 
 def read_axes(path: Path) -> tuple[Axis, ...]:
-    """The axes of a TOML file.
-
-    Raises:
-        SpecError: it cannot be read, or says no axes; one line.
-    """
+    """The axes of a TOML file; a ``SpecError`` of one line where it cannot be read, or says none."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -214,11 +198,8 @@ def read_axes(path: Path) -> tuple[Axis, ...]:
 
 
 def axes_of(values: object) -> tuple[Axis, ...]:
-    """Axes as data: by field its values, or by a name of one's own choices of several fields.
-
-    Raises:
-        SpecError: no such field, or no choices; one line.
-    """
+    """Axes as data: by field its values, or by a name of one's own choices of several fields. A ``SpecError`` of one
+    line where there is no such field, or no choice."""
     if not isinstance(values, Mapping) or not values:
         raise SpecError("a space needs axes, by field: {'micro_batch_size': [8, 16], 'liger': [False, True]}")
     return tuple(_axis(str(name), choices) for name, choices in values.items())

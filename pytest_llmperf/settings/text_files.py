@@ -46,11 +46,7 @@ class Split:
 
     @classmethod
     def parse(cls, words: str) -> Split:
-        """What ``words`` say.
-
-        Raises:
-            ValueError: they are no split, or of a slice that is empty whatever the text holds; in one line.
-        """
+        """What ``words`` say; a ``ValueError`` of one line where that is no split, or empty whatever the text holds."""
         found = _SLICE.fullmatch(words)
         bounds = [bound for bound in (found["first"], found["last"]) if bound is not None] if found else []
         problem = ""
@@ -99,11 +95,7 @@ class TextFiles:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of what the files of the split hold, in their order.
-
-        Raises:
-            OSError: one cannot be read.
-        """
+        """Of what the files of the split hold, in their order; an ``OSError`` where one cannot be read."""
         return fingerprint.of_files((self.format, path) for path in self.files)
 
     @property
@@ -113,11 +105,7 @@ class TextFiles:
 
 
 def resolve_text(text: str | None, split: str) -> TextFiles:
-    """The files that ``text`` and ``split`` name.
-
-    Raises:
-        ValueError: there are none, in one line.
-    """
+    """The files that ``text`` and ``split`` name; a ``ValueError`` of one line where there are none."""
     if text is None:
         return _shipped(split)
     wanted = Split.parse(split)
@@ -234,11 +222,7 @@ class TokenizerFiles:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all that it says.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """Of all that it says; an ``OSError`` where a file cannot be read."""
         return fingerprint.of_files((path.name, path) for path in self.files) if self.files else _BYTES
 
     @property
@@ -250,11 +234,7 @@ class TokenizerFiles:
 
 
 def resolve_tokenizer(name: str | None) -> TokenizerFiles:
-    """The tokenizer at the path ``name``, or the bytes' own.
-
-    Raises:
-        ValueError: there is none, in one line.
-    """
+    """The tokenizer at the path ``name``, or the bytes' own; a ``ValueError`` of one line where there is none."""
     if name is None:
         return TokenizerFiles(None)
     expected = "expected a folder as save_pretrained writes it, or a tokenizer.json"

@@ -37,11 +37,7 @@ def attentions_of(kind: type) -> tuple[str, ...]:
 
 
 def check_attention(kind: type, hf_config: Any, asked: str) -> None:
-    """Whether the model class ``kind`` has the attention that was asked for.
-
-    Raises:
-        RefusedError: it does not.
-    """
+    """Raise a ``RefusedError`` where the model class ``kind`` does not have the attention that was asked for."""
     there = attentions_of(kind)
     if asked in there:
         return
