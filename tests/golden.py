@@ -23,8 +23,8 @@ FOLDER = REPOSITORY / "tests" / "frozen" / "golden"
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?|-?\d+e[-+]\d+")
 _CLOSE = 1e-7
 _MARK = "§ "
-# Of pytest's own summary, cut where the terminal ends.
-_CUT = re.compile(r"(FAILED|ERROR) .*\.\.\.")
+# Of pytest's own summary: cut where the terminal ends, or with the line of a source.
+_SUMMARY = re.compile(r"(FAILED|ERROR) .*\.\.\.|SKIPPED \[\d+\] (\.\.)?/.*")
 
 
 class Golden:
@@ -52,7 +52,7 @@ class Golden:
             compare(text, stored[self._name + number], where)
 
     def lines(self, found: object, *words: str) -> None:
-        whole = [line for line in text_of(found).split("\n") if not _CUT.fullmatch(line)]
+        whole = [line for line in text_of(found).split("\n") if not _SUMMARY.fullmatch(line)]
         these = [line for line in whole if any(each in line for each in words)]
         lacking = [each for each in words if not any(each in line for line in these)]
         assert not lacking, f"no line with {lacking} in:\n{text_of(found)}"
@@ -86,6 +86,7 @@ class Golden:
         programs = {Path(sys.argv[0]).name, "__main__.py", "pytest", "-c"}
         for pattern, name in (
             (re.escape(str(self._scratch)) + r"(/popen-gw\d+)?/[\w.-]+", "<tmp>"),
+            (re.escape(str(self._scratch)) + r"(/popen-gw\d+)?\b", "<scratch>"),
             (re.escape(sys.executable), "<python>"),
             (re.escape(str(REPOSITORY)), "<repository>"),
             (r"\btransformers \d+\.\d+\.\d+", "transformers <version>"),
