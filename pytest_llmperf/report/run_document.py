@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,6 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.results_document import Figure, document_of, launch_of
 from pytest_llmperf.records.results_document import Result as StoredResult
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.support import codec
 
 # No figure of ours is near it, and products and ratios of such are numbers.
 _MOST = 2.0**63
@@ -38,13 +37,6 @@ def _shown(value: Any, name: str = "") -> Any:
         return value
     number = value if -_MOST < value < _MOST else None
     return number if number is None or abs(number) > 1 / _MOST else 0
-
-
-def as_shown(result: StoredResult) -> StoredResult:
-    """A case whose texts are one line each, and whose figures are numbers that can be computed with."""
-    bare = codec.plain(replace(result, launches=(), launches_before=()))
-    shown = codec.read_lenient(StoredResult, _shown(bare)) or result
-    return replace(shown, launches=result.launches, launches_before=result.launches_before)
 
 
 @dataclass(frozen=True)

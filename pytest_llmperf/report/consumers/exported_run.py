@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_llmperf.records.result import FAILING, VERDICTS
 from pytest_llmperf.records.results_document import EndedTest, Figure, Result, ResultsDocument
-from pytest_llmperf.report.run_document import as_shown
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import codec
 
 _MOST_CHANGES = 3
 _DIGEST_SHOWN = 8
 _TESTS_FAILED = 1  # pytest's own exit code, of which the cases tell
+_NUMBERS = ("value", "baseline", "limit", "change", "detectable", "times_slower")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class ExportedCase:
         """Read one of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
         test = (tests or {}).get(result.nodeid)
         return cls(
-            result=as_shown(result),
+            result=_as_told(result),
             name=one_line(result.id) or "unnamed",
             machine=one_line(machine),
             expected=one_line(test.reason or "xfail") if test is not None and test.outcome == "xfailed" else "",
@@ -171,8 +172,8 @@ class ExportedRun:
         found: dict[tuple[str, str, str], ExportedCase] = {}
         for document in documents:
             tests = tests_of(document)
-            cases = [ExportedCase.read(result, document.kind, tests) for result in document.results]
-            # Reversed: of those of one name the worst is written last.
+            # Reversed: of those of one name the worst is written last, and of its equals the first.
+            cases = [ExportedCase.read(result, document.kind, tests) for result in reversed(document.results)]
             for case in sorted(cases, key=_badness, reverse=True):
                 found[case.machine, case.name, case.result.digest] = case
         ids = Counter((case.machine, case.name) for case in found.values())
@@ -257,6 +258,29 @@ def _troubles(document: ResultsDocument) -> Iterator[str]:
     code = document.exit_code
     if code not in (None, 0, _TESTS_FAILED) and not document.unfinished:
         yield f"pytest ended with exit code {code}"
+
+
+def _as_told(result: Result) -> Result:
+    figures = {}
+    for metric, figure in result.metrics.items():
+        numbers: dict[str, Any] = {name: _finite(getattr(figure, name)) for name in _NUMBERS}
+        figures[one_line(metric)] = replace(figure, unit=one_line(figure.unit), **numbers)
+    return replace(
+        result,
+        digest=one_line(result.digest),
+        nodeid=one_line(result.nodeid),
+        reason=one_line(result.reason),
+        changed=tuple(map(one_line, result.changed)),
+        differences=tuple(map(one_line, result.differences)),
+        metrics=figures,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    try:
+        return float(value) if value is not None and math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def _time(text: str) -> float | None:

@@ -122,6 +122,19 @@ def test_of_a_case_the_last_file_counts_and_in_it_the_worst_verdict() -> None:
     assert [case.verdict for case in run(first, last).cases] == ["regressed"]
 
 
+def test_of_two_tests_of_one_training_that_ended_alike_the_first_is_told() -> None:
+    told = run(document(result(nodeid="t.py::test_first"), result(nodeid="t.py::test_again")))
+    assert [case.result.nodeid for case in told.cases] == ["t.py::test_first"]
+
+
+def test_words_and_figures_are_told_as_the_document_has_them() -> None:
+    metrics = {"flops_per_step": {"value": 2e19, "unit": "FLOP"}, "updated": {"value": 1e-20, "unit": "a\nb"}}
+    case = run(document(result(nodeid="t.py::test[a  b]", reason="c  d", metrics=metrics))).cases[0]
+    assert (case.result.nodeid, case.result.reason) == ("t.py::test[a  b]", "c  d")
+    figures = [(name, figure.unit, value) for name, figure, value in case.trusted]
+    assert figures == [("flops_per_step", "FLOP", 2e19), ("updated", "a b", 1e-20)]
+
+
 def test_two_machines_are_told_apart() -> None:
     told = run(document(result(), kind="a"), document(result(), kind="b"))
     assert "machine" in markdown_page(told)[2]
