@@ -85,7 +85,7 @@ class Golden:
         temporary = re.escape(tempfile.gettempdir())
         programs = {Path(sys.argv[0]).name, "__main__.py", "pytest", "-c"}
         for pattern, name in (
-            (re.escape(str(self._scratch)) + r"(/popen-gw\d+)?/[\w.-]+", "<tmp>"),
+            (re.escape(str(self._scratch)) + r"(/popen-gw\d+)?/(?!popen-gw)[\w.-]+", "<tmp>"),
             (re.escape(str(self._scratch)) + r"(/popen-gw\d+)?\b", "<scratch>"),
             (re.escape(sys.executable), "<python>"),
             (re.escape(str(REPOSITORY)), "<repository>"),
