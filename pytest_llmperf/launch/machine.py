@@ -65,10 +65,11 @@ class Machine:
 
 def find_machine() -> Machine:
     """The machine as this process sees it, with the GPUs that the environment leaves it; raises as ``visible_gpus``."""
-    cpu = platform.processor() or platform.machine()
+    cpu = ""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    cpu = cpu or platform.processor() or platform.machine()  # the first of the two runs uname
     return Machine(gpus=visible_gpus(), cpu_name=cpu, cores=len(os.sched_getaffinity(0)))
 
 

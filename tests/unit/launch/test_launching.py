@@ -114,6 +114,13 @@ class TestMachine:
         assert machine.find_machine().gpus == ()
 
 
+def test_where_the_kernel_names_the_cpu_no_process_is_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "model name" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        pytest.skip("it does not name this one")
+    monkeypatch.setattr("platform.processor", lambda: pytest.fail("uname is run"))
+    assert machine.find_machine().cpu_name
+
+
 def _gpu_kind_under(monkeypatch: pytest.MonkeyPatch, limit: Callable[[int], int]) -> str:
     """What a machine is called whose one H200 tells this power limit, in mW."""
     nvml = SimpleNamespace(
