@@ -161,7 +161,7 @@ def _compared(  # noqa: PLR0913 - what is said of a figure
     rows, cells = [], []
     for step in steps:
         now, held, published = (figures[index] for figures in (step.now, step.baseline, step.published))
-        told = step.verdict if now is None and step.verdict else words(now)
+        told = step.verdict if now is None and step.verdict and index == 0 else words(now)
         rows.append(_row(step, told, now, held, published, size=size))
         cells.append((*step.name, told, words(held), "OOM" if step.ran_out_of_memory else words(published)))
     table = Table(("rung", "settings", heading, "baseline", "published"), tuple(cells), 2)

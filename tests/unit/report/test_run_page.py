@@ -134,6 +134,8 @@ def test_of_a_rung_that_is_invalid_the_baseline_is_shown() -> None:
     page = page_of([RunDocument(ladder_run([bare, *others]))], stored_figures())
     bar = next(each for each in chart(page, "ladder", "throughput").rows if each.label.startswith("15.8"))
     assert (bar.parts, bar.words, bar.marks[0]) == ((), "invalid", ("baseline", pytest.approx(rate)))
+    memory = next(each for each in chart(page, "ladder", "memory").rows if each.label.startswith("15.8"))
+    assert memory.words == "-"  # the verdict is told once, where speeds are
 
 
 def test_scaling_stands_beside_the_ideal_line(page: Page) -> None:
