@@ -12,7 +12,7 @@ from pytest_llmperf.judge.loss_curves import FEWEST_SEEDS
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.records.result import Reference
 from pytest_llmperf.run.case import CaseTerms
-from pytest_llmperf.run.learning_checks import SEEDS
+from pytest_llmperf.run.learning_cases import SEEDS
 from pytest_llmperf.run.settings import TOLERANCES
 from pytest_llmperf.settings.evidence import declarable
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_positive, is_tolerance

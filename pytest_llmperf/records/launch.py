@@ -212,7 +212,7 @@ class Launch:
     """What was really active: patched modules, kernels, types, flags, as it is stored (see ``seen``)."""
     environment: Environment
     canary: Mapping[str, float] = field(default_factory=dict)
-    """What the hardware gave to work that never changes, the slowest rank's (``observe/calibration.py``)."""
+    """What the hardware gave to work that never changes, the slowest rank's (``observe/reference_work.py``)."""
     health: Health = field(default_factory=Health)
     phases: Mapping[str, float] = field(default_factory=dict)
     """Where its seconds went, by the names of ``records/phases.py``: ``wall_seconds``, and the wait before them.

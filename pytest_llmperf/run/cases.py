@@ -23,7 +23,7 @@ from pytest_llmperf.run.derived_metrics import Scaling
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.launch_retry import runs_out, should_run_out
-from pytest_llmperf.run.learning_checks import CurveCheck, asked_curve, asks_for_curve, parity
+from pytest_llmperf.run.learning_cases import CurveCheck, asked_curve, asks_for_curve, parity
 from pytest_llmperf.run.paired_comparison import PairedComparison
 from pytest_llmperf.run.result_cache import Measured
 from pytest_llmperf.run.runner import Runner

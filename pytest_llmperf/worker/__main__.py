@@ -28,10 +28,10 @@ def main(folder: Path) -> None:
         request = Request.read(folder)
         with uncollected():
             # Imported here: a rank that cannot import torch leaves its reason like any other.
-            from pytest_llmperf.worker import job  # noqa: PLC0415
+            from pytest_llmperf.worker import rank_job  # noqa: PLC0415
 
-            recipe = job.recipe_of(request)
-        job.run(request, recipe, rank, started_at, heartbeat, headroom)
+            recipe = rank_job.recipe_of(request)
+        rank_job.run(request, recipe, rank, started_at, heartbeat, headroom)
     except BaseException as error:
         with headroom.lifted():
             if isinstance(error, RefusedError):

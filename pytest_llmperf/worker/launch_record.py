@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from pytest_llmperf.observe.calibration import slowest
 from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.measurement import Later, Trained
+from pytest_llmperf.observe.reference_work import slowest
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.records import learning
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch

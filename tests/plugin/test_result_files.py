@@ -14,7 +14,7 @@ from pytest_llmperf.cli.night.night_results import gather
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import junit
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.metrics import prometheus
+from pytest_llmperf.report.consumers.samples import prometheus
 from tests.golden import Golden
 from tests.plugin.conftest import Project
 

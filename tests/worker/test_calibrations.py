@@ -20,10 +20,10 @@ from tests.worker.launching import launched
 
 torch = pytest.importorskip("torch")
 
-from pytest_llmperf.observe import calibration as calibrator  # noqa: E402
 from pytest_llmperf.observe import device  # noqa: E402 - they need torch
-from pytest_llmperf.observe.calibration import calibrate, calibrated, unsteady  # noqa: E402
+from pytest_llmperf.observe import reference_work as calibrator  # noqa: E402
 from pytest_llmperf.observe.device import Look, disturbances, mean  # noqa: E402
+from pytest_llmperf.observe.reference_work import calibrate, calibrated, unsteady  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 

@@ -30,8 +30,8 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
 from pytest_llmperf.observe import device, environment  # noqa: E402
-from pytest_llmperf.observe.calibration import slowest  # noqa: E402
 from pytest_llmperf.observe.measurement import Exchange, HostClock, HostMemory  # noqa: E402
+from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import evidence, installed, setup  # noqa: E402
 from pytest_llmperf.worker import setup as callables  # noqa: E402
 from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402

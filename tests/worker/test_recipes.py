@@ -16,7 +16,8 @@ from pytest_llmperf.observe.measurement import Trained  # noqa: E402
 from pytest_llmperf.observe.tracer import STEPS  # noqa: E402
 from pytest_llmperf.observe.training import ObservedTraining, Plan  # noqa: E402
 from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: E402
-from pytest_llmperf.worker import job, recipes  # noqa: E402
+from pytest_llmperf.worker import rank_job as job  # noqa: E402
+from pytest_llmperf.worker import recipes  # noqa: E402
 from pytest_llmperf.worker.folder import Request  # noqa: E402
 
 _CPU = torch.device("cpu")

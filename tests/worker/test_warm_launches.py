@@ -343,7 +343,7 @@ class TestFresh:
                 "TORCHINDUCTOR_CACHE_DIR", raising=False
             )  # torch sets it in whoever compiles, as tests here do
             sets = "import os; os.environ['SET_BY'] = module.__name__"
-            look(folder, patch, more=after_import("pytest_llmperf.worker.recipes.huggingface.training", sets))
+            look(folder, patch, more=after_import("pytest_llmperf.worker.recipes.huggingface.rank", sets))
             patch.setenv("OMP_NUM_THREADS", "2")
             warm = Warm(folder)
             yield warm
@@ -362,7 +362,7 @@ class TestFresh:
         variables = {
             "OMP_NUM_THREADS": "2",
             "WORLD_SIZE": "2",
-            "SET_BY": "pytest_llmperf.worker.recipes.huggingface.training",
+            "SET_BY": "pytest_llmperf.worker.recipes.huggingface.rank",
         }
         for run in runs:
             assert variables.items() <= run["environment"].items()

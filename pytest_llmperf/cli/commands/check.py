@@ -16,7 +16,7 @@ from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.learning_checks import SEEDS
+from pytest_llmperf.run.learning_cases import SEEDS
 from pytest_llmperf.run.options import CHECK
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.train_spec import TrainSpec

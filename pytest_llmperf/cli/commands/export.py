@@ -10,7 +10,7 @@ from pytest_llmperf.cli.answer import Answer, Screen
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.report.consumers.documents import junit, markdown_page
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.metrics import gitlab_metrics, prometheus
+from pytest_llmperf.report.consumers.samples import gitlab_metrics, prometheus
 from pytest_llmperf.support.files import write_text
 
 _FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {

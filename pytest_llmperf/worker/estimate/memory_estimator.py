@@ -87,22 +87,10 @@ _OPTIMIZERS = {"adamw_torch": torch.optim.AdamW, "adamw_torch_fused": torch.opti
 def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter | None = None) -> dict[str, int]:
     """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs.
 
-    Raises:
-        ValueError: an optimizer whose memory is not modelled, fp8, rows with padding, an attention that stands for no
-            other here, or a model that transformers does not have, or not so (a ``RefusedError``).
+    A ``ValueError``: an optimizer whose memory is not modelled, fp8, rows with padding, an attention that stands for no
+    other here, or a model that transformers does not have, or not so (a ``RefusedError``).
     """
-    if spec.optimizer not in _OPTIMIZERS:
-        raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
-    if spec.fp8 != "no":
-        raise ValueError(
-            f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
-            "they are used, 8-bit ones; known: no"
-        )
-    if spec.has_padding:
-        raise ValueError(
-            f"rows={spec.rows!r} are not modelled: their mask has a value for each score, and takes its causal kernel "
-            "from fused attention; known: packed"
-        )
+    _refuse_unmodelled(spec)
     hf_config = hf_config_of(config)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     check_attention(kind, hf_config, spec.attention)
@@ -138,6 +126,21 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
     if spec.gpus > 1 and ranks is None:  # DDP reduces in buckets of its own, beside the gradients
         parts["buckets"] = parts["weights"]
     return parts
+
+
+def _refuse_unmodelled(spec: TrainSpec) -> None:
+    if spec.optimizer not in _OPTIMIZERS:
+        raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
+    if spec.fp8 != "no":
+        raise ValueError(
+            f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
+            "they are used, 8-bit ones; known: no"
+        )
+    if spec.has_padding:
+        raise ValueError(
+            f"rows={spec.rows!r} are not modelled: their mask has a value for each score, and takes its causal kernel "
+            "from fused attention; known: packed"
+        )
 
 
 def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions]) -> None:

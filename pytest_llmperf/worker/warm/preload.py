@@ -17,7 +17,7 @@ EVERY_RANK = (
     "torch.distributed.run",
     "transformers",
     "pytest_llmperf.worker.__main__",
-    "pytest_llmperf.worker.job",
+    "pytest_llmperf.worker.rank_job",
     "pytest_llmperf.worker.recipes.huggingface",
 )
 

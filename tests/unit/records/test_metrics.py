@@ -22,7 +22,7 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import case_table
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.metrics import prometheus
+from pytest_llmperf.report.consumers.samples import prometheus
 from pytest_llmperf.report.results_json import document
 from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.report.summary_table import summary_lines

@@ -20,7 +20,7 @@ from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import junit, markdown_page, within
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.metrics import gitlab_metrics, prometheus
+from pytest_llmperf.report.consumers.samples import gitlab_metrics, prometheus
 from tests.examples import examples
 from tests.golden import Golden
 from tools.documentation.commands import troubles

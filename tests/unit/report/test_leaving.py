@@ -10,7 +10,7 @@ import pytest
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import junit, markdown_page
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.metrics import gitlab_metrics, prometheus
+from pytest_llmperf.report.consumers.samples import gitlab_metrics, prometheus
 from pytest_llmperf.report.results_json import write_json
 from pytest_llmperf.report.table import escaped
 from tests.pages import made

@@ -95,7 +95,7 @@ EXCEPTIONS = {
     "analysis/formulas.py": "what the prediction's formula leaves out, a line for each",
     "analysis/ladder.py": "the chapter's rungs are specs",
     "cli/commands/report.py": "tables of the chapter: of its rungs by their settings, of scaling by parallelism",
-    "run/learning_checks.py": "random tokens have no curve to learn",
+    "run/learning_cases.py": "random tokens have no curve to learn",
     "run/tuning/forecast.py": "which settings ask for less memory, where nothing can be predicted",
     "judge/baseline_file.py": "a text that is not here has its identity in the file",
     "judge/learning_checks.py": "a line about an update names the optimizer",
@@ -104,9 +104,9 @@ EXCEPTIONS = {
     "worker/build.py": "lists what each setting gives the Trainer and the model",
     "worker/recipes/huggingface/data.py": "makes what the setting data asks for",
     "worker/recipes/huggingface/inspection.py": "fp8 scales follow the data: what comes later changes what was before",
-    "worker/recipes/huggingface/parity.py": "the truth is trained without autocast, by the plain optimizer",
+    "worker/recipes/huggingface/small_launch.py": "the truth is trained without autocast, by the plain optimizer",
     "worker/recipes/huggingface/small_trainer.py": "looks into a model where nothing compiled changes by it",
-    "worker/recipes/huggingface/training.py": "asks who fetches, and whether a checkpoint is saved",
+    "worker/recipes/huggingface/rank.py": "asks who fetches, and whether a checkpoint is saved",
 }
 
 

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, get_worker_info
 from transformers import default_data_collator
 
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.recipes.huggingface import text
-from pytest_llmperf.worker.recipes.huggingface.text import ByteTokenizer, LocalTokenizer, Tokenizer, Tokens, read
+from pytest_llmperf.worker.recipes.huggingface import token_files
+from pytest_llmperf.worker.recipes.huggingface.token_files import ByteTokenizer, LocalTokenizer, Tokenizer, Tokens, read
 from pytest_llmperf.worker.refusal import RefusedError
 
 # Between the seeds of two runs lie the seeds of all samples, or epochs, of one.
@@ -281,17 +281,17 @@ def _sources(spec: TrainSpec) -> dict[str, Any]:
 def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
     facts = {**_sources(spec), "format": spec.text_files.format, "special": spec.has_padding}
-    path = text.path_of(facts)
+    path = token_files.path_of(facts)
     several = dist.is_initialized()
     tokens = None
     if not several or dist.get_rank() == 0:
-        tokens = text.kept(path)
+        tokens = token_files.kept(path)
         if tokens is None:
             tokens = _made(spec, tokenizer)
-            text.keep(path, tokens)
+            token_files.keep(path, tokens)
     if several:
         dist.barrier()
-    return tokens or text.kept(path) or _made(spec, tokenizer)
+    return tokens or token_files.kept(path) or _made(spec, tokenizer)
 
 
 def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:

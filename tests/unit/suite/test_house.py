@@ -1,0 +1,90 @@
+"""The package's own measures: what grows beyond them is to be shortened first, or shared."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+
+PACKAGE = REPOSITORY / "pytest_llmperf"
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+# Ceilings: lower them with what is taken out.
+MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 46_850, 290, 50, 12
+
+# What joins many parts by design, with how many modules of ours each may import; the list gets shorter.
+JOINTS = {
+    "cli/commands/baselines": 13,
+    "cli/commands/bisect": 20,
+    "cli/commands/check": 13,
+    "cli/commands/report": 15,
+    "cli/commands/tune": 18,
+    "launch/local": 13,
+    "launch/request": 14,
+    "run/baseline_comparison": 25,
+    "run/bisection": 19,
+    "run/capacity": 18,
+    "run/cases": 23,
+    "run/conclusion": 13,
+    "run/derived_metrics": 16,
+    "run/launch_notes": 14,
+    "run/learning_cases": 19,
+    "run/paired_comparison": 17,
+    "run/run": 20,
+    "run/run_files": 14,
+    "run/runner": 22,
+    "run/static_check": 14,
+    "run/tuning/recheck": 16,
+    "run/tuning/trial_stage": 16,
+    "run/tuning/trials": 14,
+    "run/tuning/tuner": 13,
+    "settings/registry": 13,
+    "worker/evidence": 16,
+    "worker/recipes/huggingface/rank": 15,
+}
+
+# A command has the name of what it is about, a setting its twin in the worker, and a seam its other side.
+TWINS = {"device", "evidence", "history", "parity", "plan"} | {path.stem for path in PACKAGE.glob("settings/*.py")}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").as_posix()
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The modules of the package that a module names."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pytest_llmperf"):
+            folder = REPOSITORY / (node.module or "").replace(".", "/")
+            inside = {f"{node.module}.{each.name}" for each in node.names if (folder / f"{each.name}.py").exists()}
+            found |= inside or {node.module or ""}
+    return found
+
+
+def test_the_package_stays_as_small_as_it_has_become() -> None:
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in FILES)
+    assert lines <= MOST_LINES
+    assert len(FILES) <= MOST_FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_function_fits_a_page(path: Path) -> None:
+    functions = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.FunctionDef)]
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+    assert not {name: lines for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_module_joins_few_others(path: Path) -> None:
+    assert len(imported(TREES[path])) <= JOINTS.get(name_of(path), MOST_IMPORTS)
+
+
+def test_no_two_files_have_one_name() -> None:
+    names = Counter(path.stem for path in FILES if not path.stem.startswith("__"))
+    assert {name for name, count in names.items() if count > 1} <= TWINS
