@@ -23,6 +23,22 @@ FEWEST_CASES = 4
 _FURTHEST, _FASTEST = 0.1, 4.0
 
 
+class _Stored:
+    """What each case asks of the same stored observations, found once."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        launches = [each for each in observations if not each.is_calibration]
+        self.measurements = {each.measurement for each in observations}
+        self.series = {each.series for each in observations}
+        self.usual_logs = _usual_of_calibrations(observations)
+        self.told_apart = {device for device, _ in compared(launches)}
+        self.devices: dict[str, set[str]] = {}
+        """That launches of each series were on."""
+        for each in launches:
+            self.devices.setdefault(each.series, set()).update(each.unit.devices)
+        self.of_gpus = [each for each in observations if each.tells_of_gpu]
+
+
 @dataclass(frozen=True)
 class Knowledge:
     """Of the GPUs of one machine kind."""
@@ -50,8 +66,16 @@ class Knowledge:
         A calibration of today may be stored by now, and launches that another start of a SLURM job has made.
         """
         seen = {each.measurement: each for each in observations_of(launches) if self._believes(each)}
+        if self._of_stored.measurements.isdisjoint(seen):
+            found = Knowledge(self.model, self.stored, tuple(seen.values()))
+            found.__dict__["_of_stored"] = self._of_stored
+            return found
         stored = [each for each in self.stored if each.measurement not in seen]
         return Knowledge(self.model, stored, tuple(seen.values()))
+
+    @cached_property
+    def _of_stored(self) -> _Stored:
+        return _Stored(self.stored)
 
     def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
         """Of the launches of ``baseline`` and then ``candidates``, by what all other cases, and calibrations, tell."""
@@ -106,26 +130,35 @@ class Knowledge:
         What no change of this run's software moves with its cases does, a comparable calibration of that day or stored
         launches of the very GPU; and ``by_its_cases`` enough other cases of this run.
         """
-        stored = [each for each in self.stored if not each.is_calibration]
-        launched = {device for device, _ in compared(stored)}
-        launched |= {device for own in stored if own.series == series for device in own.unit.devices}
+        stored = self._of_stored
+        launched = stored.told_apart | stored.devices.get(series, set())
         if by_its_cases:
             cases = _cases([each for each in self.seen if each.series != series])
             launched |= {device for device, several in cases.items() if len(several) >= FEWEST_CASES}
-        calibrated = calibrated_places(self.stored, (*self.seen, *self._added(more)))
+        calibrated = self.calibrated_places((*self.seen, *self._added(more)))
         places = ((device, unit.day) for unit in units for device in unit.devices)
         return all(place in calibrated or place[0] in launched for place in places)
 
+    def calibrated_places(self, seen: Iterable[Observation]) -> set[tuple[str, str]]:
+        """The devices, and on which day, whose calibration is comparable with one from before this run.
+
+        Those that a run has made with new versions agree with one another alone.
+        """
+        stored = self._of_stored
+        return compared([*stored.of_gpus, *(one for one in seen if one.tells_of_gpu and one.series in stored.series)])
+
     def _added(self, more: Iterable[Observation]) -> frozenset[Observation]:
         """What of ``more`` is new, and believed."""
-        known = {each.measurement for each in (*self.stored, *self.seen)}
-        return frozenset(each for each in more if each.measurement not in known and self._believes(each))
+        known, own = self._of_stored.measurements, {each.measurement for each in self.seen}
+        new = (each for each in more if each.measurement not in known and each.measurement not in own)
+        return frozenset(each for each in new if self._believes(each))
 
     def _believes(self, each: Observation) -> bool:
         """Whether it is no calibration that a chip of this kind cannot give."""
-        if not each.is_calibration or each.series not in self._usual_logs:  # else it is comparable with nothing
+        usual = self._of_stored.usual_logs
+        if not each.is_calibration or each.series not in usual:  # else it is comparable with nothing
             return True
-        loading, off = self.model.loading(each.series).mean, each.log - self._usual_logs[each.series]
+        loading, off = self.model.loading(each.series).mean, each.log - usual[each.series]
         variance = sum(
             (load * sd) ** 2
             for load, factor in zip(loading, FACTORS, strict=True)
@@ -133,10 +166,6 @@ class Knowledge:
         )
         least = _FASTEST * math.sqrt(variance + self.model.own_spread(each.series).sd ** 2)
         return -least <= off <= _FURTHEST
-
-    @cached_property
-    def _usual_logs(self) -> dict[str, float]:
-        return _usual_of_calibrations(self.stored)
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -178,12 +207,3 @@ def compared(observations: Sequence[Observation]) -> set[tuple[str, str]]:
         of_series.setdefault(each.series, set()).update((device, each.unit.day) for device in each.unit.devices)
     several = (places for places in of_series.values() if len({device for device, _ in places}) > 1)
     return {place for places in several for place in places}
-
-
-def calibrated_places(stored: Sequence[Observation], seen: Sequence[Observation]) -> set[tuple[str, str]]:
-    """The devices, and on which day, whose calibration is comparable with one from before this run.
-
-    Those that a run has made with new versions agree with one another alone.
-    """
-    before = {each.series for each in stored}
-    return compared([each for each in (*stored, *seen) if each.tells_of_gpu and each.series in before])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.gpu_knowledge import Knowledge, calibrated_places, compared
+from pytest_llmperf.judge.gpu_knowledge import Knowledge, compared
 from pytest_llmperf.judge.gpu_model import cell_variances, design_of
 from pytest_llmperf.judge.gpu_panel import Panel, doubted, residuals, unit_of
 from pytest_llmperf.judge.stats import Difference, Rule, least_tolerance, quantile
@@ -164,7 +164,7 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
     log = float(found.means[-1])
     places = {(device, each.unit.day) for each in launched for device in each.unit.devices}
     devices = {device for device, _ in places}
-    calibrated = calibrated_places(knowledge.stored, seen)
+    calibrated = knowledge.calibrated_places(seen)
     by_launches = {device for device, _ in compared([each for each in knowledge.stored if not each.is_calibration])}
     return CommonChange(
         log=log,
