@@ -101,5 +101,6 @@ def _pair(word: str) -> tuple[str, Any]:
             return name, float(text)
     except (KeyError, ValueError):
         near = hint(text, ["true", "false"]) if kind == "bool" else ""
-        raise CaseError(f"{word}: {text!r} is no {kind}{near}") from None
+        expected = {"bool": "true or false", "int": "a whole number"}.get(kind, "a number")
+        raise CaseError(f"{word}: expected {expected}{near}") from None
     return name, text

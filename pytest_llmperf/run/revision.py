@@ -58,15 +58,20 @@ def find_revision(root: Path, baselines: Path) -> Revision:
 def _untracked(root: Path, baselines: Path) -> list[str]:
     """Sources and configuration under ``root`` that git neither tracks nor ignores, by their names from there."""
     names = _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    paths = [Path(name) for name in names]
+    # An environment inside of the tree is told by the versions of its packages.
+    environments = {path.parent for path in paths if path.name == "pyvenv.cfg"}
     return [
-        name
-        for name in names
-        if _decides(Path(name)) and not (root / name).resolve().is_relative_to(baselines.resolve())
+        str(path)
+        for path in paths
+        if _decides(path)
+        and environments.isdisjoint(path.parents)
+        and not (root / path).resolve().is_relative_to(baselines.resolve())
     ]
 
 
 def _decides(path: Path) -> bool:
-    # Most JSON is what a run has written; an environment inside of the tree is told by the versions of its packages.
+    # Most JSON is what a run has written.
     is_source = path.suffix in _SOURCES or (path.suffix == ".json" and "config" in path.stem)
     return is_source and "site-packages" not in path.parts
 

@@ -34,6 +34,12 @@ class TestRevision:
             (checkout / name).write_text("")
         assert find_revision(checkout, checkout / "baselines").changed == ()
 
+    def test_an_environment_in_the_tree_is_none(self, checkout: Path) -> None:
+        for name in ("v/pyvenv.cfg", "v/bin/activate_this.py", "site/own.py"):
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / name).write_text("")
+        assert find_revision(checkout, checkout / "baselines").changed == ("site/own.py",)
+
     def test_of_another_folder_of_the_checkout_nothing_is_asked(self, checkout: Path) -> None:
         (checkout / "new.py").write_text("")
         assert find_revision(checkout / "tests", checkout / "baselines").changed == ()
