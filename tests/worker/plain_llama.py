@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from pytest_llmperf.settings.models import resolve, small_config
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.recipes.huggingface.small_launch import Truth
+from pytest_llmperf.worker.recipes.huggingface.parity import Truth
 from pytest_llmperf.worker.recipes.huggingface.small_trainer import UnevenRows, set_initial_weights
 
 SEED, LENGTH, ROWS, STEPS = 42, 32, 8, 2

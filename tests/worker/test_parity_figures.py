@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after what skips
 
-from pytest_llmperf.worker.recipes.huggingface.small_launch import (  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface.parity import (  # noqa: E402
     Truth,
     errors_of,
     plain_updates,

@@ -104,7 +104,7 @@ EXCEPTIONS = {
     "worker/build.py": "lists what each setting gives the Trainer and the model",
     "worker/recipes/huggingface/data.py": "makes what the setting data asks for",
     "worker/recipes/huggingface/inspection.py": "fp8 scales follow the data: what comes later changes what was before",
-    "worker/recipes/huggingface/small_launch.py": "the truth is trained without autocast, by the plain optimizer",
+    "worker/recipes/huggingface/parity.py": "the truth is trained without autocast, by the plain optimizer",
     "worker/recipes/huggingface/small_trainer.py": "looks into a model where nothing compiled changes by it",
     "worker/recipes/huggingface/rank.py": "asks who fetches, and whether a checkpoint is saved",
 }
