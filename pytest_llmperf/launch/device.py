@@ -131,7 +131,7 @@ class Sample:
     time: float
     """Seconds since 1970, the clock that the ranks tell their end by."""
     reasons: int | None
-    """Why its clocks are lower than they could be: bits of ``records/clock_reasons``."""
+    """Why its clocks are lower than they could be: bits, as ``records.launch`` names them."""
     clock_mhz: float | None
     temperature: float | None
     joules: float | None

@@ -28,7 +28,7 @@ def no_gate_of_speed(times: Iterable[float | None]) -> str:
     if not wide:
         return ""
     return (
-        f"CPU: speed is not gated (a case fails only when it is {min(wide):.2g} times slower); "
+        f"CPU: speed is not gated (a case fails only when it is at least {min(wide):.2g} times slower); "
         "counts and losses are exact"
     )
 

@@ -144,7 +144,7 @@ _OVERTIME = 10.0
 
 
 def compiles(spec: TrainSpec) -> int:
-    """How much a launch of it does, as ``trial_costs`` counts that; flex attention has a compiler of its own."""
+    """How much a launch of it does, as ``TrialCosts`` counts that; flex attention has a compiler of its own."""
     if times_kernels(spec):
         return AUTOTUNED
     return COMPILED if is_compiled(spec) or is_compiled_alone(spec) else PLAIN

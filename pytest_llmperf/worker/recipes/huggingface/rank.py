@@ -36,7 +36,7 @@ def train(
     beat: Heartbeat,
     measured: Callable[[Trained], None] = lambda _: None,
 ) -> Trained:
-    """As ``worker.job.Recipe`` has it."""
+    """As ``worker.rank_job.Recipe`` has it."""
     set_seed(spec.seed)
     beat.enter("building")
     beat.step, beat.steps, beat.compiles = 0, spec.steps, spec.compiles
