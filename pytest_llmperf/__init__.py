@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from pytest_llmperf.plugin.perf import Perf
     from pytest_llmperf.plugin.waiting import is_active, on_cpu
     from pytest_llmperf.records.result import CaseResult, Reference
+    from pytest_llmperf.settings.script_spec import ScriptSpec
     from pytest_llmperf.settings.train_spec import TrainSpec
     from pytest_llmperf.support.units import GIB
 
-__all__ = ["GIB", "CaseResult", "DidNotTrain", "Perf", "Reference", "TrainSpec", "is_active", "on_cpu"]
+__all__ = ["GIB", "CaseResult", "DidNotTrain", "Perf", "Reference", "ScriptSpec", "TrainSpec", "is_active", "on_cpu"]
 
 # Found when they are asked for: the worker imports this package too, and knows no pytest.
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "GIB": "support.units",
     "Perf": "plugin.perf",
     "Reference": "records.result",
+    "ScriptSpec": "settings.script_spec",
     "TrainSpec": "settings.train_spec",
     "is_active": "plugin.waiting",
     "on_cpu": "plugin.waiting",

@@ -23,6 +23,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, RankRecord
 from pytest_llmperf.records.trace import WORK, StaticStep, Trace, TraceRow
 from pytest_llmperf.run import launch_retry
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
@@ -62,7 +63,7 @@ class Fake:
         return sum(self.phases.values()) or _WALL_SECONDS
 
 
-def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
+def launch_of(spec: Spec, fake: Fake | None = None) -> Launch:
     """A clean launch of ``spec`` with these figures."""
     fake = fake or Fake()
     ranks = tuple(
@@ -70,7 +71,9 @@ def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
             rank=rank,
             host="host",
             device="Fake CPU",
-            tokens_per_step=spec.sequences_per_step * spec.sequence_length // spec.gpus,
+            tokens_per_step=spec.sequences_per_step * spec.sequence_length // spec.gpus
+            if isinstance(spec, TrainSpec)
+            else 64,
             step_seconds=(
                 fake.first_step_seconds or 5 * fake.step_seconds,
                 *(fake.step_seconds for _ in range(spec.steps - 1)),
@@ -92,7 +95,7 @@ def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
         parameters=1000,
         losses=(fake.loss,) * spec.steps,
         ranks=ranks,
-        evidence={**evidence_of(spec), **fake.evidence},
+        evidence={**(evidence_of(spec) if isinstance(spec, TrainSpec) else {}), **fake.evidence},
         environment=environment,
         health=Health(foreign_processes=fake.foreign_processes, power_watts=fake.power_watts),
         trace=trace_of(fake.trace) if fake.trace else Trace(none=OLDER),

@@ -18,7 +18,7 @@ from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.formats import first_n, in_sentence, percent
 
 #: More would only slow reading: what a verdict can see is decided by the first dozen.
@@ -29,7 +29,7 @@ _PROVEN_BY = 2
 
 
 def accept(
-    old: Baseline | None, *, judged: Baseline | None, spec: TrainSpec, result: CaseResult, entry: Accepted
+    old: Baseline | None, *, judged: Baseline | None, spec: Spec, result: CaseResult, entry: Accepted
 ) -> Baseline:
     """The baseline after the launches of ``result``, which was held against ``judged``, were accepted as ``entry``.
 
@@ -83,7 +83,7 @@ def accept(
 _MOST_CHANGES = 3
 
 
-def _refuse_unexplained(spec: TrainSpec, result: CaseResult) -> None:
+def _refuse_unexplained(spec: Spec, result: CaseResult) -> None:
     """What only a reason makes acceptable."""
     checks, by_reason = result.checks, 'accept it with --perf-reason "why"'
     undecided = [check for check in checks if check.verdict == "inconclusive"]
@@ -250,7 +250,7 @@ def test_of(node: str) -> str:
     return f"{file}::{name.partition('[')[0]}"
 
 
-def nearest_line(spec: TrainSpec, node: str, stored: Iterable[Baseline], checks: Sequence[Check]) -> str:
+def nearest_line(spec: Spec, node: str, stored: Iterable[Baseline], checks: Sequence[Check]) -> str:
     """The stored case of the test ``node`` that has most settings of ``spec``, beside its figures; empty: none."""
     own = [one for one in stored if test_of(one.recorded_by) == test_of(node) and one.digest != spec.digest]
     if not own or "::" not in node:  # a command is no test
@@ -301,7 +301,7 @@ def replaced_line(result: CaseResult, former: Baseline) -> str:
     )
 
 
-def _settings(former: Baseline, spec: TrainSpec) -> list[str]:
+def _settings(former: Baseline, spec: Spec) -> list[str]:
     """``name: then -> now``; a setting that an older version did not store has its default, which the spec has too."""
     now = spec.to_dict()
     return [f"{name}: {then} -> {now.get(name)}" for name, then in former.spec.items() if then != now.get(name)]

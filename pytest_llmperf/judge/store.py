@@ -22,7 +22,7 @@ from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, StepBaseli
 from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError, Document
 from pytest_llmperf.judge.loss_curves import CurveBaseline
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.guarded_paths import private_folder
 
@@ -62,15 +62,15 @@ class Store(Generic[T]):
     def __init__(self, root: Path, kind: type[T]) -> None:
         self.root, self._kind = root, kind
 
-    def path(self, machine: str, spec: TrainSpec) -> Path:
+    def path(self, machine: str, spec: Spec) -> Path:
         """Where the file of ``spec`` on ``machine`` is, or would be."""
         folder = self.root / machine
         if self._kind in (Baseline, CapacityBaseline):
-            folder /= file_name(spec.architecture.slug)
+            folder /= file_name(spec.slug)
         folder /= CAPACITY if self._kind is CapacityBaseline else ""
         return folder / f"{file_name(self._case(spec)[0])}.json"
 
-    def load(self, machine: str, spec: TrainSpec) -> T | None:
+    def load(self, machine: str, spec: Spec) -> T | None:
         """What is stored, or ``None`` where there is no file; BaselineError: a file that is there and cannot serve."""
         path, (case, digest) = self.path(machine, spec), self._case(spec)
         stored = read(path, self._kind)
@@ -83,11 +83,11 @@ class Store(Generic[T]):
                     )
         return stored
 
-    def _case(self, spec: TrainSpec) -> tuple[str, str]:
+    def _case(self, spec: Spec) -> tuple[str, str]:
         """By what its file is named and known."""
         return (spec.capacity_id, spec.capacity_digest) if self._kind is CapacityBaseline else (spec.id, spec.digest)
 
-    def check_writable(self, machine: str, spec: TrainSpec) -> None:
+    def check_writable(self, machine: str, spec: Spec) -> None:
         """Find out before a launch whether its figures could be recorded; BaselineError: the folder, or the one of the
         locks, cannot be made or written."""
         path = self.path(machine, spec)
@@ -103,7 +103,7 @@ class Store(Generic[T]):
                 "name a folder that can be written with --perf-baselines"
             ) from error
 
-    def update(self, machine: str, spec: TrainSpec, change: Callable[[T | None], T]) -> tuple[T | None, T]:
+    def update(self, machine: str, spec: Spec, change: Callable[[T | None], T]) -> tuple[T | None, T]:
         """Replace what is stored by ``change`` of it, locked against other processes; returns the old and the new.
 
         The old one is read inside the lock, and the file changes as a whole or not at all.
@@ -121,7 +121,7 @@ class Store(Generic[T]):
             raise BaselineError(f"{path}: not recorded, nothing was changed ({error.strerror or error})") from error
         return old, new
 
-    def replace(self, spec: TrainSpec, judged: T | None, new: T) -> Path:
+    def replace(self, spec: Spec, judged: T | None, new: T) -> Path:
         """Keep ``new`` in the place of what it was ``judged`` against; the file; BaselineError: another run changed
         what is there, or it cannot be written."""
         path = self.path(new.machine, spec)
@@ -184,7 +184,7 @@ class BaselineStore(Store[Baseline]):
                 baseline, right = found[path], [each for each in paths if each.stem == file_name(found[path].id)]
                 with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
                     store = self.capacities if isinstance(baseline, CapacityBaseline) else self
-                    right.insert(0, store.path(baseline.machine, TrainSpec.from_dict(baseline.spec)))
+                    right.insert(0, store.path(baseline.machine, read_spec(baseline.spec)))
                 counts = next((each for each in right if each in paths), paths[0])
                 copies |= {} if counts == path else {path: counts}
         return copies

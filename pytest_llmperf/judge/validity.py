@@ -16,6 +16,7 @@ from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.records.launch import THROTTLES, Health, Launch
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.settings.evidence import LEARNING, Evidence, contradictions, undeclarable
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.codec import flat
 
@@ -29,26 +30,33 @@ _CANARY_LOSS, _FEWEST_CANARIES = 0.25, 3
 _DRIFT_ERRORS = 3 * 2.45
 
 
-def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozenset()) -> tuple[str, ...]:
+def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """One line for each reason not to trust ``launch``; empty where there is none.
 
     ``inactive`` names settings that are declared to change nothing (Liger on a model without kernels): where one of
     them is asked for, it is trouble if it *was* active.
     """
     found = []
-    expected = spec.sequences_per_step * spec.sequence_length
-    if launch.tokens_per_step != expected:
-        found.append(f"{launch.tokens_per_step} tokens a step were counted, the spec makes {expected}")
     if launch.digest != spec.digest:
         found.append(f"the record is of other settings (digest {launch.digest}, the spec's is {spec.digest})")
-    found += [*unusable(launch), *undeclarable(inactive), *contradictions(spec, launch.seen, inactive)]
-    found += disagreements(launch.evidence, launch.seen)
+    found += [*unusable(launch), *undeclarable(inactive)]
+    found += _against_settings(spec, launch, inactive) if isinstance(spec, TrainSpec) else []
+    return (*found, *disagreements(launch.evidence, launch.seen))
+
+
+def _against_settings(spec: TrainSpec, launch: Launch, inactive: frozenset[str]) -> Iterator[str]:
+    """What our own training was to do and did not."""
+    expected = spec.sequences_per_step * spec.sequence_length
+    if launch.tokens_per_step != expected:
+        yield f"{launch.tokens_per_step} tokens a step were counted, the spec makes {expected}"
+    if any(rank.step_tokens for rank in launch.ranks):
+        yield "its steps had different numbers of tokens: the batches were not all of one size"
+    yield from contradictions(spec, launch.seen, inactive)
     not_learnt = [*unlearnt(spec, launch)]
     if LEARNING not in inactive:
-        found += not_learnt
+        yield from not_learnt
     elif launch.learning and not not_learnt:
-        found.append(f"{LEARNING} was declared to be inactive, and was active")
-    return tuple(found)
+        yield f"{LEARNING} was declared to be inactive, and was active"
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,8 @@ def unusable(launch: Launch) -> Iterator[str]:
 def _bad_losses(launch: Launch) -> Iterator[str]:
     num_steps = len(launch.ranks[0].step_seconds)
     if not launch.losses:
-        yield "no loss was recorded"
+        if launch.evidence.get("losses") != "unknown":
+            yield "no loss was recorded"
     elif len(launch.losses) != num_steps:
         yield f"{len(launch.losses)} losses were recorded in {num_steps} steps"
     for step, loss in enumerate(launch.losses, 1):

@@ -22,6 +22,7 @@ from pytest_llmperf.launch.request import (
     write_request,
 )
 from pytest_llmperf.launch.scratch import scratch
+from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure, Progress
@@ -78,16 +79,20 @@ class LocalLauncher:
             write_request(request)
             with scratch() as place, process.lifeline(folder) as line, request.meter.running() as lap:
                 asked = worker_environment(request, os.environ)
+                script = ScriptLaunch.of(request)
                 environment = {**asked, **place.variables, **request.variables, **line}
+                environment |= script.environment(environment) if script else {}
                 with HealthWatch(request.gpus, folder) as watched:
                     agent = None
                     if request.warm is not None:
                         on_gpu, own = bool(request.gpus), request.variables
                         key = server_key(request.python, os.environ, on_gpu=on_gpu, variables=own)
                         agent = request.warm.agent(key, launch_order(request, environment), progress.poll)
-                    command, log = self._command(request), folder / "torchrun.log"
+                    command, log = script.command if script else self._command(request), folder / "torchrun.log"
+                    where, is_over = (script.work, script.is_over) if script else (None, lambda: False)
                     ended = process.watch(
-                        lambda: agent or process.start(command, environment=environment, log=log),
+                        lambda: agent or process.start(command, environment=environment, log=log, folder=where),
+                        is_over=is_over,
                         timeout_seconds=request.timeout_seconds,
                         pid_files=lambda: folder.glob("rank-*.pid"),
                         poll=lambda: watched.look(progress.poll()),
@@ -97,6 +102,7 @@ class LocalLauncher:
                     if agent and agent.lost_server:
                         ended = replace(ended, where=", whose fork server died,")
                     health = watched.health()
+                    ended = script.recorded(ended) if script else ended
                 place.is_whole = ended.returncode == 0
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:

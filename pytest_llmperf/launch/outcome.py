@@ -24,7 +24,7 @@ from pytest_llmperf.records.learning import Learning
 from pytest_llmperf.records.parity import FILE as ERRORS_FILE
 from pytest_llmperf.records.parity import TrainingErrors
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets
 
@@ -45,7 +45,7 @@ _RANK_REPORT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError)
 
 
-def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Launch | Failure:
+def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch | Failure:
     """The launch in ``folder``, or why there is none."""
     # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
     for left in folder.glob("*/checkpoint-*"):
@@ -121,7 +121,7 @@ def _tried(values: Any) -> list[Tried]:
     return [(int(size), None if peak is None else int(peak)) for size, peak in values]
 
 
-def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failure:
+def _measured(folder: Path, spec: Spec, failure: Failure) -> Launch | Failure:
     """What was measured before a later step failed, or hung, on any rank: that costs what such steps show alone."""
     try:
         launch = codec.read(Launch, _json(folder / MEASURED_FILE))

@@ -87,7 +87,12 @@ def python_path(first: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(
-    command: Sequence[str], *, environment: Mapping[str, str], log: Path, stdin: int = subprocess.DEVNULL
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    stdin: int = subprocess.DEVNULL,
+    folder: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` with its output in ``log``; OSError where that cannot be."""
     with log.open("wb") as output:
@@ -97,6 +102,7 @@ def start(
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
+            cwd=folder,
             start_new_session=True,  # a Ctrl-C at the terminal reaches us alone, and we end the tree in order
         )
 
@@ -117,19 +123,21 @@ def lifeline(folder: Path) -> Iterator[dict[str, str]]:
         yield variables
 
 
-def watch(
+def watch(  # noqa: PLR0913 - what runs, and who hears of it
     starting: Callable[[], Started],
     *,
     timeout_seconds: float,
     poll: Callable[[], object],
     pid_files: Callable[[], Iterable[Path]] = tuple,
     at_timeout: Callable[[int], None] = lambda _: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Call ``poll`` while what ``starting`` starts runs, and reap its whole tree; the time is that from its start.
 
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
     parent is gone is found only there; where ranks of other hosts write theirs too, pids mean nothing.
-    ``at_timeout`` is called with its pid before what took too long is ended.
+    ``at_timeout`` is called with its pid before what took too long is ended. Once it ``is_over``, all of it is killed
+    where it stands: nobody's handler runs.
     """
     begun, oom_kills = time.monotonic(), _oom_kills()
     process = starting()
@@ -143,6 +151,9 @@ def watch(
                 at_timeout(process.pid)
                 break
             poll()
+            if is_over():
+                kill_tree(_descendants(process.pid, born, pid_files()), process)
+                break
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
     finally:
@@ -182,6 +193,16 @@ def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> in
         except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
             returncode = -signal.SIGKILL
     return returncode
+
+
+def kill_tree(processes: set[psutil.Process], parent: Started) -> None:
+    """Stop all of them first, so that none sees another go, and then kill them."""
+    with suppress(psutil.Error):
+        processes = {psutil.Process(parent.pid), *processes}
+    for process in processes:
+        with suppress(psutil.Error):
+            process.suspend()
+    kill(processes)
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

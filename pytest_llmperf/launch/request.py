@@ -18,6 +18,7 @@ from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.settings.registry import packages
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
@@ -37,12 +38,14 @@ REFUSALS = (ColdStartError, OSError)
 class LaunchRequest:
     """What to launch, on what, and where to leave its files."""
 
-    spec: TrainSpec
+    spec: Spec
     folder: Path
     """Made by the launcher; holds request, logs and records."""
     gpus: tuple[Gpu, ...]
     """Leased for this launch; empty is the CPU."""
     timeout_seconds: float
+    root: Path = Path()
+    """The run's, beside which a script's folder is named."""
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for this launch alone."""
@@ -100,7 +103,9 @@ def server_key(
 def launch_order(request: LaunchRequest, environment: Mapping[str, str]) -> LaunchOrder:
     """What a fork server of this machine is asked for."""
     words, log = torchrun_command(request)[BEFORE_WORDS:], request.folder / "torchrun.log"
-    return LaunchOrder(torchrun=words, environment=environment, needs=needs(request.spec), log=log)
+    spec = request.spec
+    assert isinstance(spec, TrainSpec)  # noqa: S101 - a script begins cold
+    return LaunchOrder(torchrun=words, environment=environment, needs=needs(spec), log=log)
 
 
 def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -134,7 +139,7 @@ def write_request(request: LaunchRequest) -> None:
     spec, search = request.spec, request.search
     content = {
         "spec": spec.to_dict(),
-        "model_config": dict(spec.architecture.config),
+        "model_config": dict(spec.architecture.config) if isinstance(spec, TrainSpec) else {},
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": search and {"guess": search.guess, "limit_bytes": search.limit_bytes},
         "passing": request.passing and codec.plain(request.passing),

@@ -56,7 +56,7 @@ class Heartbeat:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
-        self._write()
+        self.write()
 
     def _beat(self) -> None:
         while not self._stop.wait(_INTERVAL_SECONDS):
@@ -64,9 +64,10 @@ class Heartbeat:
                 # torchrun or the launcher was killed and could not reap us: nobody will read what we would write.
                 os._exit(1)
             self._words.poll()
-            self._write()
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Say now how far it is."""
         if self._path is None:
             return
         beat: dict[str, Any] = {"phase": self._phase, "step": self.step, "steps": self.steps, "time": time.time()}

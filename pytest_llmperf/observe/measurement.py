@@ -12,9 +12,10 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,9 +24,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from pytest_llmperf.records.launch import Place, RankRecord
-from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
-from pytest_llmperf.records.learning import RankLearning
-from pytest_llmperf.records.trace import UNWANTED, Trace
+from pytest_llmperf.records.trained import Trained
 
 Instant = TypeVar("Instant")
 
@@ -52,9 +51,9 @@ class Clock(ABC, Generic[Instant]):
     def wait(self) -> None:
         """Until all work has ended."""
 
-    def mark(self) -> None:
-        """Keep this instant as one that ``seconds`` goes by."""
-        self._marks.append(self.instant())
+    def mark(self, instant: Instant | None = None) -> None:
+        """Keep ``instant``, or this one, as one that ``seconds`` goes by."""
+        self._marks.append(self.instant() if instant is None else instant)
 
     def so_far(self) -> tuple[float, ...]:
         """The times, in seconds, between the marks that the work has passed by now; waits for nothing."""
@@ -107,24 +106,26 @@ class Memory(ABC):
 class HostMemory(Memory):
     """Resident memory above what the process held when the object was made (libraries, the interpreter)."""
 
-    def __init__(self) -> None:
-        # Importing may have held more than it left behind: without this, that peak would hide a smaller model's.
-        _forget_peak()
-        self._start = _resident()
+    def __init__(self, start: int | None = None) -> None:
+        """``start``: what was resident then, where another than now; the peak counts from the process's begin then."""
+        if start is None:
+            # Importing may have held more than it left behind: without this, that peak would hide a smaller model's.
+            _forget_peak()
+        self._start = resident() if start is None else start
         # glibc's count of what malloc has given away: exact, as resident memory is not. Another libc has none.
         self._malloc = getattr(ctypes.CDLL(None), "mallinfo2", None)
         if self._malloc is not None:
             self._malloc.restype = _MallocInfo
 
     def now(self) -> int:
-        return max(0, _resident() - self._start)
+        return max(0, resident() - self._start)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        before = _resident()
+        before = resident()
         yield
         _forget_peak()
-        self._start += max(0, _resident() - before)
+        self._start += max(0, resident() - before)
 
     def allocated(self) -> int | None:
         if self._malloc is None:
@@ -137,7 +138,8 @@ class HostMemory(Memory):
         return peak, peak
 
 
-def _resident() -> int:
+def resident() -> int:
+    """Bytes of this process."""
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
@@ -163,32 +165,6 @@ def _peak_resident() -> int:
     import resource  # noqa: PLC0415 - absent on Windows, where /proc is too
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@dataclass(frozen=True)
-class Later:
-    """One rank's findings after all that is timed."""
-
-    attention_kernel: str = "unknown"
-    """The operators that attention calls."""
-    trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
-    learning: RankLearning = field(default_factory=lambda: RankLearning(none=UNINSPECTED))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """One rank's share of a finished run; the launch's record is made of it, whatever has trained."""
-
-    record: RankRecord
-    losses: tuple[float, ...]
-    gradient_norms: tuple[float, ...] = ()
-    """Of the first steps, before clipping."""
-    train_seconds: float
-    """From the first step's begin to the end of the last one's work, as the host saw it."""
-    parameters: int
-    evidence: Mapping[str, Any]
-    """But for what is seen ``later``."""
-    later: Later = field(default_factory=Later)
 
 
 class Exchange(Generic[Instant]):
@@ -248,6 +224,18 @@ class Exchange(Generic[Instant]):
 _FIRST_STEPS = 4
 
 
+@dataclass(frozen=True)
+class Boundary(Generic[Instant]):
+    """Where a step ended, as it was when all its work had been issued."""
+
+    instant: Instant
+    held: int | None
+    """Bytes in tensors."""
+    passes: int
+    """Micro-batches so far, and their tokens."""
+    tokens: int
+
+
 class Measurement:
     """Filled while the rank trains; ``trained`` reads it once it is over."""
 
@@ -261,7 +249,7 @@ class Measurement:
         self._num_tokens = 0
         self._real_tokens: list[int] = []
         self._start = self._seconds = 0.0
-        self._held: list[int | None] = []
+        self._ends: list[Boundary[Any]] = []
         self._waiting: tuple[float, ...] = ()
         self._peaks = 0, 0
 
@@ -284,12 +272,17 @@ class Measurement:
         if len(self._norms) < _FIRST_STEPS and isinstance(norm, torch.Tensor):
             self._norms.append(norm.detach())
 
-    def end_step(self) -> None:
-        """All its work has been issued."""
-        self._clock.mark()
+    def boundary(self) -> Boundary[Any]:
+        """This moment as the end of a step; waits for nothing."""
+        return Boundary(self._clock.instant(), self._memory.allocated(), len(self._losses), self._num_tokens)
+
+    def end_step(self, at: Boundary[Any] | None = None) -> None:
+        """All its work has been issued: now, or ``at`` a moment before."""
+        end = at or self.boundary()
+        self._clock.mark(end.instant)
         if self._exchange:
             self._exchange.end_step()
-        self._held.append(self._memory.allocated())
+        self._ends.append(end)
 
     def end(self) -> None:
         """That was the last step: wait for the device, and read what later steps would change."""
@@ -299,39 +292,46 @@ class Measurement:
         self._peaks = self._memory.peaks()
         self.is_over = True
 
-    def trained(self, passes_per_step: int, place: Place, rank: int, rates: Mapping[str, Any], **facts: Any) -> Trained:
+    def trained(
+        self, place: Place, rank: int, rates: Mapping[str, Any], *, keeps_losses: bool = True, **facts: Any
+    ) -> Trained:
         """Return what was seen, with what a measurement does not know: its device's ``rates`` and ``Trained``'s others.
 
-        Raises:
-            RuntimeError: steps had different numbers of tokens.
+        ``keeps_losses``: they are the training's own tensors, which would be gone otherwise.
         """
-        steps = len(self.step_seconds)
-        if self._num_tokens % steps:
-            raise RuntimeError(f"{self._num_tokens} tokens in {steps} steps: the batches were not all of one size")
-        # Losses are kept by this measurement, and are no growth of the training's.
-        own = len(self._losses) // len(self._held) * self._memory.loss_bytes
-        # Losses of micro-batches are scaled so that they add up to their step's.
-        losses = torch.stack(self._losses).float().cpu().view(-1, passes_per_step).sum(dim=1)
-        real = self._real_tokens
+        steps = len(self._ends)
+        passes, tokens = ([0, *(getattr(end, name) for end in self._ends)] for name in ("passes", "tokens"))
+        spans, each = [slice(*pair) for pair in pairwise(passes)], [b - a for a, b in pairwise(tokens)]
+        # Losses that are kept by this measurement are no growth of the training's.
+        own = passes[-1] // steps * self._memory.loss_bytes if keeps_losses else 0
+        held = [end.held for end in self._ends]
         # Ranks of sharded weights add theirs up here. None where the loss's scale made one infinite.
         whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in self._norms]
         norms = tuple(torch.stack(whole).float().tolist()) if whole else ()
         record = RankRecord(
             rank=rank,
             **vars(place),
-            tokens_per_step=self._num_tokens // steps,
-            real_tokens=tuple(sum(real[at : at + passes_per_step]) for at in range(0, len(real), passes_per_step)),
+            tokens_per_step=round(sum(each) / steps),
+            step_tokens=tuple(each) if len(set(each)) > 1 else (),
+            real_tokens=tuple(sum(self._real_tokens[span]) for span in spans) if self._real_tokens else (),
             step_seconds=self.step_seconds,
             waiting_seconds=self._waiting,
-            allocated_bytes=tuple(each - own * step for step, each in enumerate(self._held) if each is not None),
+            allocated_bytes=tuple(bytes_ - own * step for step, bytes_ in enumerate(held) if bytes_ is not None),
             peak_reserved_bytes=self._peaks[0],
             peak_allocated_bytes=self._peaks[1],
             **rates,
         )
         return Trained(
             record=record,
-            losses=tuple(losses.tolist()),
+            losses=self._losses_of(spans),
             gradient_norms=norms if all(map(math.isfinite, norms)) else (),
             train_seconds=self._seconds,
             **facts,
         )
+
+    def _losses_of(self, spans: Sequence[slice]) -> tuple[float, ...]:
+        """Of each step; those of micro-batches are scaled so that they add up to their step's."""
+        if not self._losses:
+            return ()
+        losses = torch.stack(self._losses).float().cpu()
+        return tuple(float(losses[span].sum()) for span in spans)

@@ -32,10 +32,11 @@ _OTHER_CLIENT = "another profiler may hold CUPTI on this host (nsys, compute-san
 
 
 class Tracer:
-    def __init__(self, device: torch.device, *, ahead: bool = False) -> None:
+    def __init__(self, device: torch.device, *, ahead: bool = False, is_ours: bool = True) -> None:
         """``ahead``: workers fetch ahead. Then timed steps' fetches are timed too: what workers have kept ready while
         nobody trained, between timed and traced steps, a trace takes for speed."""
         self._device, self._on_host, self._left, self._ahead = device, not gpu.is_gpu(device), STEPS, ahead
+        self._is_ours = is_ours
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []
@@ -57,7 +58,7 @@ class Tracer:
 
         self._profile = self._tried(started)
         # A profiler takes longer to start on one rank than on another, and the others' first step would wait for it.
-        if dist.is_initialized():
+        if dist.is_initialized() and self._is_ours:
             dist.barrier(device_ids=gpu.barrier_devices(self._device))
         self._ends.append(time.time_ns())
 
@@ -102,7 +103,7 @@ class Tracer:
     def _read(self) -> Trace:
         found = read(self._profile.profiler.kineto_results.events(), on_host=self._on_host)
         try:
-            return step_trace(found, Marks(self._ends, self._data), on_host=self._on_host)
+            return step_trace(found, Marks(self._ends, self._data), on_host=self._on_host, are_alike=self._is_ours)
         except IncompleteTraceError as incomplete:
             is_refused = not found.work and not self._on_host
             self._none = f"{incomplete}; {_OTHER_CLIENT}" if is_refused else str(incomplete)
@@ -209,8 +210,8 @@ _Key = tuple[str, str]
 _Item = tuple[_Key, int]
 
 
-def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
-    """Return what one of the traced steps did.
+def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: bool = True) -> Trace:
+    """Return what one of the traced steps did; of steps that need not be alike, their mean.
 
     Raises:
         IncompleteTraceError: its steps are not alike, or something in it has no match.
@@ -224,7 +225,7 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
         raise IncompleteTraceError("what the profiler saw is of no traced step")
     # All steps have the same; what the allocator asks of the driver comes and goes.
     gating = [Counter(key for key, _ in items if key[0] != "allocation") for items in steps]
-    for one, other in pairwise(gating):
+    for one, other in pairwise(gating) if are_alike else ():
         if one != other:
             kind, name = next(iter((one - other) + (other - one)))
             raise IncompleteTraceError(

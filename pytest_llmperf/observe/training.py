@@ -20,12 +20,13 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
-from pytest_llmperf.observe.measurement import Clock, Exchange, Measurement, Trained
+from pytest_llmperf.observe.measurement import Boundary, Clock, Exchange, Measurement, Memory
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import Tracer
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
 from pytest_llmperf.records.trace import UNWANTED, Trace
+from pytest_llmperf.records.trained import Trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,6 @@ class Plan:
     """Timed ones, at most."""
     min_steps: int
     warmup_steps: int
-    passes_per_step: int = 1
     ranks: int = 1
     rank: int = 0
     passing: PassingRanges | None = None
@@ -46,6 +46,8 @@ class Plan:
     """Gradients are exchanged as the backward pass ends, and no weights before; FSDP gathers layer by layer."""
     fetches_ahead: bool = False
     """Others than the rank itself prepare its batches."""
+    is_ours: bool = True
+    """Ranks may talk to one another beside the training, and its steps are alike. Those of nobody's we know count."""
 
     @property
     def traced_steps(self) -> int:
@@ -67,17 +69,22 @@ class ObservedTraining:
     """One rank's; made before the model, since its memory counts from then on."""
 
     def __init__(
-        self, plan: Plan, device: torch.device, heartbeat: Heartbeat, last: Iterable[tuple[str, Untimed]] = ()
+        self,
+        plan: Plan,
+        device: torch.device,
+        heartbeat: Heartbeat,
+        last: Iterable[tuple[str, Untimed]] = (),
+        memory: Memory | None = None,
     ) -> None:
-        """``last``: phases after the traced one, and what is done in them."""
-        self.clock, self.memory = clock_of(device), memory_of(device)
+        """``last``: phases after the traced one, and what is done in them; ``memory``, where it counts already."""
+        self.clock, self.memory = clock_of(device), memory or memory_of(device)
         heartbeat.reserved_bytes = self.memory.now
         self._plan, self._heartbeat = plan, heartbeat
         self._exchange = Exchange(self.clock) if plan.exchanges else None
         self.measurement = Measurement(self.clock, self.memory, self._exchange)
         self._place = place_of(device)
         self.ending = Ending(plan, self.clock, self._place)
-        self._tracer = Tracer(device, ahead=plan.fetches_ahead) if plan.is_traced else None
+        self._tracer = Tracer(device, ahead=plan.fetches_ahead, is_ours=plan.is_ours) if plan.is_traced else None
         self.burner: Burner | None = None
         self.measured: Callable[[], None] = lambda: None
         """Called once all timed steps are over and others follow."""
@@ -120,8 +127,8 @@ class ObservedTraining:
         """Before the update; they had this norm before they were."""
         self.measurement.end_gradients(norm)
 
-    def step_ended(self, step: int) -> Literal["goes on", "measured", "over"]:
-        """``step``, from 1: all its work has been issued.
+    def step_ended(self, step: int, at: Boundary[Any] | None = None) -> Literal["goes on", "measured", "over"]:
+        """``step``, from 1: all its work has been issued, now or ``at`` a moment before.
 
         "measured": it was the last timed one. Whoever drives may do what nobody times, and then calls ``go_on``.
         "over": no step comes any more.
@@ -130,7 +137,7 @@ class ObservedTraining:
             self.burner.step(step)
         if self._running:
             return "over" if self._running.end_step() and not self.go_on() else "goes on"
-        self.measurement.end_step()
+        self.measurement.end_step(at)
         self._heartbeat.step = step
         if not self.ending.now(step):
             return "goes on"
@@ -150,7 +157,7 @@ class ObservedTraining:
 
     def trained(self, rates: Mapping[str, Any], **facts: Any) -> Trained:
         """Return what was seen of the timed steps; see ``Measurement.trained``."""
-        return self.measurement.trained(self._plan.passes_per_step, self._place, self._plan.rank, rates, **facts)
+        return self.measurement.trained(self._place, self._plan.rank, rates, **facts)
 
     def trace(self, failed: BaseException | None = None) -> Trace:
         """Return the traced steps', once all is over; ``failed`` is what has ended them early."""
@@ -169,7 +176,9 @@ class Ending:
         self._store: Store | None = None
         self._places = [place]
         self._why = GOES_ON
-        if plan.ranks > 1:  # the server is torchrun's agent, or rank 0's process group; either way it is there
+        if (
+            plan.ranks > 1 and plan.is_ours
+        ):  # the server is torchrun's agent, or rank 0's process group; either way it is there
             server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
             self._store = PrefixStore("llmperf", server)
             self._store.set(f"place-{plan.rank}", json.dumps(asdict(place)))

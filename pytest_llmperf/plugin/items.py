@@ -11,7 +11,7 @@ import pytest
 from pytest_llmperf.plugin import is_case
 from pytest_llmperf.plugin.outcomes import DidNotTrain
 from pytest_llmperf.run.coverage import Width
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 
 # Ini values that, given for one run, change what is collected.
 _COLLECTING = (
@@ -19,15 +19,15 @@ _COLLECTING = (
 )
 
 
-def specs_of(items: Iterable[pytest.Item]) -> Iterator[TrainSpec]:
+def specs_of(items: Iterable[pytest.Item]) -> Iterator[Spec]:
     """The specs among the parameters of ``items``, or in a field ``spec`` of one, in the order of the tests."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec is None or not is_case(item):
             continue
         for value in callspec.params.values():
-            spec = value if isinstance(value, TrainSpec) else getattr(value, "spec", None)
-            if isinstance(spec, TrainSpec):
+            spec = value if isinstance(value, Spec) else getattr(value, "spec", None)
+            if isinstance(spec, Spec):
                 yield spec
 
 

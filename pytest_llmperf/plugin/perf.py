@@ -16,6 +16,8 @@ import pytest
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.run.errors import DidNotTrainError
+from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -31,7 +33,12 @@ def _asked(method: _Method) -> _Method:
     signature = inspect.signature(method)
     words = {name: each for name, each in signature.parameters.items() if name != "self"}
     # Annotations are text here; a spec that may be left out is None.
-    specs = [(name, each.default) for name, each in words.items() if str(each.annotation).startswith("TrainSpec")]
+    kinds: dict[str, type[Any]] = {"Spec": Spec, "TrainSpec": TrainSpec}
+    specs = {
+        name: (kind, each.default)
+        for name, each in words.items()
+        if (kind := kinds.get(str(each.annotation).partition(" ")[0]))
+    }
 
     @functools.wraps(method)
     def checked(self: Perf, *args: Any, **kwargs: Any) -> Any:
@@ -40,11 +47,12 @@ def _asked(method: _Method) -> _Method:
         except TypeError as error:
             expected = ", ".join(str(each).partition(":")[0] for each in words.values())
             raise failed(f"perf.{method.__name__}: {error}; expected {expected}") from None
-        from pytest_llmperf.run.preconditions import need_specs
+        from pytest_llmperf.run.preconditions import need_spec
 
         with self._outcomes():
-            found = [given[name] for name, default in specs if given.get(name, default) is not default]
-            need_specs(method.__name__, *found)
+            for name, (kind, default) in specs.items():
+                if given.get(name, default) is not default:
+                    need_spec(method.__name__, given[name], kind)
             return method(self, *args, **kwargs)
 
     return cast("_Method", checked)
@@ -61,7 +69,7 @@ class Perf:
         self._cases = cases_of(self._item, session)
 
     @_asked
-    def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
+    def measure(self, spec: Spec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.
 
         A launch that yields no record fails the test with ``DidNotTrain``.
@@ -69,7 +77,7 @@ class Perf:
         return self._cases.measure(spec)
 
     @_asked
-    def check(self, spec: TrainSpec, *, scaled_from: TrainSpec | None = None) -> CaseResult:
+    def check(self, spec: Spec, *, scaled_from: Spec | None = None) -> CaseResult:
         """Launch ``spec`` until it is decided against its baseline, and fail the test unless it holds.
 
         The efficiency of several GPUs is over the same spec on the fewest, or over ``scaled_from`` where the work of a
@@ -87,10 +95,20 @@ class Perf:
         return self._told(self._cases.check(spec, scaled_from))
 
     @_asked
+    def script(self, command: str | ScriptSpec, /, **fields: Any) -> CaseResult:
+        """Run a training command as it is, watched from outside, and hold it as ``check`` holds a spec.
+
+        ``fields`` are those of ``ScriptSpec``: ``gpus`` and ``micro_batch_size`` fill ``{gpus}`` and
+        ``{micro_batch_size}`` in the command.
+        """
+        spec = command if isinstance(command, ScriptSpec) else ScriptSpec(command=command, **fields)
+        return self._told(self._cases.check(spec))
+
+    @_asked
     def compare(  # noqa: PLR0913 - two specs and five named bounds
         self,
-        before: TrainSpec,
-        after: TrainSpec,
+        before: Spec,
+        after: Spec,
         /,
         *,
         throughput_at_least: float | None = None,
@@ -123,7 +141,7 @@ class Perf:
         return self._told(self._cases.compare(before, after, bounds))
 
     @_asked
-    def max_micro_batch(self, spec: TrainSpec) -> CaseResult:
+    def max_micro_batch(self, spec: Spec) -> CaseResult:
         """Find the largest micro-batch of ``spec`` that trains, to the unit, and fail the test if it was larger.
 
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that

@@ -103,7 +103,7 @@ def _is_tiny(run: Run, item: pytest.Item) -> bool:
 
     specs, cores = list(specs_of([item])), run.machine.cores
     return bool(specs) and all(
-        spec.model.endswith("-tiny") and not why_skip(spec, num_gpus=0, num_cores=cores) for spec in specs
+        spec.slug.endswith("-tiny") and not why_skip(spec, num_gpus=0, num_cores=cores) for spec in specs
     )
 
 

@@ -25,6 +25,9 @@ from pytest_llmperf.support.redaction import redacted
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
 RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
 
+#: That of what one rank of a user's own training saw.
+SHARE_FILE = "share-{}.json"
+
 #: That of its environment, which is there before it trains.
 ENVIRONMENT_FILE = "environment.json"
 
@@ -87,9 +90,11 @@ class RankRecord:
     """Of every step, those of its tokens that were no padding; empty where rows have none, and in old records."""
     allocated_bytes: tuple[int, ...] = ()
     """What tensors held as each step ended; empty where nothing counts them, and in old records."""
+    step_tokens: tuple[int, ...] = ()
+    """Of every step, where they are not all of as many: ``tokens_per_step`` is their mean then."""
 
     def __post_init__(self) -> None:
-        for name in ("waiting_seconds", "real_tokens", "allocated_bytes"):
+        for name in ("waiting_seconds", "real_tokens", "allocated_bytes", "step_tokens"):
             told = getattr(self, name)
             if told and len(told) != len(self.step_seconds):
                 raise ValueError(f"rank {self.rank} has {name} of other steps than it took")

@@ -34,6 +34,7 @@ from pytest_llmperf.run.launch_retry import LaunchRetry
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.settings.compilation import is_compiled
 from pytest_llmperf.settings.evidence import LEARNING, lost
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: Of a case whose speed stays undecided.
@@ -53,7 +54,7 @@ class BaselineComparison:
         self,
         caller: Caller,
         runner: Runner,
-        spec: TrainSpec,
+        spec: Spec,
         launches: tuple[Launch, ...] = (),
         scaling: Scaling | None = None,
     ) -> None:
@@ -141,7 +142,7 @@ class BaselineComparison:
         explained = baseline.explained if baseline else ()
         wrong = contradictions(spec, launches, inactive)
         now, then = ([each.seen for each in some] for some in (launches, explained))
-        wrong = (*wrong, *lost(spec, now, then, inactive))
+        wrong = (*wrong, *(lost(spec, now, then, inactive) if isinstance(spec, TrainSpec) else ()))
         if LEARNING not in inactive:
             wrong = (*wrong, *changed_gradients(launches, explained))
         # What is no figure cannot be computed with.
@@ -154,7 +155,7 @@ class BaselineComparison:
             is_alone = any(check.verdict == "inconclusive" for check in growth)
             judgement = joined(judgement, growth, undecided=is_alone)
             if baseline:
-                losses = first_loss_checks(launches, explained, spec.gradient_accumulation_steps)
+                losses = first_loss_checks(launches, explained, spec.passes_per_step)
                 judgement = joined(judgement, losses, undecided=False)
             phases = self._phase_checks(baseline)
             judgement = joined(judgement, phases.checks, undecided=phases.undecided)
@@ -197,14 +198,16 @@ class BaselineComparison:
         if self._num_begun:
             notes.append(f"{self._num_begun} of its launches ran before the job was requeued")
         notes += steps_notes(launches, baseline, self._policy)
-        if is_compiled(self._spec) and baseline is None:  # else a change is told as such
+        if (
+            isinstance(self._spec, TrainSpec) and is_compiled(self._spec) and baseline is None
+        ):  # else a change is told as such
             notes += compiler_notes(launches)
         notes += self._held_up(launches)
         unheld = self._scaling.unheld if self._scaling and baseline is None else ""  # else its verdict says so
         notes += [*filter(None, [unheld]), *self._phase_checks(baseline).notes, *seen_notes(launches, baseline)]
         stored = self._disagreement(baseline.launches) if baseline else ""
         stored = stored and f"of the baseline's, {stored}: record it anew"
-        return tuple(filter(None, [*notes, self._run.model_flops.note(self._spec), self.disagreement, stored]))
+        return tuple(filter(None, [*notes, *self._run.model_flops.notes(self._spec), self.disagreement, stored]))
 
     def _disagreement(self, launches: Sequence[Launch]) -> str:
         tolerance = self._policy.tolerances.get(RATE)
@@ -218,7 +221,7 @@ def _are_unusable(launches: Sequence[Launch]) -> bool:
     return any(True for launch in launches for _ in validity.unusable(launch))
 
 
-def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:
+def contradictions(spec: Spec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:
     """Return what in ``launches`` contradicts ``spec``, each line once."""
     lines = (line for launch in launches for line in validity.troubles(spec, launch, inactive=inactive))
     return tuple(dict.fromkeys(lines))

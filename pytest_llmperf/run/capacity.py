@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import CapacityBaseline, judge_capacity
@@ -27,6 +28,7 @@ from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.launch_retry import LaunchRetry
 from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
@@ -50,9 +52,12 @@ class Fitted:
     """Whether time was over before the answer was known: ``size`` is what was seen to fit by then."""
 
 
-def short(spec: TrainSpec, size: int) -> TrainSpec:
+_LEAST = {"min_steps": _STEPS}
+
+
+def short(spec: Spec, size: int) -> Spec:
     """``spec`` at this micro-batch size, for as many steps as tell whether it fits."""
-    return replace(spec, micro_batch_size=size, steps=_STEPS, min_steps=_STEPS, warmup_steps=1)
+    return spec.changed(micro_batch_size=size, steps=_STEPS, warmup_steps=1, **({} if spec.is_script else _LEAST))
 
 
 def fit(
@@ -130,7 +135,7 @@ def bounds(fits: int, fails: int | None) -> str:
 class FreshLaunches:
     """Launches of a spec, a process each, by their size; none where it ran out of memory."""
 
-    def __init__(self, spec: TrainSpec, launch: Callable[[TrainSpec, int], Launch]) -> None:
+    def __init__(self, spec: Spec, launch: Callable[[Spec, int], Launch]) -> None:
         self.spec, self._launch, self._number = spec, launch, 0
         self.launches: dict[int, Launch | None] = {}
 
@@ -157,7 +162,7 @@ def _take_hints(
     begin = search.next() or 1
     trained = max((size for size, launch in fresh.launches.items() if launch is not None), default=0)
     failed = min((size for size, launch in fresh.launches.items() if launch is None), default=LARGEST + 1)
-    for size, peak in try_sizes(short(fresh.spec, begin), replace(search, guess=begin)):
+    for size, peak in try_sizes(cast("TrainSpec", short(fresh.spec, begin)), replace(search, guess=begin)):
         if trained < size < failed:
             search.note(size, peak)
 
@@ -190,7 +195,7 @@ class MaxBatchSize:
     def __init__(self, caller: Caller, runner: Runner, recorder: Recorder) -> None:
         self._caller, self._runner, self._recorder = caller, runner, recorder
 
-    def check(self, case: Case, spec: TrainSpec) -> Concluded:
+    def check(self, case: Case, spec: Spec) -> Concluded:
         """Search the largest micro-batch, hold it against its baseline, and record it where that is asked for."""
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
@@ -214,7 +219,7 @@ class MaxBatchSize:
         held_against = f"{baseline.size} sequences" if baseline else "none"
         return Concluded(result=result, held_against=held_against, refused=refused)
 
-    def _find(self, spec: TrainSpec, retry: LaunchRetry, known: int) -> Fitted:
+    def _find(self, spec: Spec, retry: LaunchRetry, known: int) -> Fitted:
         run = self._caller.run
         # A CPU's resident memory does not come back, so its peaks are no line.
         limit = 0 if run.on_cpu else run.memory_bytes
@@ -223,11 +228,13 @@ class MaxBatchSize:
         with self._runner.hold(spec.gpus):
             timeout, say = run.settings.timeout_seconds, self._caller.observer.say
             deadline = SearchDeadline(spec.capacity_id, timeout, say, lambda: self._runner.seconds)
-            try_sizes = partial(self._runner.sizes, tell=deadline.told) if alone else None
+            try_sizes = partial(self._runner.sizes, tell=deadline.told) if alone and not spec.is_script else None
             return fit(FreshLaunches(spec, partial(self._launch, retry)), search, try_sizes, deadline, known=known > 0)
 
-    def _guess(self, spec: TrainSpec, limit_bytes: int) -> int:
+    def _guess(self, spec: Spec, limit_bytes: int) -> int:
         """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
+        if not isinstance(spec, TrainSpec):
+            return spec.micro_batch_size
         meter, sums = Meter(), []
         with meter.running():
             for parts in predictions([replace(spec, micro_batch_size=size) for size in _SIZES]):
@@ -240,7 +247,7 @@ class MaxBatchSize:
         each = (sums[1] - sums[0]) / (_SIZES[1] - _SIZES[0])
         return max(1, int(_SIZES[0] + (limit_bytes - sums[0]) / each)) if each > 0 else spec.micro_batch_size
 
-    def _launch(self, retry: LaunchRetry, spec: TrainSpec, number: int) -> Launch:
+    def _launch(self, retry: LaunchRetry, spec: Spec, number: int) -> Launch:
         try:
             return retry.launch(spec, number, _neighbours)
         finally:

@@ -13,6 +13,7 @@ from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.settings.registry import small
 from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Case:
 
     id: str
     digest: str
-    specs: tuple[TrainSpec, ...]
+    specs: tuple[Spec, ...]
     baselines: tuple[str, ...] = ()
     """Digests of the baselines that are in use by it."""
     takes: str = ""
@@ -43,22 +44,22 @@ class Case:
         """GPUs, or ranks on the CPU, of its widest spec."""
         return max(spec.gpus for spec in self.specs)
 
-    def spec(self, spec_id: str) -> TrainSpec:
+    def spec(self, spec_id: str) -> Spec:
         """The one of this id; the last where a launch had another: sizes that are searched have their own."""
         return next((spec for spec in self.specs if spec.id == spec_id), self.specs[-1])
 
     @classmethod
-    def of(cls, spec: TrainSpec) -> Case:
+    def of(cls, spec: Spec) -> Case:
         """One spec against its baseline, or another environment."""
         return cls(id=spec.id, digest=spec.digest, specs=(spec,), baselines=(spec.digest,))
 
     @classmethod
-    def measured(cls, spec: TrainSpec) -> Case:
+    def measured(cls, spec: Spec) -> Case:
         """The launches of ``spec`` alone."""
         return replace(cls.of(spec), judges=False, takes="perf.measure launches, which --perf-static does not")
 
     @classmethod
-    def compared(cls, before: TrainSpec, after: TrainSpec, *notes: str) -> Case:
+    def compared(cls, before: Spec, after: Spec, *notes: str) -> Case:
         """Two that take turns."""
         return cls(
             id=f"{after.id}-over-{before.id}",
@@ -70,7 +71,7 @@ class Case:
         )
 
     @classmethod
-    def largest_batch(cls, spec: TrainSpec) -> Case:
+    def largest_batch(cls, spec: Spec) -> Case:
         """The largest micro-batch of ``spec``."""
         return cls(
             id=spec.capacity_id,
@@ -154,7 +155,7 @@ class Caller:
             rung=self.terms.rung,
         )
 
-    def policy(self, spec: TrainSpec) -> Policy:
+    def policy(self, spec: Spec) -> Policy:
         """Return what ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's.
 
         Twice as slow may be a CPU's gate; on a GPU 1 was meant as 1 %, and is a ``CaseFailedError``.

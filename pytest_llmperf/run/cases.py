@@ -30,6 +30,7 @@ from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.static_check import StaticCheck
 from pytest_llmperf.run.tuning.recheck import Recheck
 from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 
@@ -40,7 +41,7 @@ class Cases:
         self._caller, self._run, self._settings = caller, caller.run, caller.run.settings
         self._recorder, self._runner = Recorder(caller), Runner(caller)
 
-    def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
+    def measure(self, spec: Spec) -> tuple[Launch, ...]:
         """As many launches of ``spec`` as the run asks for; where nothing is launched, there is no going on without."""
         case, wanted, findings = Case.measured(spec), self._settings.launches, self._caller.findings
         if self._settings.static:
@@ -53,11 +54,11 @@ class Cases:
         with failures(self._caller, case):
             return tuple(self._runner.record(spec, number) for number in range(1, wanted + 1))
 
-    def check(self, spec: TrainSpec, scaled_from: TrainSpec | None = None) -> Concluded:
+    def check(self, spec: Spec, scaled_from: Spec | None = None) -> Concluded:
         """Hold ``spec`` against its baseline, or under ``--perf-against`` against another environment."""
-        if self._settings.static:  # how several GPUs share the work takes launches
-            return StaticCheck(self._caller).check(spec)
         case = Case.of(spec)
+        if self._settings.static and isinstance(spec, TrainSpec):  # how several GPUs share the work takes launches
+            return StaticCheck(self._caller).check(spec)
         if (differs := self._differs_from_plain(spec)) is not None:
             return differs
         if (concluded := self._earlier(case)) is not None:
@@ -67,7 +68,7 @@ class Cases:
             how = self._against if self._settings.against else self._beside_baseline
             return how(case, spec, scaled_from)
 
-    def _beside_baseline(self, case: Case, spec: TrainSpec, scaled_from: TrainSpec | None) -> Concluded:
+    def _beside_baseline(self, case: Case, spec: Spec, scaled_from: Spec | None) -> Concluded:
         cache = self._run.result_cache
         same = cache.same(spec)
         # By another test it may be recorded by now; a broken file is told before it costs GPU time.
@@ -95,8 +96,8 @@ class Cases:
 
     def _measured(
         self,
-        spec: TrainSpec,
-        scaled_from: TrainSpec | None,
+        spec: Spec,
+        scaled_from: Spec | None,
         baseline: Baseline | None,
         same: Measured | None,
         curve: CurveCheck | None,
@@ -123,7 +124,7 @@ class Cases:
             result, refused = curve.recorded(result, refused)
         return Measured(spec, result, baseline, refused)
 
-    def compare(self, before: TrainSpec, after: TrainSpec, bounds: Mapping[str, Bounds]) -> Concluded:
+    def compare(self, before: Spec, after: Spec, bounds: Mapping[str, Bounds]) -> Concluded:
         """Measure what ``after`` brings over ``before``, in turns on the same GPUs."""
         alone = (
             ["compared in this environment alone: --perf-against holds perf.check"] if self._settings.against else []
@@ -148,7 +149,7 @@ class Cases:
         launches = 2 * min(runners_up, len(neighbours(spec, space)))
         return self._concluded(case, launches, partial(recheck.check, case, spec, space))
 
-    def max_micro_batch(self, spec: TrainSpec) -> Concluded:
+    def max_micro_batch(self, spec: Spec) -> Concluded:
         """Find the largest micro-batch of ``spec`` that trains, and hold it against its baseline."""
         case, search = Case.largest_batch(spec), MaxBatchSize(self._caller, self._runner, self._recorder)
         return self._concluded(case, LAUNCHES, partial(search.check, case, spec))
@@ -178,10 +179,10 @@ class Cases:
         if self._settings.static:
             plan.skip(self._caller, case, f"{case.id}: {case.takes}")
 
-    def _differs_from_plain(self, spec: TrainSpec) -> Concluded | None:
+    def _differs_from_plain(self, spec: Spec) -> Concluded | None:
         """That ``spec`` does not learn what its plain form does, where somebody asks for that first."""
         asked = self._caller.terms.parity or self._settings.parity
-        if not asked or should_run_out(self._caller):
+        if not asked or not isinstance(spec, TrainSpec) or should_run_out(self._caller):
             return None
         # The small one is of fewer GPUs and of no baseline: what cannot run here, or is in use, is the case itself.
         case = Case.of(spec)
@@ -190,7 +191,7 @@ class Cases:
         held = self.same_training(spec)
         return held if held.fails else None
 
-    def _against(self, case: Case, spec: TrainSpec, scaled_from: TrainSpec | None) -> Concluded:
+    def _against(self, case: Case, spec: Spec, scaled_from: Spec | None) -> Concluded:
         withheld = plan.ask(self._caller, case, 2 * self._settings.launches)
         if withheld:
             return Concluded(result=self._caller.result(case, PLANNED, withheld))

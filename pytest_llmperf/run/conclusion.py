@@ -21,6 +21,7 @@ from pytest_llmperf.report.failure_message import different
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
 from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec, known_failure
 
 _BEFORE = "concluded before the job was requeued"
@@ -78,7 +79,7 @@ def failures(caller: Caller, case: Case) -> Iterator[None]:
         caller.findings.results.append(replace(caller.result(case, "invalid", reason), differences=differences))
         if failure.kind == "refused":
             raise DidNotTrainError(str(error)) from None  # nothing else can come of another run
-        known = known_failure(spec)
+        known = known_failure(spec) if isinstance(spec, TrainSpec) else None
         lines = [str(error), *validity.neighbours(failure.health), *([known] if known else []), *different(differences)]
         raise DidNotTrainError("\n".join(lines), may_train_again=True) from None
 
@@ -90,18 +91,18 @@ class Recorder:
         self._run, self._settings, self._nodeid = caller.run, caller.run.settings, caller.nodeid
         self._store = BaselineStore(self._settings.baselines)
 
-    def load(self, spec: TrainSpec) -> Baseline | None:
+    def load(self, spec: Spec) -> Baseline | None:
         """The baseline of ``spec``, if there is one; a ``BaselineError`` where it cannot be read."""
         return self._store.load(self._run.machine_kind, spec)
 
-    def find(self, spec: TrainSpec) -> Baseline | None:
+    def find(self, spec: Spec) -> Baseline | None:
         """The same for a case that is only compared with: a file that cannot be read is told of where it is used."""
         try:
             return self.load(spec)
         except BaselineError:
             return None
 
-    def load_capacity(self, spec: TrainSpec) -> CapacityBaseline | None:
+    def load_capacity(self, spec: Spec) -> CapacityBaseline | None:
         """The largest micro-batch of ``spec``, if one was recorded; a ``BaselineError`` where it cannot be read."""
         return self._store.capacities.load(self._run.machine_kind, spec)
 
@@ -109,7 +110,7 @@ class Recorder:
         """Whether this run records a case with this baseline."""
         return self._settings.update == "all" or (self._settings.update == "new" and baseline is None)
 
-    def prepare(self, spec: TrainSpec, baseline: Baseline | CapacityBaseline | None) -> None:
+    def prepare(self, spec: Spec, baseline: Baseline | CapacityBaseline | None) -> None:
         """Find out, before GPU time is spent, whether ``spec`` can be recorded if the run asks for it.
 
         Raises:
@@ -149,9 +150,7 @@ class Recorder:
                 return result, baseline, f"not recorded: {error}"
         return result, baseline, ""
 
-    def record(
-        self, spec: TrainSpec, result: CaseResult, judged: Baseline | None, disagreement: str = ""
-    ) -> CaseResult:
+    def record(self, spec: Spec, result: CaseResult, judged: Baseline | None, disagreement: str = "") -> CaseResult:
         """``result``, held against ``judged``, with what was recorded of it.
 
         Raises:
@@ -168,7 +167,7 @@ class Recorder:
         _, _, near = result.reason.partition(f"{NEW}; ") if old is None else ("", "", "")
         return replace(result, updated="\n".join([*describe(old, new), *([f"  {near}"] if near else [])]))
 
-    def record_capacity(self, spec: TrainSpec, result: CaseResult, judged: CapacityBaseline | None) -> CaseResult:
+    def record_capacity(self, spec: Spec, result: CaseResult, judged: CapacityBaseline | None) -> CaseResult:
         """The same of a ``result`` whose first check is the largest micro-batch; nothing of one that is invalid."""
         if result.verdict == "invalid":
             return result

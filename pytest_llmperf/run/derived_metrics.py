@@ -19,26 +19,28 @@ from pytest_llmperf.records.result import Check
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.run.model_flops import ModelFlops
-from pytest_llmperf.settings.parallelism import narrower
 from pytest_llmperf.settings.precision import bytes_each
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 
-def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
+def figures(spec: Spec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
     """Return what the launches' rate means on their chip, where known; energy, a micro-batch's time, waiting."""
     gpu = launches[0].environment.gpu
-    on_chip = (*_arithmetic(spec, launches, gpu, model_flops), *_traffic(spec, launches, gpu))
-    return (*on_chip, *_of_steps(spec, launches))
+    of_steps = _of_steps(spec, launches)
+    if not isinstance(spec, TrainSpec):  # of its arithmetic nothing is known
+        return tuple(of_steps)
+    return (*_arithmetic(spec, launches, gpu, model_flops), *_traffic(spec, launches, gpu), *of_steps)
 
 
-def _of_steps(spec: TrainSpec, launches: tuple[Launch, ...]) -> Iterator[Check]:
+def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     # Of all GPUs while they trained; nothing where no counter told it, as ``llmperf report --purpose`` has it.
     watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
     if watts:
         joules = cost.joules_per_token(fmean(watts), pooled_tokens_per_second(launches))
         yield METRICS["joules_per_token"].check(joules)
-    if spec.gradient_accumulation_steps > 1:
-        seconds = METRICS["step_seconds"].read(launches) / spec.gradient_accumulation_steps
+    if spec.passes_per_step > 1:
+        seconds = METRICS["step_seconds"].read(launches) / spec.passes_per_step
         yield METRICS["micro_batch_seconds"].check(seconds)
     # The rate without what only fills rows up, and how much of each row is text.
     if any(rank.real_tokens for launch in launches for rank in launch.ranks):
@@ -89,7 +91,7 @@ class Scaling:
     narrow: Narrow | None
 
     @classmethod
-    def of(cls, caller: Caller, recorder: Recorder, wide: TrainSpec, scaled_from: TrainSpec | None) -> Scaling | None:
+    def of(cls, caller: Caller, recorder: Recorder, wide: Spec, scaled_from: Spec | None) -> Scaling | None:
         """Beside the narrowest of the series of ``wide``, or ``scaled_from``: as this run measured it, else as stored.
 
         Under ``--perf-against`` no baseline is read. ``None``: one GPU scales nothing.
@@ -97,7 +99,7 @@ class Scaling:
         if wide.gpus == 1:
             return None
         narrow = caller.run.result_cache.narrow(wide, scaled_from)
-        candidates = [scaled_from] if scaled_from else narrower(wide)
+        candidates = [scaled_from] if scaled_from else wide.narrower()
         for spec in [] if narrow is not None or caller.run.settings.against else candidates:
             baseline = recorder.find(spec)
             if baseline is not None:

@@ -17,7 +17,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 
 # What spoilt a launch (heat, somebody else's job) is seldom gone at once.
 _PAUSE_SECONDS = 20.0
@@ -38,9 +38,7 @@ class LaunchRetry:
         """Tell a reader of the verdict of the one that was set aside."""
         return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
 
-    def launch(
-        self, spec: TrainSpec, number: int, circumstances: Callable[[Launch], Circumstances], **how: Any
-    ) -> Launch:
+    def launch(self, spec: Spec, number: int, circumstances: Callable[[Launch], Circumstances], **how: Any) -> Launch:
         """One launch of ``spec``, made as a runner does it, which ``circumstances`` may have spoilt.
 
         Raises:
@@ -54,7 +52,10 @@ class LaunchRetry:
             time.sleep(_PAUSE_SECONDS)
             if around.drifts:  # it is given more steps, and what passes with its own says nothing of them
                 least = min(spec.min_steps, spec.steps)
-                spec, how = replace(spec, steps=2 * spec.steps, min_steps=2 * least), how | {"passing": None}
+                spec, how = (
+                    spec.changed(steps=2 * spec.steps, **({} if spec.is_script else {"min_steps": 2 * least})),
+                    how | {"passing": None},
+                )
             outcome = self._runner.launch(spec, number, **how)
             around = _around(outcome, circumstances)
         self.spoilt = (*self.spoilt, *around.lines)
@@ -76,7 +77,7 @@ def should_run_out(caller: Caller) -> bool:
     return below is not None and not caller.run.on_cpu and caller.run.memory_bytes < below * 2**30
 
 
-def runs_out(caller: Caller, runner: Runner, spec: TrainSpec) -> CaseResult:
+def runs_out(caller: Caller, runner: Runner, spec: Spec) -> CaseResult:
     """``pass`` where a launch of ``spec`` runs out of memory that nobody else holds; ``invalid`` where it trains."""
     case, retry = Case.of(spec), LaunchRetry(runner, caller.observer.say)
     try:

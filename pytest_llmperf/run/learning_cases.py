@@ -23,6 +23,7 @@ from pytest_llmperf.settings.attention import has_fp32
 from pytest_llmperf.settings.models import is_dropout
 from pytest_llmperf.settings.parallelism import gathered_precision
 from pytest_llmperf.settings.registry import plainest, small
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: Of a curve that is recorded, where nobody says how many.
@@ -172,12 +173,14 @@ class CurveCheck:
         )
 
 
-def asks_for_curve(caller: Caller, spec: TrainSpec) -> bool:
+def asks_for_curve(caller: Caller, spec: Spec) -> bool:
     """Whether a test, or the whole run, asks for it; a run means those cases alone that have something to learn."""
-    return bool(caller.terms.loss_curve) or (caller.run.settings.loss_curve and spec.data == "text")
+    return bool(caller.terms.loss_curve) or (
+        caller.run.settings.loss_curve and isinstance(spec, TrainSpec) and spec.data == "text"
+    )
 
 
-def asked_curve(caller: Caller, runner: Runner, spec: TrainSpec, known: JudgedCurve | None) -> CurveCheck | None:
+def asked_curve(caller: Caller, runner: Runner, spec: Spec, known: JudgedCurve | None) -> CurveCheck | None:
     """The check of a loss curve, where somebody asks for one.
 
     Raises:
@@ -185,6 +188,8 @@ def asked_curve(caller: Caller, runner: Runner, spec: TrainSpec, known: JudgedCu
     """
     if not asks_for_curve(caller, spec):
         return None
+    if not isinstance(spec, TrainSpec):
+        raise BaselineError(f"{spec.id}: a loss curve takes seeds and texts of ours: ask for none of a script")
     if spec.data != "text":
         raise BaselineError(
             f'{spec.id}: random tokens have nothing to learn, a loss curve takes data="text": train on one, or ask for '

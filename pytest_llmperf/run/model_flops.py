@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +15,7 @@ from typing import Any
 from pytest_llmperf.analysis.formulas import peak_flops
 from pytest_llmperf.launch.prediction import CountError, FlopCounts
 from pytest_llmperf.settings.models import Model
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.folders import cache_folder
@@ -33,10 +34,10 @@ class ModelFlops:
         self._asked: dict[_Key, tuple[Model, int]] = {}
         self._counts: FlopCounts | None = None
 
-    def prepare(self, specs: Iterable[TrainSpec], gpu: str) -> None:
+    def prepare(self, specs: Iterable[Spec], gpu: str) -> None:
         """Let be counted, beside this process, what ``specs`` cost, where their use of the chip ``gpu`` can be told."""
         for spec in specs:
-            if peak_flops(gpu, spec.compute_precision) is not None:
+            if isinstance(spec, TrainSpec) and peak_flops(gpu, spec.compute_precision) is not None:
                 self._ask(spec)
 
     def settle(self) -> None:
@@ -63,12 +64,12 @@ class ModelFlops:
         known = self._known[_key(spec)]
         return None if isinstance(known, CountError) else known
 
-    def note(self, spec: TrainSpec) -> str:
-        """A line where the FLOPs of ``spec`` were asked for in vain."""
-        known = self._known.get(_key(spec))
-        if not isinstance(known, CountError):
-            return ""
-        return f"MFU is not told: the FLOPs of {spec.architecture.slug} cannot be counted: {known}"
+    def notes(self, *specs: Spec) -> Iterator[str]:
+        """A line for each whose FLOPs were asked for in vain."""
+        for spec in specs:
+            known = self._known.get(_key(spec)) if isinstance(spec, TrainSpec) else None
+            if isinstance(known, CountError):
+                yield f"MFU is not told: the FLOPs of {spec.slug} cannot be counted: {known}"
 
     def close(self) -> None:
         """End what counts, and forget what it was asked."""

@@ -25,7 +25,7 @@ from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.launch_notes import diagnosed
 from pytest_llmperf.run.launch_retry import LaunchRetry
 from pytest_llmperf.run.runner import Runner, Turn
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
 
@@ -36,7 +36,7 @@ class Side:
 
     name: str
     """What tells it from the other: its spec's id, or its interpreter."""
-    spec: TrainSpec
+    spec: Spec
     python: str = sys.executable
     shown: str = ""
     """What tells people which side it is, where its spec does not."""
@@ -62,7 +62,7 @@ class Turns:
 class PairedComparison:
     """Takes turns on the same GPUs; judged by what the second side's spec is judged by."""
 
-    def __init__(self, caller: Caller, runner: Runner, after: TrainSpec) -> None:
+    def __init__(self, caller: Caller, runner: Runner, after: Spec) -> None:
         self._caller, self._runner, self._policy = caller, runner, caller.policy(after)
 
     def gain(self, case: Case, bounds: Mapping[str, Bounds]) -> Concluded:
@@ -120,7 +120,7 @@ class PairedComparison:
             launches=turns.after,
             launches_before=turns.before,
             differences=before.differences(after),
-            notes=(*turns.notes, *filter(None, map(self._caller.run.model_flops.note, case.specs)), *result.notes),
+            notes=(*turns.notes, *self._caller.run.model_flops.notes(*case.specs), *result.notes),
         )
 
     def take_turns(
@@ -152,7 +152,7 @@ class PairedComparison:
         judgement = judge(launches, None, self._policy, extra=self._figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
 
-    def _figures(self, spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
+    def _figures(self, spec: Spec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
         return figures(spec, launches, self._caller.run.model_flops)
 
     def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any, cast
 
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.settings.data import OF_A_TEXT
@@ -10,6 +11,7 @@ from pytest_llmperf.settings.optimizer import learnt_by, least_states
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.space import Space, axes_of
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support.formats import memory
 from pytest_llmperf.support.quantities import is_positive
@@ -18,11 +20,11 @@ from pytest_llmperf.support.quantities import is_positive
 _OF_THE_WIDTH = ("gpus", "parallelism", "micro_batch_size", "gradient_accumulation_steps")
 
 
-def need_specs(method: str, *values: object) -> None:
-    """Each is a TrainSpec, or the test fails."""
-    for value in values:
-        if not isinstance(value, TrainSpec):
-            raise CaseFailedError(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
+def need_spec(method: str, value: object, kind: type[Any]) -> None:
+    """It is a spec of this ``kind``, or the test fails."""
+    if not isinstance(value, kind):
+        name = "TrainSpec" if kind is TrainSpec or not isinstance(value, Spec) else kind.__name__
+        raise CaseFailedError(f"perf.{method} needs a {name}, not {value!r}; the fixture train_spec makes one")
 
 
 def need_room(spec: TrainSpec, host_bytes: int) -> None:
@@ -43,11 +45,13 @@ def need_room(spec: TrainSpec, host_bytes: int) -> None:
         )
 
 
-def need_a_narrower_training(wide: TrainSpec, scaled_from: TrainSpec) -> None:
+def need_a_narrower_training(wide: Spec, scaled_from: Spec) -> None:
     """An efficiency is over the same training on fewer GPUs; how these share the work may differ."""
+    if type(scaled_from) is not type(wide):
+        raise CaseFailedError(f"perf.check: scaled_from={scaled_from.id} is no training as {wide.id} is")
     if scaled_from.gpus >= wide.gpus:
         raise CaseFailedError(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {wide.id}")
-    for f in fields(TrainSpec):
+    for f in fields(cast("Any", wide)):
         a, b = getattr(wide, f.name), getattr(scaled_from, f.name)
         if a != b and f.metadata.get("work", True) and f.name not in _OF_THE_WIDTH:
             raise CaseFailedError(
@@ -61,11 +65,13 @@ def need_nats(loss_within: object) -> None:
         raise CaseFailedError(f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01")
 
 
-def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
+def need_the_same_tokens(before: Spec, after: Spec) -> None:
     """Losses are comparable where batches are the same, and rank 0, whose losses are kept, has the same share of them.
 
     How many steps each side takes decides only how many losses there are to compare.
     """
+    if before.is_script or after.is_script:
+        raise CaseFailedError("perf.compare: loss_within takes two TrainSpecs: nobody knows what tokens a script takes")
     for name in ("gpus", "sequences_per_step", "sequence_length", "seed", "data", *OF_A_TEXT):
         a, b = getattr(before, name), getattr(after, name)
         if a != b:

@@ -9,15 +9,14 @@ from pytest_llmperf.judge.gain import Narrow
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.settings.parallelism import is_narrower
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec, is_narrower
 
 
 @dataclass(frozen=True)
 class Measured:
     """One case that this run has judged, or planned."""
 
-    spec: TrainSpec
+    spec: Spec
     result: CaseResult
     baseline: Baseline | None
     """What it was held against."""
@@ -81,14 +80,14 @@ class ResultCache:
         """The test is run once more: what it has measured is pooled with what it will, and is its own."""
         self._measured = [replace(one, again=one.again or one.nodeid == nodeid) for one in self._measured]
 
-    def same(self, spec: TrainSpec) -> Measured | None:
+    def same(self, spec: Spec) -> Measured | None:
         """The latest that was launched, or planned, of ``spec``."""
         return next((one for one in reversed(self._measured) if one.spec == spec), None)
 
-    def narrow(self, wide: TrainSpec, scaled_from: TrainSpec | None) -> Narrow | None:
+    def narrow(self, wide: Spec, scaled_from: Spec | None) -> Narrow | None:
         """The narrowest of the series of ``wide``, or ``scaled_from``, as this run measured it."""
 
-        def serves(spec: TrainSpec) -> bool:
+        def serves(spec: Spec) -> bool:
             return spec.digest == scaled_from.digest if scaled_from else is_narrower(spec, wide)
 
         found = [one for one in reversed(self._measured) if one.result.launches and serves(one.spec)]

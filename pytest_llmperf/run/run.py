@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.run.model_flops import ModelFlops
     from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.run_end import Finished
-    from pytest_llmperf.settings.train_spec import TrainSpec
+    from pytest_llmperf.settings.spec import Spec
 
 # A launch that no time is left for is ended at once, and as any other that took too long.
 _LEAST_SECONDS = 0.1
@@ -77,7 +77,7 @@ class Run(Hardware):
         self.ends_with = 0
         """The exit code for that, where none that the run has anyway tells enough."""
 
-    def begin(self, specs: Iterable[TrainSpec] = ()) -> None:
+    def begin(self, specs: Iterable[Spec] = ()) -> None:
         """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch, as
         does what is to be known of ``specs`` by then.
         """
@@ -176,12 +176,12 @@ class Run(Hardware):
 
         return ModelFlops()
 
-    def settle(self, *specs: TrainSpec) -> None:
+    def settle(self, *specs: Spec) -> None:
         """Nothing that may disturb a launch of ``specs``, or make it wait with hardware in its hands, is left to do."""
         self._prepare_flops(specs)
         self.model_flops.settle()
 
-    def _prepare_flops(self, specs: Iterable[TrainSpec]) -> None:
+    def _prepare_flops(self, specs: Iterable[Spec]) -> None:
         if not self.on_cpu:
             self.model_flops.prepare(specs, self.machine.gpus[0].name)
 

@@ -31,6 +31,7 @@ from pytest_llmperf.run.findings import LaunchObserver
 from pytest_llmperf.run.hardware import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.preconditions import need_room
 from pytest_llmperf.run.result_cache import MadeTrainings
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import cache_folder
 
@@ -79,7 +80,7 @@ class Runner:
 
     def launch(  # noqa: PLR0913 - the facts of one launch
         self,
-        spec: TrainSpec,
+        spec: Spec,
         number: int,
         turn: Turn | None = None,
         passing: PassingRanges | None = None,
@@ -100,7 +101,7 @@ class Runner:
         rounds = max(math.ceil(number / turn.sides), run.settings.launches)
         numbers = number, max(turn.launches, turn.sides * rounds)
         run.settle(spec)
-        if run.on_cpu and run.site.is_here:
+        if isinstance(spec, TrainSpec) and run.on_cpu and run.site.is_here:
             need_room(spec, host_memory_bytes())
         asked: dict[str, Any] = {"python": turn.python, "passing": passing, "all_steps": all_steps}
         with self._attempt(spec, f"{spec.id} {turn.side}".rstrip(), numbers, calibrates=calibrates, **asked) as attempt:
@@ -114,7 +115,7 @@ class Runner:
             self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
         return outcome
 
-    def record(self, spec: TrainSpec, number: int, turn: Turn | None = None) -> Launch:
+    def record(self, spec: Spec, number: int, turn: Turn | None = None) -> Launch:
         """The record of a launch that needs to yield one.
 
         Raises:
@@ -173,7 +174,7 @@ class Runner:
     @contextmanager
     def _attempt(
         self,
-        spec: TrainSpec,
+        spec: Spec,
         shown: str,
         numbers: tuple[int, int] = (1, 1),
         *,
@@ -219,7 +220,7 @@ class Runner:
             else:
                 live.clear()
 
-    def _request(self, spec: TrainSpec, gpus: tuple[Gpu, ...], meter: Meter) -> LaunchRequest:
+    def _request(self, spec: Spec, gpus: tuple[Gpu, ...], meter: Meter) -> LaunchRequest:
         run, name = self._run, spec.id
         if len(name) > _LONGEST_NAME:  # a hash keeps two long ones apart
             name = f"{name[: _LONGEST_NAME - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
@@ -233,7 +234,8 @@ class Runner:
             trace=run.settings.trace and not self._is_bare,
             inspect=not self._is_bare,
             meter=meter,
-            warm=run.site.warm_start(self._observer.say),
+            warm=None if spec.is_script else run.site.warm_start(self._observer.say),
+            root=run.rootdir,
         )
 
     def _tell_unkept(self) -> None:

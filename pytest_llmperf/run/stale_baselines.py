@@ -12,7 +12,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.store import BaselineStore, Entry, entries_of_run
 from pytest_llmperf.run.coverage import ALL, Coverage, file_of, unused_baselines
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import read_spec
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run
@@ -96,7 +96,7 @@ def unexplained(run: Run) -> list[str]:
     if settings.reason:
         return [line for one in own if (line := _explained(store, one, gone[one.digest]))]
     for one in own:
-        store.path(one.machine, TrainSpec.from_dict(one.spec)).unlink(missing_ok=True)
+        store.path(one.machine, read_spec(one.spec)).unlink(missing_ok=True)
     findings.results = [replace(one, updated="") if one.digest in gone else one for one in findings.results]
     return list(dict.fromkeys(replaced_line(result, formers[0]) for result, formers in found))
 
@@ -108,7 +108,7 @@ def _explained(store: BaselineStore, baseline: Baseline, gone: Sequence[str]) ->
         return replace(now, anchor=anchor, history=(anchor, *now.history[1:]))
 
     try:
-        store.update(baseline.machine, TrainSpec.from_dict(baseline.spec), change)
+        store.update(baseline.machine, read_spec(baseline.spec), change)
     except BaselineError as error:
         return str(error)
     return ""

@@ -47,12 +47,6 @@ def on_one_gpu(spec: TrainSpec) -> TrainSpec:
     return replace(spec, gpus=1, parallelism="ddp")
 
 
-def is_narrower(narrow: TrainSpec, wide: TrainSpec) -> bool:
-    """Whether ``narrow`` is the training of ``wide``, with the same work for each GPU, on fewer of them."""
-    same = _on_fewer(wide, narrow.gpus) if narrow.gpus < wide.gpus else None
-    return same is not None and same.digest == narrow.digest
-
-
 def narrower(wide: TrainSpec) -> Iterator[TrainSpec]:
     """Every spec that is narrower than ``wide``, from one GPU on."""
     return (spec for gpus in range(1, wide.gpus) if (spec := _on_fewer(wide, gpus)) is not None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 from pytest_llmperf.settings import (
     attention,
@@ -23,6 +23,7 @@ from pytest_llmperf.settings import (
 )
 from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.setting import Fields, Package, Setting, TrainSpec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.suggestions import first_few, hint
 
 #: In the order in which a search decides.
@@ -90,20 +91,22 @@ def packages(spec: TrainSpec) -> Iterator[Package]:
     return (package for setting in SETTINGS if (package := setting.needs(spec)) is not None)
 
 
-def missing_package(spec: TrainSpec) -> str | None:
+def missing_package(spec: Spec) -> str | None:
     """The package that its settings need and this environment does not have, and how to install it."""
-    missing = (package for package in packages(spec) if find_spec(package.module) is None)
+    wanted = () if spec.is_script else packages(cast("TrainSpec", spec))
+    missing = (package for package in wanted if find_spec(package.module) is None)
     return next((f"{spec.id} needs {package.name}: pip install {package.install}" for package in missing), None)
 
 
-def why_skip(spec: TrainSpec, *, num_gpus: int, num_cores: int) -> str | None:
+def why_skip(spec: Spec, *, num_gpus: int, num_cores: int) -> str | None:
     """Why it cannot run here, said before anything is launched; ``num_gpus`` 0 is the CPU."""
     if num_gpus and spec.gpus > num_gpus:
         return f"{spec.id} needs {spec.gpus} GPUs, this run may use {num_gpus} (--gpus)"
     if not num_gpus:
         if spec.gpus > num_cores:
             return f"{spec.id} needs {spec.gpus} ranks, this CPU runs {num_cores} at a time"
-        why = next((why for setting in SETTINGS if (why := setting.why_not_on_cpu(spec))), None)
+        ours = () if spec.is_script else SETTINGS
+        why = next((why for setting in ours if (why := setting.why_not_on_cpu(cast("TrainSpec", spec)))), None)
         if why:
             return f"{spec.id}: {why}; run with --gpus {spec.gpus}"
     return missing_package(spec)

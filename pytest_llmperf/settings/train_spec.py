@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, TypeVar
 
 from pytest_llmperf.settings import models, registry, text_files
 from pytest_llmperf.settings.data import has_padding
+from pytest_llmperf.settings.parallelism import narrower
 from pytest_llmperf.settings.precision import compute_precision_of, precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
+from pytest_llmperf.settings.spec import Spec, hashed
 from pytest_llmperf.settings.text_files import TextFiles, TokenizerFiles
 from pytest_llmperf.support.suggestions import hint
 
@@ -33,7 +34,7 @@ __tracebackhide__ = is_refusal
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSpec:
+class TrainSpec(Spec):
     """One training configuration.
 
     Raises:
@@ -188,7 +189,7 @@ class TrainSpec:
         work |= {"model": self.architecture.fingerprint, "weights": self.weights is not None}
         if self.data == "text":
             work |= {"text": self.text_files.fingerprint, "tokenizer": self.tokenizer_files.fingerprint}
-        return _hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
+        return hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
 
     @property
     def capacity_id(self) -> str:
@@ -198,7 +199,7 @@ class TrainSpec:
     @property
     def capacity_digest(self) -> str:
         """Identity of the search for the largest micro-batch, whatever size it begins at."""
-        return _hashed(f"capacity {replace(self, micro_batch_size=1).digest}")
+        return hashed(f"capacity {replace(self, micro_batch_size=1).digest}")
 
     @property
     def compute_precision(self) -> str:
@@ -215,8 +216,16 @@ class TrainSpec:
         """Global batch, in sequences."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.gpus
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def slug(self) -> str:
+        return self.architecture.slug
+
+    def narrower(self) -> Iterator[Spec]:
+        return narrower(self)
+
+    @property
+    def passes_per_step(self) -> int:
+        return self.gradient_accumulation_steps
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
@@ -233,10 +242,6 @@ def _resolved(prefix: str, resolve: Callable[..., _T], *names: str | None) -> _T
         return resolve(*names)
     except ValueError as error:
         raise SpecError(f"{prefix}{error}") from None
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from pytest_llmperf.settings import fault_injection
 from pytest_llmperf.settings.evidence import RunEvidence
 from pytest_llmperf.settings.setting import stored_evidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.codec import flat
 from pytest_llmperf.worker.settings import (
     Training,
     attention,
@@ -78,30 +77,3 @@ def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - whatever an upgrade or a setting of the user's made of its object
             uncollected[name] = f"{type(error).__name__}: {error}"
     return found | ({"uncollected": uncollected} if uncollected else {})
-
-
-# Ranks need not compile alike: the worst of them counts.
-_COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
-    "compiled_graphs": min,
-    "graph_breaks": max,
-    "recompilations": max,
-    "allocator_retries": max,
-    "checkpoint_bytes": max,
-}
-
-# Ranks of one training may run on processors of two generations; what that does is seen in the clock.
-_OF_THE_HOST = frozenset({"setup.torch.cpu_capability"})
-
-
-def merged(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rank 0's evidence; what other ranks saw differently is in ``other_ranks``, by name and then by rank."""
-    worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items() if name in by_rank[0]}
-    facts = [dict(flat({name: seen[name] for name in seen if name not in _COUNTS})) for seen in by_rank]
-    others: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(name for seen in facts for name in seen if name not in _OF_THE_HOST):
-        first = facts[0].get(name)
-        for rank, seen in enumerate(facts):
-            own = seen.get(name)
-            if own != first and "unknown" not in (own, first):
-                others.setdefault(name, {})[str(rank)] = own
-    return {**by_rank[0], **worst, **({"other_ranks": others} if others else {})}

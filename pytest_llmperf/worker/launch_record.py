@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 
 from pytest_llmperf.observe.environment import environment
-from pytest_llmperf.observe.measurement import Later, Trained
 from pytest_llmperf.observe.reference_work import slowest
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.records import learning
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.trace import merged
+from pytest_llmperf.records.trained import Later, Trained
+from pytest_llmperf.records.trained import merged as merged_evidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.folder import write_failure, write_json
 from pytest_llmperf.worker.installed import loaded
 
@@ -111,7 +111,7 @@ class Recorder:
         ]
         launch = replace(
             self._launch,
-            evidence=evidence.merged(seen),
+            evidence=merged_evidence(seen),
             trace=merged([one.trace for one in later]),
             learning=learning.merged([one.learning for one in later]),
         )

@@ -70,6 +70,7 @@ class World:
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         spec = request.spec
+        assert isinstance(spec, TrainSpec)
         self.launched.append(spec)
         request.meter.seconds += 1.0
         watch(Progress(phase="training", step=1, steps=spec.steps))

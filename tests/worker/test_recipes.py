@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402 - they need torch
 
 from pytest_llmperf.observe.heartbeat import Heartbeat  # noqa: E402
-from pytest_llmperf.observe.measurement import Trained  # noqa: E402
 from pytest_llmperf.observe.tracer import STEPS  # noqa: E402
 from pytest_llmperf.observe.training import ObservedTraining, Plan  # noqa: E402
+from pytest_llmperf.records.trained import Trained  # noqa: E402
 from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: E402
 from pytest_llmperf.worker import rank_job as job  # noqa: E402
 from pytest_llmperf.worker import recipes  # noqa: E402
@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 _TOKENS, _PASSES = 8, 2
 
 
-PLAN = Plan(steps=6, min_steps=6, warmup_steps=1, passes_per_step=_PASSES)
+PLAN = Plan(steps=6, min_steps=6, warmup_steps=1)
 
 
 class Loop:

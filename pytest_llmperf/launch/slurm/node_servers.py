@@ -21,6 +21,7 @@ from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import Srun
 from pytest_llmperf.launch.slurm.step_outcome import ended_nodes, wait_for, word, words_of
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 # A node takes seconds to start a step; the first of a night, from a shared file system, more.
 _BEGIN_SECONDS = 60.0
@@ -71,7 +72,7 @@ class NodeServers:
 
     def offer(self, request: LaunchRequest, nodes: Sequence[str], left: Sequence[str]) -> Offer | None:
         """For a launch on ``nodes``, of those ``left``; ``None``: it begins cold. ColdStartError where it must not."""
-        if request.warm is None:
+        if request.warm is None or not isinstance(request.spec, TrainSpec):
             return None
         try:
             step = self._running(left)

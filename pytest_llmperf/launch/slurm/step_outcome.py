@@ -27,7 +27,7 @@ from pytest_llmperf.launch.slurm.allocation import AllocationError, expand_nodes
 from pytest_llmperf.launch.watch import sum_of_known
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 
 _FAILED = re.compile(r"srun: error: .*(?:Node failure on|failed on node) ([^\s:]+)")
 _TASK_ENDED = re.compile(r"srun: error: ([^\s:]+): tasks? [\d,-]+:")
@@ -125,7 +125,7 @@ class Aftermath:
 
 
 def gather(
-    folder: Path, spec: TrainSpec, nodes: Sequence[str], ended: Ended, progress: Progress
+    folder: Path, spec: Spec, nodes: Sequence[str], ended: Ended, progress: Progress
 ) -> Launch | Failure | Aftermath:
     """The launch in ``folder``, or why there is none."""
     clean = ended.returncode == 0 and not ended.timed_out

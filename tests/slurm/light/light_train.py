@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
-from pytest_llmperf.observe.measurement import HostClock, Trained
+from pytest_llmperf.observe.measurement import HostClock
 from pytest_llmperf.observe.training import Burner
 from pytest_llmperf.records.launch import RankRecord
+from pytest_llmperf.records.trained import Trained
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import Request

@@ -17,7 +17,6 @@ from typing import Any
 _HERE = Path(__file__).parent
 _IN_PLACE = {
     "pytest_llmperf.worker.recipes.huggingface": _HERE / "light_train.py",
-    "pytest_llmperf.worker.evidence": _HERE / "light_evidence.py",
 }
 _PRELOAD = "pytest_llmperf.worker.warm.preload"
 # Of torch's import the half that a loop on the CPU needs nothing of: compilers, quantized layers, shapes without data.

@@ -20,7 +20,8 @@ from pytest_llmperf.judge.stats import Difference, Rule
 from pytest_llmperf.judge.verdict import Decided, Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict
-from pytest_llmperf.settings.parallelism import is_narrower, narrower
+from pytest_llmperf.settings.parallelism import narrower
+from pytest_llmperf.settings.spec import is_narrower
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden

@@ -149,12 +149,12 @@ class TestTold:
             beat.enter(phase)
         now.seconds += 12.0
         beat.compiles = True
-        beat._write()
+        beat.write()
         told = ProgressReader(tmp_path / "progress.json", lambda _: None).read()
         assert told.reached == {"importing": BEGAN, "building": BEGAN + 2.0, "training": BEGAN + 4.0}
         assert (told.phase, told.phase_seconds, told.compiles, told.trained_until) == ("training", 12.0, True, 0.0)
         beat.enter("finishing")
-        beat._write()
+        beat.write()
         assert ProgressReader(tmp_path / "progress.json", lambda _: None).read().trained_until == BEGAN + 16.0
 
     @pytest.mark.parametrize("reached", [None, [], {"training": None}, {"training": "x"}, {"training": float("nan")}])

@@ -13,6 +13,7 @@ from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.capacity import Fitted, FreshLaunches, SearchDeadline, fit, short
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -29,7 +30,7 @@ class Card:
         self.fresh: list[int] = []
         self.tried: list[int] = []
 
-    def launch(self, spec: TrainSpec, number: int) -> Launch:
+    def launch(self, spec: Spec, number: int) -> Launch:
         self.fresh.append(spec.micro_batch_size)
         assert number == len(self.fresh)
         if len(self.fresh) <= self.killed:

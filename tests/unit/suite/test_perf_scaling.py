@@ -7,7 +7,7 @@ import pytest
 from perf_tests.ladder import LADDER
 from perf_tests.scaling import GLOBAL_BATCH, SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from pytest_llmperf.analysis import ladder
-from pytest_llmperf.settings.parallelism import is_narrower
+from pytest_llmperf.settings.spec import is_narrower
 
 EVERYTHING = (WEAK, STRONG, SHARDED, WEAK_ON_CPU, STRONG_ON_CPU)
 

@@ -12,9 +12,9 @@ import torch
 from transformers import set_seed
 
 from pytest_llmperf.observe.heartbeat import Heartbeat
-from pytest_llmperf.observe.measurement import Later, Trained
 from pytest_llmperf.observe.reference_work import hardware_rates
 from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
+from pytest_llmperf.records.trained import Later, Trained
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -90,7 +90,6 @@ def _plan(spec: TrainSpec, request: Request) -> Plan:
         rank=int(os.environ["RANK"]),
         passing=request.passing,
         all_steps=request.all_steps,
-        passes_per_step=spec.gradient_accumulation_steps,
         is_traced=request.trace,
         exchanges=spec.gpus > 1 and not is_sharded(spec),
         fetches_ahead=spec.data_workers > 0,

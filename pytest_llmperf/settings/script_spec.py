@@ -1,0 +1,234 @@
+"""ScriptSpec: a user's own training command as a case, validated when it is made. Nothing in it is changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path, PurePath
+from typing import Any, ClassVar, Literal
+
+from pytest_llmperf.settings.setting import SpecError, is_refusal
+from pytest_llmperf.settings.spec import Spec, hashed
+from pytest_llmperf.support.quantities import A_TOLERANCE, is_tolerance
+from pytest_llmperf.support.suggestions import hint
+
+__tracebackhide__ = is_refusal
+
+# Where launchers say how many ranks they start on a machine.
+_RANKS = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)(=(?P<value>.*))?")
+_BLANK = re.compile(r"\{(\w*)\}")
+_FILLED = ("gpus", "micro_batch_size")
+_SEQUENCES = re.compile(r"sequences:([1-9]\d*)")
+_LONGEST_ID = 80
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+_COUNT = _is_count, "a whole number of at least 1"
+_FRACTION = (lambda value: value is None or is_tolerance(value)), A_TOLERANCE
+_EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("steps", "warmup_steps", "training", "micro_batch_size"), _COUNT),
+    **dict.fromkeys(("throughput_tolerance", "memory_tolerance"), _FRACTION),
+    "tokens": (
+        lambda value: value == "auto" or _is_count(value) or bool(_SEQUENCES.fullmatch(str(value))),
+        "'auto', a number of tokens a step, or 'sequences:64'",
+    ),
+    "step": (
+        lambda value: _is_count(value) or (isinstance(value, str) and bool(value)),
+        "'auto', an optimizer's class, or a number of its calls",
+    ),
+    "workdir": (lambda value: value in ("scratch", "own"), "scratch or own"),
+    "end": (lambda value: value in ("park", "script"), "park or script"),
+}
+
+#: Fields that say how long to measure, or by what to judge: no part of the identity.
+_HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptSpec(Spec):
+    """A command that trains, as a user runs it.
+
+    Raises:
+        SpecError: a value that cannot work, before anything is launched, in one line.
+    """
+
+    command: str
+    """Split into words as a shell does, and run without one. ``{gpus}`` and ``{micro_batch_size}`` are filled in."""
+    gpus: int = 0
+    """World size. Left out: what the command tells its launcher, else 1."""
+    micro_batch_size: int = 1
+    """For ``{micro_batch_size}`` in the command."""
+    cwd: str = "."
+    """The folder in which the command is written to run, beside the run's root."""
+    name: str = ""
+    """The id for people; left out, it is made of the command."""
+    steps: int = 30
+    """Optimizer steps of one launch, the first one included; a launch takes all of them."""
+    warmup_steps: int = 4
+    """Steps left out of the steady rate at least, the first one included."""
+    tokens: str | int = "auto"
+    """Tokens of one step over all ranks, or ``sequences:64``. ``auto``: counted where the model embeds them."""
+    step: str | int = "auto"
+    """The optimizer, by its class, whose calls end a step; a number: so many calls are one step."""
+    training: int = 1
+    """Which of several trainings, one after the other, is judged."""
+    seed: int | None = None
+    """Seeds torch, random and numpy when they are imported; left out: what the script does."""
+    watch: Sequence[str] = ()
+    """More files whose content is evidence, beside those of the project that ranks import."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the command."""
+    workdir: Literal["scratch", "own"] = "scratch"
+    """Where it runs: in a folder of the launch that shows the files of ``cwd``, or in ``cwd`` itself."""
+    end: Literal["park", "script"] = "park"
+    """After the measured steps: nothing of the script runs any more, or it goes on to its own end."""
+    tiny: str = ""
+    """The same training made small, for ``--perf-static``: a command that a CPU runs in seconds."""
+    throughput_tolerance: float | None = None
+    memory_tolerance: float | None = None
+
+    is_script: ClassVar[bool] = True
+
+    def __new__(cls, *args: Any, **given: Any) -> ScriptSpec:  # noqa: PYI034 - typing has no Self before Python 3.11
+        # Here, because dataclass' own __init__ answers an unknown field with a TypeError that knows no nearest one.
+        known = [each.name for each in fields(cls)]
+        if args:
+            raise SpecError(f"ScriptSpec takes its fields by name, e.g. command={args[0]!r}")
+        for name in given:
+            if name not in known:
+                raise SpecError(f"ScriptSpec has no field {name!r}{hint(name, known)}")
+        if "command" not in given:
+            raise SpecError("ScriptSpec needs a command, e.g. command='torchrun --nproc-per-node 2 train.py'")
+        return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), {"command": self.command}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "watch", tuple(self.watch))
+        object.__setattr__(self, "env", dict(self.env))
+        for line in self._problems():
+            raise SpecError(f"ScriptSpec: {line}")
+        if not self.gpus:
+            object.__setattr__(self, "gpus", self._ranks_in_command or 1)
+
+    def _problems(self) -> Iterator[str]:
+        try:
+            words = shlex.split(self.command)
+        except (ValueError, AttributeError) as error:
+            yield f"command={self.command!r} cannot be split into words ({error})"
+            return
+        if not words:
+            yield "command is empty, expected e.g. 'torchrun --nproc-per-node 2 train.py'"
+        for blank in _BLANK.findall(self.command):
+            if blank not in _FILLED:
+                yield f"command has {{{blank}}}, expected {{gpus}} or {{micro_batch_size}}{hint(blank, _FILLED)}"
+        if self.gpus and (told := self._ranks_in_command) and told != self.gpus:
+            yield f"gpus={self.gpus}, and its command starts {told} ranks; leave gpus out, or write {{gpus}} there"
+        for name, (holds, expected) in _EXPECTED.items():
+            if not holds(getattr(self, name)):
+                yield f"{name}={getattr(self, name)!r}, expected {expected}"
+        if self.steps < self.warmup_steps + 2:
+            yield f"steps={self.steps}, expected at least 2 more than warmup_steps={self.warmup_steps}"
+
+    @property
+    def _ranks_in_command(self) -> int | None:
+        """What the command tells its launcher; ``None``: nothing, or a word for all GPUs."""
+        words = shlex.split(self.command)
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if found := _RANKS.fullmatch(word):
+                told = found["value"] if found[2] else following
+                return int(told) if told.isdecimal() else None
+        return None
+
+    @property
+    def argv(self) -> list[str]:
+        """The words of the command, filled in."""
+        filled = {"gpus": str(self.gpus), "micro_batch_size": str(self.micro_batch_size)}
+        return [_BLANK.sub(lambda blank: filled[blank[1]], word) for word in shlex.split(self.command)]
+
+    @property
+    def min_steps(self) -> int:  # type: ignore[override]
+        """All: ranks end at the same step by counting, and do not talk to one another."""
+        return self.steps
+
+    @property
+    def rate_unit(self) -> str:
+        """Of what the rate is, where ``tokens`` says so."""
+        return "sequences" if _SEQUENCES.fullmatch(str(self.tokens)) else "tokens"
+
+    @property
+    def given_tokens(self) -> int | None:
+        """Tokens, or sequences, of one step over all ranks; ``None``: they are counted."""
+        found = _SEQUENCES.fullmatch(str(self.tokens))
+        return int(found[1]) if found else self.tokens if isinstance(self.tokens, int) else None
+
+    @property
+    def script(self) -> int:
+        """Where the script is among ``argv``."""
+        argv = self.argv
+        files = [at for at, word in enumerate(argv) if word.endswith(".py")]
+        modules = [at + 1 for at, word in enumerate(argv[:-1]) if word in ("-m", "--module")]
+        return (files or modules[-1:] or [0])[0]
+
+    @property
+    def slug(self) -> str:
+        word = self.argv[self.script]
+        return _slug(PurePath(word).stem if word.endswith(".py") else PurePath(word).name)
+
+    @property
+    def id(self) -> str:
+        if self.name:
+            return f"{_slug(self.name)}-gpus{self.gpus}"
+        return self._id(self.argv[self.script + 1 :])
+
+    def _id(self, words: Sequence[str]) -> str:
+        made = _slug("-".join([self.slug, *words]))
+        if len(made) > _LONGEST_ID:
+            made = f"{made[:_LONGEST_ID]}-{self.digest[:6]}"
+        return f"{made}-gpus{self.gpus}"
+
+    @property
+    def digest(self) -> str:
+        """Of the words of the command and of what says what work is; the content of files is evidence and no identity.
+
+        A field that came later stays out while it has its default.
+        """
+        work: dict[str, Any] = {"argv": self.argv}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            usual = {} if each.name == "env" else each.default
+            if each.name not in (*_HOW, "command", "micro_batch_size", "gpus") and value != usual:
+                work[each.name] = value
+        return hashed(json.dumps({**work, "gpus": self.gpus}, sort_keys=True, separators=(",", ":")))
+
+    @property
+    def capacity_id(self) -> str:
+        words = [word.replace("{micro_batch_size}", "max") for word in shlex.split(self.command)[self.script + 1 :]]
+        return f"{_slug(self.name)}-max-gpus{self.gpus}" if self.name else self._id(words)
+
+    @property
+    def capacity_digest(self) -> str:
+        return hashed(f"capacity {replace(self, micro_batch_size=1).digest}")
+
+    def narrower(self) -> Iterator[Spec]:
+        """Those of fewer GPUs, where the command says ``{gpus}``."""
+        widths = range(1, self.gpus) if "{gpus}" in self.command else ()
+        return (replace(self, gpus=gpus) for gpus in widths)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "watch": list(self.watch)}
+
+    def folder(self, root: Path) -> Path:
+        """Where the command is written to run."""
+        return (root / self.cwd).resolve()
+
+
+def _slug(words: str) -> str:
+    return re.sub(r"[^\w.]+", "-", words).strip("-.").lower() or "script"

@@ -1,0 +1,92 @@
+"""Spec: what every configuration of a training has, ours (``TrainSpec``) and a user's own command (``ScriptSpec``)."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any, ClassVar, cast
+
+
+class Spec(ABC):
+    """One training configuration: frozen, validated when it is made."""
+
+    gpus: int
+    """World size: GPUs, or ranks on the CPU."""
+    micro_batch_size: int
+    steps: int
+    """Optimizer steps of one launch at most, the first one included."""
+    min_steps: int
+    warmup_steps: int
+    """Steps left out of the steady rate at least, the first one included."""
+    throughput_tolerance: float | None
+    memory_tolerance: float | None
+
+    is_script: ClassVar[bool] = False
+    """Whether a user's own command trains, of which nothing is known but what is seen."""
+
+    @property
+    @abstractmethod
+    def slug(self) -> str:
+        """The model's name, or the script's: the folder of its baselines."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """For people and ``-k``."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """Identity of the work: 16 hex digits, the same on every Python, machine and path."""
+
+    @property
+    @abstractmethod
+    def capacity_id(self) -> str:
+        """The ``id`` without the micro-batch size, of which the largest is sought."""
+
+    @property
+    @abstractmethod
+    def capacity_digest(self) -> str:
+        """Identity of the search for the largest micro-batch, whatever size it begins at."""
+
+    @property
+    def passes_per_step(self) -> int:
+        """Backward passes of one step, where that is known; else 1."""
+        return 1
+
+    def changed(self, **values: Any) -> Spec:
+        """The same with other values of these fields."""
+        changed: Spec = replace(cast("Any", self), **values)
+        return changed
+
+    def narrower(self) -> Iterator[Spec]:
+        """Every spec that is the same work for each GPU on fewer of them, from one GPU on."""
+        return iter(())
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(cast("Any", self))
+
+
+def is_narrower(narrow: Spec, wide: Spec) -> bool:
+    """Whether ``narrow`` is the training of ``wide``, with the same work for each GPU, on fewer of them."""
+    return narrow.gpus < wide.gpus and any(one.digest == narrow.digest for one in wide.narrower())
+
+
+def hashed(text: str) -> str:
+    """The 16 hex digits of a digest."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_spec(values: Mapping[str, Any]) -> Spec:
+    """The spec with these fields, of whichever kind.
+
+    Raises:
+        SpecError: an unknown field, or an invalid value.
+    """
+    # Imported here: each of them is a Spec.
+    from pytest_llmperf.settings.script_spec import ScriptSpec  # noqa: PLC0415
+    from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415
+
+    return ScriptSpec(**values) if "command" in values else TrainSpec.from_dict(values)
