@@ -25,7 +25,7 @@ from pytest_llmperf.analysis.likely_causes import (
     category,
     likely_causes,
 )
-from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow
+from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow, new_places
 
 # Of a step: exchanges that run beside the backward pass take on some ranks a little longer than on others.
 _LEAST_WAIT = 0.05
@@ -127,6 +127,8 @@ class StepDifference:
     """That moved most first."""
     waits: tuple[NameChange, ...]
     """Of the host, whose counts moved."""
+    waits_at: tuple[str, ...] = ()
+    """The lines of Python that wait more often, as far as they are known."""
     causes: tuple[str, ...] = ()
     """What the counts are known to come from, in words."""
     odd_ranks: tuple[OddRank, ...] = ()
@@ -194,6 +196,7 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
         after=after.step_seconds,
         parts=tuple(sorted(parts, key=lambda part: -abs(part.change))),
         waits=tuple(change for _, change in _names(_rows(before, "wait"), _rows(after, "wait"))),
+        waits_at=tuple(new_places("synchronisations_per_step", before, after)),
         causes=likely_causes(before, after),
         odd_ranks=odd_ranks(before, after),
         last_rank=last_rank(before, after),

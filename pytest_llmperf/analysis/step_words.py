@@ -45,7 +45,7 @@ def points_to(difference: StepDifference) -> str:
         for part in shown
     ]
     if difference.waits:
-        words.insert(0, f"waits of the host: {_names(difference.waits)}")
+        words.insert(0, _waits(difference))
     if difference.is_the_same_work:
         words.insert(0, "the same kernels, copies and waits")
     if is_data and data.change >= least:
@@ -63,7 +63,7 @@ def points_to(difference: StepDifference) -> str:
 def _on_host(difference: StepDifference) -> str:
     """What a CPU's step does, and no times."""
     words = [*_odd_ranks(difference), *difference.causes]
-    words += [f"waits of the host: {_names(difference.waits)}"] if difference.waits else []
+    words += [_waits(difference)] if difference.waits else []
     moved = [part for part in difference.parts if part.names]
     words += [f"{part.name} ({_names(part.names)})" for part in moved[:_MOST_PARTS]]
     data = difference.data
@@ -72,6 +72,10 @@ def _on_host(difference: StepDifference) -> str:
     if not words:
         return "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
     return f"a traced step on a CPU, whose times are noise: {'; '.join(words)}"
+
+
+def _waits(difference: StepDifference) -> str:
+    return f"waits of the host: {', '.join([_names(difference.waits), *difference.waits_at[:_MOST_NAMES]])}"
 
 
 def _odd_ranks(difference: StepDifference) -> list[str]:

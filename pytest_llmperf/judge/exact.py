@@ -18,7 +18,7 @@ from pytest_llmperf.judge.learning_checks import changed_losses
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import counts
 from pytest_llmperf.records.result import Check, Verdict
-from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace
+from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support.codec import flat
 from pytest_llmperf.support.formats import first_n
@@ -128,7 +128,9 @@ def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
         return ""
     then, now = _of_metric(name, stored.trace), _of_metric(name, newest.trace)
     gone, come = _moved(then, now)
-    words = [f"{word} {_listed(names)}" for word, names in (("more:", come), ("fewer:", gone)) if names]
+    places = new_places(name, stored.trace, newest.trace)[:_MOST_NAMES] if come else []
+    more = ", ".join([_listed(come), *places])
+    words = [f"{word} {names}" for word, names in (("more:", come and more), ("fewer:", _listed(gone))) if names]
     ranks = newest.trace.ranks
     is_mean = any(count % 1 for each in (then, now) for count in each.values())
     return "; ".join(words) + (f"; means of {ranks} ranks, which differ" if is_mean and ranks > 1 else "")

@@ -139,6 +139,7 @@ def write_request(request: LaunchRequest) -> None:
     spec, search = request.spec, request.search
     content = {
         "spec": spec.to_dict(),
+        "root": str(request.root),
         "model_config": dict(spec.architecture.config) if isinstance(spec, TrainSpec) else {},
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": search and {"guess": search.guess, "limit_bytes": search.limit_bytes},

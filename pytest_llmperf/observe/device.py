@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,6 +55,24 @@ def own_device() -> torch.device:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
+
+
+#: Whose ``synchronize`` waits, beside what PyTorch warns of in these words.
+WAITING: tuple[Any, ...] = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
+WAIT_WARNING = "called a synchronizing CUDA operation"
+
+
+@contextmanager
+def warns_of_waits() -> Iterator[None]:
+    """Have PyTorch warn of each operation that waits for the device; whoever asks restores the filters of warnings."""
+    before = torch.cuda.get_sync_debug_mode()
+    warnings.filterwarnings("ignore", message="Synchronization debug mode")  # that it does not see all
+    warnings.filterwarnings("always", message=WAIT_WARNING)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def is_gpu(device: torch.device) -> bool:

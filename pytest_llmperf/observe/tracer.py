@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.profiler import profile
 
 from pytest_llmperf.observe import device as gpu
+from pytest_llmperf.observe.places import Places, Project
 from pytest_llmperf.records.trace import Kind, Trace, TraceRow, short_name
 
 #: Two that agree could have lost the same; a fourth says no more.
@@ -32,11 +33,13 @@ _OTHER_CLIENT = "another profiler may hold CUPTI on this host (nsys, compute-san
 
 
 class Tracer:
-    def __init__(self, device: torch.device, *, ahead: bool = False, is_ours: bool = True) -> None:
+    def __init__(
+        self, device: torch.device, *, ahead: bool = False, is_ours: bool = True, project: Project | None = None
+    ) -> None:
         """``ahead``: workers fetch ahead. Then timed steps' fetches are timed too: what workers have kept ready while
         nobody trained, between timed and traced steps, a trace takes for speed."""
         self._device, self._on_host, self._left, self._ahead = device, not gpu.is_gpu(device), STEPS, ahead
-        self._is_ours = is_ours
+        self._is_ours, self._places = is_ours, Places(device, project)
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []
@@ -81,7 +84,10 @@ class Tracer:
         """Whether that was the last one."""
         self._ends.append(time.time_ns())
         self._left -= 1
+        if self._left == 1:
+            self._looked_at(self._places.begin)
         if self._left == 0:
+            self._places.end()
             gpu.wait(self._device)
             self._stop()  # steps that come after these are not its
         return self._left == 0
@@ -89,12 +95,22 @@ class Tracer:
     def trace(self, error: BaseException | None, timed: Sequence[float], warmup_steps: int) -> Trace:
         """Return what was seen; ``error`` has ended its steps early, ``timed`` are the seconds of those before them."""
         if error is not None and self.is_running:
+            self._places.end()
             self._stop()
             self._none = f"a traced step failed ({said(error)})"
         if self._none or self._profile is None:
             return Trace(none=self._none or "it was not begun")
         trace = self._tried(self._read) or Trace(none=self._none)
+        if trace:
+            trace = replace(trace, places=self._places.found)
         return with_timed_waits(trace, self._fetched, timed, warmup_steps)
+
+    def _looked_at(self, begin: Callable[[], None]) -> None:
+        """A trace without places is one all the same."""
+        try:
+            begin()
+        except Exception:  # noqa: BLE001 - whatever another version of torch has no more
+            self._places.end()
 
     def _stop(self) -> None:
         if self._profile is not None:

@@ -21,6 +21,7 @@ from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.measurement import Boundary, Clock, Exchange, Measurement, Memory
+from pytest_llmperf.observe.places import Project
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import Tracer
 from pytest_llmperf.records.launch import Place
@@ -48,6 +49,8 @@ class Plan:
     """Others than the rank itself prepare its batches."""
     is_ours: bool = True
     """Ranks may talk to one another beside the training, and its steps are alike. Those of nobody's we know count."""
+    project: Project | None = None
+    """Whose lines of Python a trace names; left out: those of whichever package."""
 
     @property
     def traced_steps(self) -> int:
@@ -84,7 +87,8 @@ class ObservedTraining:
         self.measurement = Measurement(self.clock, self.memory, self._exchange)
         self._place = place_of(device)
         self.ending = Ending(plan, self.clock, self._place)
-        self._tracer = Tracer(device, ahead=plan.fetches_ahead, is_ours=plan.is_ours) if plan.is_traced else None
+        how = {"ahead": plan.fetches_ahead, "is_ours": plan.is_ours}
+        self._tracer = Tracer(device, **how, project=plan.project) if plan.is_traced else None
         self.burner: Burner | None = None
         self.measured: Callable[[], None] = lambda: None
         """Called once all timed steps are over and others follow."""

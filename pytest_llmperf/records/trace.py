@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean, median_low
@@ -117,6 +118,8 @@ class Trace:
     """Sorted."""
     by_rank: tuple[RankWork, ...] = ()
     """Of several ranks, what their mean hides; older traces have none."""
+    places: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By kind, of waits and copies, the lines of Python that make them and how often a step; the most frequent."""
     none: str = ""
     """Why there is no trace, if there is none."""
 
@@ -151,8 +154,8 @@ class Trace:
         rows: dict[str, dict[str, list[float]]] = {}
         for row in self.rows:
             rows.setdefault(row.kind, {})[row.name] = [row.count, row.seconds]
-        by_rank = values.pop("by_rank")
-        return values | {"rows": rows} | ({"by_rank": by_rank} if by_rank else {})
+        some = {name: found for name in ("by_rank", "places") if (found := values.pop(name))}
+        return values | {"rows": rows} | some
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Trace:
@@ -177,6 +180,7 @@ class TraceForm:
     data_seconds: _Some
     rows: Mapping[Kind, Mapping[str, tuple[Annotated[float, Meta(gt=0, lt=_MOST)], _Some]]]
     by_rank: tuple[RankWork, ...] = ()
+    places: Mapping[str, Mapping[str, Annotated[float, Meta(gt=0, lt=_MOST)]]] = field(default_factory=dict)
 
 
 def merged(traces: Sequence[Trace]) -> Trace:
@@ -203,7 +207,44 @@ def merged(traces: Sequence[Trace]) -> Trace:
         exposed_seconds=fmean(trace.exposed_seconds for trace in traces),
         data_seconds=fmean(trace.data_seconds for trace in traces),
         by_rank=rank_work([trace.counts for trace in traces], exchanges) if ranks > 1 else (),
+        places=_merged_places([trace.places for trace in traces]),
     )
+
+
+def new_places(metric: str, then: Trace, now: Trace) -> list[str]:
+    """Where a step waits or copies more often than ``then``, most first: ``30 a step at train.py:61 (`loss.item()`)``.
+
+    Lines above a place come and go: its number is not compared. Where ``then`` names no place, all are new.
+    """
+    was, is_ = (
+        [each for kind in COUNTED[metric] for each in trace.places.get(kind, {}).items()] for trace in (then, now)
+    )
+    known, found = dict[str, float](), []
+    for place, count in was:
+        name = _PLACE.sub(r" \2", place)
+        known[name] = known.get(name, 0.0) + count
+    for place, count in is_:
+        name = _PLACE.sub(r" \2", place)
+        left = known.get(name, 0.0)
+        known[name] = max(0.0, left - count)
+        if count > left:
+            found.append((left - count, _PLACE.sub(r"\1 (`\2`)", place)))
+    return [f"{-more:g} a step at {place}" for more, place in sorted(found)]
+
+
+# Of ``train.py:61 loss.item()``: the line's number and its text.
+_PLACE = re.compile(r"(:\d+) (.+)$")
+
+
+def _merged_places(by_rank: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Their means over all ranks."""
+    found: dict[str, dict[str, float]] = {}
+    for kind in sorted({kind for own in by_rank for kind in own}):
+        of_kind = [own.get(kind, {}) for own in by_rank]
+        for place in sorted({place for own in of_kind for place in own}):
+            count = fmean(own.get(place, 0.0) for own in of_kind)
+            found.setdefault(kind, {})[place] = float(f"{count:.6g}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.heartbeat import Heartbeat, LastWords
 from pytest_llmperf.observe.measurement import Boundary, HostMemory, Memory, resident
+from pytest_llmperf.observe.places import Project
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.training import ObservedTraining, Plan
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE
@@ -48,8 +49,8 @@ _BUILT = 2
 class Rank:
     """What is known of this process; it is a rank once it has gone backward."""
 
-    def __init__(self, folder: Path, spec: ScriptSpec) -> None:
-        self._folder, self._spec = folder, spec
+    def __init__(self, folder: Path, spec: ScriptSpec, project: Project) -> None:
+        self._folder, self._spec, self._project = folder, spec, project
         self._resident = resident()
         self._steps = Steps(spec.step, spec.training)
         self._observed: ObservedTraining | None = None
@@ -156,6 +157,7 @@ class Rank:
             rank=rank,
             all_steps=True,
             is_ours=False,
+            project=self._project,
         )
         memory: Memory | None = None if device.type == "cuda" else HostMemory(self._resident)
         self._observed = ObservedTraining(plan, device, beat, memory=memory)
@@ -300,7 +302,7 @@ def watch(folder: str) -> None:
     spec = ScriptSpec(**values["spec"])
     if spec.seed is not None:
         _seed(spec.seed)
-    rank = Rank(path, spec)
+    rank = Rank(path, spec, Project.around(spec.folder(Path(values["root"]))))
     guarded = functools.partial(_guarded, rank)
     register_optimizer_step_post_hook(lambda optimizer, *_: guarded(rank.stepped, optimizer))
     _wrap_backward(rank, guarded)

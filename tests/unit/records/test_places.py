@@ -1,0 +1,82 @@
+"""The lines of Python that a trace names: kept, merged over ranks, and told where there are more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.analysis.step_difference import step_difference
+from pytest_llmperf.analysis.step_words import points_to
+from pytest_llmperf.judge.baseline import StoredTrace
+from pytest_llmperf.judge.exact import count_checks
+from pytest_llmperf.records.trace import Trace, merged, new_places
+from pytest_llmperf.settings.train_spec import TrainSpec
+from tests.fakes import Fake, launch_of, trace_of
+
+WAITS = "synchronisations_per_step"
+SPEC = TrainSpec(model="llama-tiny")
+
+
+def traced(waits: float = 0, places: Mapping[str, float] | None = None, kind: str = "wait") -> Trace:
+    counts: dict[str, dict[str, float]] = {"kernel": {"gemm": 8}}
+    if waits:
+        counts["wait"] = {"cudaStreamSynchronize": waits}
+    return replace(trace_of(counts), places={kind: places} if places else {})
+
+
+def test_a_trace_without_places_is_stored_as_it_always_was() -> None:
+    assert "places" not in traced(1).to_plain()
+    assert Trace.from_plain(traced(1).to_plain()) == traced(1)
+
+
+@given(st.dictionaries(st.text(min_size=1), st.integers(1, 99).map(float), min_size=1, max_size=4))
+def test_places_are_read_as_they_were_written(places: dict[str, float]) -> None:
+    assert Trace.from_plain(traced(1, places).to_plain()).places == {"wait": places}
+
+
+def test_of_several_ranks_a_place_has_their_mean() -> None:
+    one, other = traced(3, {"a.py:1 x.item()": 2, "b.py:9 y.item()": 1}), traced(1, {"a.py:1 x.item()": 1})
+    assert merged([one, other]).places == {"wait": {"a.py:1 x.item()": 1.5, "b.py:9 y.item()": 0.5}}
+
+
+def test_only_a_place_that_waits_more_often_is_new() -> None:
+    then = traced(3, {"train.py:9 loss.item()": 2, "train.py:50 norm.item()": 1})
+    now = traced(33, {"train.py:11 loss.item()": 2, "train.py:52 norm.item()": 1, "train.py:61 seen.item()": 30})
+    assert new_places(WAITS, then, now) == ["30 a step at train.py:61 (`seen.item()`)"]
+    assert new_places(WAITS, now, then) == []
+
+
+def test_one_line_written_twice_is_new_once() -> None:
+    then, now = traced(1, {"train.py:9 x.item()": 1}), traced(2, {"train.py:9 x.item()": 1, "train.py:10 x.item()": 1})
+    assert new_places(WAITS, then, now) == ["1 a step at train.py:10 (`x.item()`)"]
+
+
+def test_an_older_trace_names_no_place_and_then_all_are_named() -> None:
+    assert new_places(WAITS, traced(30), traced(31, {"train.py:61 x.item()": 30, "lib.py:2": 1})) == [
+        "30 a step at train.py:61 (`x.item()`)",
+        "1 a step at lib.py:2",
+    ]
+
+
+def test_a_check_that_failed_names_the_line_that_waits() -> None:
+    stored = StoredTrace.of([launch_of(SPEC, Fake(trace={"kernel": {"gemm": 8}}))])
+    now = replace(launch_of(SPEC, Fake()), trace=traced(30, {"train.py:61 loss.item()": 30}))
+    check = next(check for check in count_checks([now], stored) if check.metric == WAITS)
+    assert check.verdict == "regressed"
+    assert check.detail == "more: cudaStreamSynchronize (30 a step), 30 a step at train.py:61 (`loss.item()`)"
+
+
+def test_fewer_waits_name_no_line() -> None:
+    before = replace(launch_of(SPEC, Fake()), trace=traced(30, {"train.py:61 loss.item()": 30}))
+    now = replace(launch_of(SPEC, Fake()), trace=traced(1, {"train.py:70 x.item()": 1}))
+    check = next(check for check in count_checks([now], StoredTrace.of([before])) if check.metric == WAITS)
+    assert check.detail == "fewer: cudaStreamSynchronize (29 a step)"
+
+
+def test_a_diagnosis_names_the_line_that_waits() -> None:
+    difference = step_difference(traced(), traced(30, {"train.py:61 loss.item()": 30}))
+    told = "waits of the host: cudaStreamSynchronize 30 new, 30 a step at train.py:61 (`loss.item()`)"
+    assert told in points_to(difference)

@@ -1,0 +1,119 @@
+"""The lines of Python that ask for a tensor's content, or copy it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+from pytest_llmperf.observe.places import Places, Project  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def users(tmp_path: Path, code: str, name: str = "train.py") -> Callable[..., Any]:
+    """The function ``step`` of a user's file, whose module has the file's name."""
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(code, encoding="utf-8")
+    space: dict[str, Any] = {"__name__": file.stem, "torch": torch}
+    exec(compile(code, str(file), "exec"), space)
+    step: Callable[..., Any] = space["step"]
+    return step
+
+
+def seen(step: Callable[..., Any], folder: Path) -> dict[str, dict[str, float]]:
+    places = Places(CPU, Project.around(folder))
+    places.begin()
+    try:
+        step()
+    finally:
+        places.end()
+    return places.found
+
+
+def test_what_asks_for_a_tensors_content_has_the_line_that_asks(tmp_path: Path) -> None:
+    code = """def step():
+    loss = torch.ones(1)
+    for _ in range(3):
+        loss.item()
+    if loss > 0:
+        float(loss), int(loss), loss.tolist(), loss.numpy()
+"""
+    assert seen(users(tmp_path, code), tmp_path) == {
+        "wait": {
+            "train.py:6 float(loss), int(loss), loss.tolist(), loss.numpy()": 4.0,
+            "train.py:4 loss.item()": 3.0,
+            "train.py:5 if loss > 0:": 1.0,
+        }
+    }
+
+
+def test_what_torch_asks_for_has_the_projects_line_that_called_it(tmp_path: Path) -> None:
+    code = """def step():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    torch.optim.AdamW([parameter]).step()
+"""
+    assert seen(users(tmp_path, code), tmp_path)["wait"] == {"train.py:4 torch.optim.AdamW([parameter]).step()": 1.0}
+
+
+def test_a_copy_is_another_tensor_of_the_same_content(tmp_path: Path) -> None:
+    code = """def step():
+    one = torch.ones(2)
+    one.float()
+    one.double()
+    one.contiguous()
+    one.copy_(torch.zeros(2))
+"""
+    expected = {"train.py:4 one.double()": 1.0, "train.py:6 one.copy_(torch.zeros(2))": 1.0}
+    assert seen(users(tmp_path, code), tmp_path)["copy"] == expected
+
+
+def test_a_package_is_named_from_its_own_folder_on(tmp_path: Path) -> None:
+    step = users(tmp_path, "def step():\n    torch.ones(1).item()\n", "env/site-packages/stepper/loop.py")
+    # The test itself is of another repository than the user's.
+    assert seen(step, tmp_path) == {"wait": {"stepper/loop.py:2 torch.ones(1).item()": 1.0}}
+
+
+def test_all_is_as_before_once_a_step_is_over(tmp_path: Path) -> None:
+    before, show = dict(vars(torch.Tensor)), warnings.showwarning
+    seen(users(tmp_path, "def step():\n    torch.ones(1).item()\n"), tmp_path)
+    assert dict(vars(torch.Tensor)) == before
+    assert warnings.showwarning is show
+
+
+def test_no_operator_is_added_to_what_is_traced(tmp_path: Path) -> None:
+    code = """def step():
+    weight = torch.ones(8, 8, requires_grad=True)
+    loss = (weight.double() @ torch.ones(8, 8).double()).sum()
+    loss.backward()
+    for _ in range(4):
+        loss.item(), bool(loss), loss.tolist()
+"""
+    step = users(tmp_path, code)
+
+    def names(run: Callable[[], object]) -> list[str]:
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            run()
+        return sorted(event.name() for event in profiled.profiler.kineto_results.events() if "::" in event.name())
+
+    alone = names(step)
+    assert len(alone) > 20
+    assert names(lambda: seen(step, tmp_path)) == alone
+
+
+def test_a_file_of_the_repository_outside_the_commands_folder_is_the_projects(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    project = Project.around(tmp_path / "examples")
+    assert project.name_of(str(tmp_path / "examples" / "train.py")) == "train.py"
+    assert project.name_of(str(tmp_path / "library" / "loss.py")) == "../library/loss.py"
+    assert project.name_of(str(tmp_path / ".venv/lib/site-packages/trl/trainer.py")) == ""
+    assert project.name_of(torch.__file__) == ""
