@@ -38,6 +38,8 @@ class Policy:
     """Those on hardware that is known, where ``tolerances`` are wider as long as the run does not know its own."""
     knowledge: Knowledge | None = None
     """Of the run's GPUs; ``None``: too little is stored, or it is a CPU's run, and each case stands for itself."""
+    is_elsewhere: bool = False
+    """Whether launches ran on hardware that their baseline does not know."""
     waits: bool = False
     """Whether a loss that may be its GPU's is decided at the run's end, by when other cases have told of that."""
 
@@ -77,14 +79,16 @@ class Policy:
         its GPU by then.
         """
         known = {launch.site for launch in baseline.launches}
-        if not self.elsewhere or all(launch.site in known for launch in launches):
+        if all(launch.site in known for launch in launches):
             return self
+        if not self.elsewhere:
+            return replace(self, is_elsewhere=True)
         if self.knowledge is None:
-            return replace(self, tolerances={**self.tolerances, **self.elsewhere})
+            return replace(self, tolerances={**self.tolerances, **self.elsewhere}, is_elsewhere=True)
         least = least_tolerance(self.difference(launches, baseline.launches))
         elsewhere = {name: min(widest, max(self.tolerances[name], least)) for name, widest in self.elsewhere.items()}
         wider = {name: self.tolerances[name] for name, value in elsewhere.items() if value > self.tolerances[name]}
-        return replace(self, tolerances={**self.tolerances, **elsewhere}, on_known=wider)
+        return replace(self, tolerances={**self.tolerances, **elsewhere}, on_known=wider, is_elsewhere=True)
 
     def in_pairs(self) -> Policy:
         """This policy for launches that took turns."""

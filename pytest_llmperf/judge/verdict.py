@@ -188,7 +188,7 @@ def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: R
     reference = lasting(metric, held)
     if check.tolerance is None:
         return Decided(_beside(check, reference))
-    most = limit(metric, reference, check.tolerance)
+    most = limit(metric, reference, check.tolerance, elsewhere=policy.is_elsewhere)
     whole, seen = horizon(launches) if metric.whole else (launches, "")
     check = _beside(replace(check, value=metric.read(whole), detail=seen or check.detail, limit=most), reference)
     if check.value <= most:
@@ -275,9 +275,10 @@ def lasting(metric: Metric, held: Reference) -> float:
     return max(_middle(metric, held.stored), lasting)
 
 
-def limit(metric: Metric, reference: float, tolerance: float) -> float:
-    """With how much of it a launch passes."""
-    return max(reference * (1 + tolerance), reference + metric.slack)
+def limit(metric: Metric, reference: float, tolerance: float, *, elsewhere: bool = False) -> float:
+    """With how much of it a launch passes; ``elsewhere``: on hardware that its baseline does not know."""
+    slack = max(metric.slack, metric.slack_elsewhere if elsewhere else 0.0)
+    return max(reference * (1 + tolerance), reference + slack)
 
 
 def _middle(metric: Metric, launches: Sequence[Launch]) -> float:

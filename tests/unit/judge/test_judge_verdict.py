@@ -158,6 +158,16 @@ def test_stalls_in_every_launch_are_a_regression_that_the_median_hides() -> None
     assert judge([stalled, stalled], SETTLED, POLICY).reason.startswith("stall_share ")
 
 
+def test_what_a_host_that_nobody_knows_may_take_by_itself_is_no_regression() -> None:
+    jittery = with_step(launch(), 0, 9, 0.113)
+    assert 0.01 < check_of(judge([jittery], SETTLED, POLICY), "stall_share").value < 0.02
+    assert judge([jittery, jittery], SETTLED, POLICY).reason.startswith("stall_share ")
+    there = [elsewhere(jittery)] * 2
+    assert check_of(judge(there, SETTLED, POLICY), "stall_share").verdict == "pass"
+    worse = [elsewhere(with_step(launch(), 0, 9, 3.0))] * 2
+    assert check_of(judge(worse, SETTLED, POLICY), "stall_share").verdict == "regressed"
+
+
 def of_one_rank(run: Launch) -> Launch:
     return replace(run, ranks=run.ranks[:1])
 
