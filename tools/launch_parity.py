@@ -31,7 +31,7 @@ from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 
@@ -54,7 +54,7 @@ def runner(setting: dict[str, Any], arguments: argparse.Namespace) -> tuple[Run,
     return context, Runner(caller)
 
 
-def in_turns(spec: TrainSpec, runners: dict[str, Runner], pairs: int, until: float) -> Iterator[dict[str, Launch]]:
+def in_turns(spec: Spec, runners: dict[str, Runner], pairs: int, until: float) -> Iterator[dict[str, Launch]]:
     """Pairs; every second one begins with the other kind. None ends after ``until``, as far as can be foreseen."""
     longest = 0.0
     for number in range(1, pairs + 1):
@@ -71,7 +71,7 @@ def in_turns(spec: TrainSpec, runners: dict[str, Runner], pairs: int, until: flo
         longest = max(longest, time.monotonic() - begun)
 
 
-def compared(spec: TrainSpec, pairs: Sequence[dict[str, Launch]]) -> dict[str, Any]:
+def compared(spec: Spec, pairs: Sequence[dict[str, Launch]]) -> dict[str, Any]:
     """What the pairs say."""
     one, other = pairs[0]  # the first pair begins with the first kind
     logs = [math.log(pair[other].median_step_seconds / pair[one].median_step_seconds) for pair in pairs]

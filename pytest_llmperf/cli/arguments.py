@@ -22,6 +22,7 @@ _COMMANDS = {
     "and runs, as a page",
     "check": "launch specs until they are decided against their baselines, as pytest does, without pytest",
     "tune": "the fastest configuration of a model that fits here: searched, compared in turns, shown to be sound",
+    "script": "what could be held of a training command of your own, by two short launches; or watch a real run",
     "bisect": "the revision, or the version of a package, with which a training became slower, larger or another",
     "submit": "the nightly job of a cluster file: its cost, then sbatch",
     "merge": "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green",

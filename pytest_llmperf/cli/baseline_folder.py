@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from pytest_llmperf.cli.answer import CaseError, NotStoredError
@@ -18,6 +19,7 @@ from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
 from pytest_llmperf.judge.store import CAPACITY, BaselineStore
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
 from pytest_llmperf.report.text import one_line
+from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import baselines_above
 from pytest_llmperf.support.suggestions import nearest
@@ -207,14 +209,16 @@ def change(value: float | None, reference: float | None) -> float | None:
     return value / reference - 1 if value is not None and reference else None
 
 
-def spec_defaults() -> dict[str, Any]:
-    """TrainSpec's settings that have a default."""
-    return {one.name: one.default for one in fields(TrainSpec) if one.default is not MISSING}
+def spec_defaults(settings: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The settings that have a default, of a TrainSpec, or of a ScriptSpec where ``settings`` are one's."""
+    kind = ScriptSpec if "command" in settings else TrainSpec
+    usual = {one.name: one.default for one in fields(kind) if one.default is not MISSING}
+    return usual if kind is TrainSpec else {**usual, "watch": [], "env": {}}
 
 
 def settings_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """``name: A's -> B's``, sorted; a setting that an older version did not store has its default."""
-    defaults = spec_defaults()
+    defaults = spec_defaults(a)
     mine, theirs = {**defaults, **a}, {**defaults, **b}
     names = [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
     return [one_line(f"{name}: {mine.get(name)} -> {theirs.get(name)}") for name in names]

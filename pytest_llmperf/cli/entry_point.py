@@ -120,7 +120,7 @@ def _screen() -> Screen:
     return Screen(width, glyphs_of(getattr(sys.stdout, "encoding", None)))
 
 
-# Commands and options that are gone: each answers in one line that says what to use instead.
+# Commands and options that are gone, or that there cannot be: each answers in one line that says what to use instead.
 
 _COST = "`llmperf report --tables` has the cost efficiency of widths, and --perf-price the cost of each case"
 
@@ -140,11 +140,18 @@ _REMOVED = {
 }
 
 
+# As those.
+_IMPOSSIBLE = {
+    "tune --script": "a search changes fields of a TrainSpec, and a script has none; in a test, parametrize what its "
+    "command says, and perf.compare takes turns"
+}
+
+
 def _refusal(argv: Sequence[str]) -> str:
     """Why nothing answers to ``argv``, in one line; empty where all of it may still be asked."""
     given = [part for word in argv for part in word.split("=", 1)]
-    for name, instead in _REMOVED.items():
+    for name, instead in (_REMOVED | _IMPOSSIBLE).items():
         command, *words = name.split()
         if given[:1] == [command] and any(given[at : at + len(words)] == words for at in range(1, len(given) + 1)):
-            return f"{name!r} was removed: {instead}"
+            return f"{name!r} {'cannot be' if name in _IMPOSSIBLE else 'was removed'}: {instead}"
     return ""

@@ -21,6 +21,7 @@ from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.process import package_path, python_path
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.models import Model
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 # Without a word from it, imports before the first answer and one prediction that hangs, which it ends itself, included.
@@ -189,9 +190,9 @@ class StaticSteps(PredictionProcess):
                 "run this with the Python that trains"
             )
 
-    def ask(self, specs: Iterable[TrainSpec]) -> None:
-        """Let them be predicted beside what this process does."""
-        for spec in specs:
+    def ask(self, specs: Iterable[Spec]) -> None:
+        """Let those of a recipe be predicted beside what this process does."""
+        for spec in (each for each in specs if isinstance(each, TrainSpec)):
             if spec not in self._numbers and why_none(spec) is None:
                 self._numbers[spec] = self.send(step_request(spec, operators=True))
 

@@ -14,7 +14,6 @@ from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.hardware import UNFINISHED
-from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import signals
 
 # Under which a worker of xdist leaves its controller the line of a usage error.
@@ -114,7 +113,7 @@ class Collector:
                 if run.settings.static:
                     expect_no_failed_launch(session.items)
                     if not run.is_worker:  # each of several asks for its own when it comes to them
-                        run.static_steps.ask(spec for spec in specs_of(session.items) if isinstance(spec, TrainSpec))
+                        run.static_steps.ask(specs_of(session.items))
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:

@@ -35,7 +35,7 @@ from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs
 from pytest_llmperf.run.paired_comparison import Side as Turn
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.search_store import PairStore, surroundings
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec, formats
 
 #: How often all of a bisection's decisions together may be wrong.
@@ -136,7 +136,7 @@ class Bisector:
     """One case and one history."""
 
     def __init__(
-        self, caller: Caller, spec: TrainSpec, order: BisectionOrder, history: History, watch: Callable[[str], None]
+        self, caller: Caller, spec: Spec, order: BisectionOrder, history: History, watch: Callable[[str], None]
     ) -> None:
         self._caller, self._spec, self._order, self._history, self._watch = caller, spec, order, history, watch
         self._policy = caller.policy(spec)
@@ -252,7 +252,7 @@ class BesideGood:
     """Candidates in turns with the good end, each until it is decided; alone with what it keeps while it is entered."""
 
     def __init__(
-        self, caller: Caller, spec: TrainSpec, history: History, good: Candidate, watch: Callable[[str], None]
+        self, caller: Caller, spec: Spec, history: History, good: Candidate, watch: Callable[[str], None]
     ) -> None:
         self._caller, self._spec, self._history, self.good, self._watch = caller, spec, history, good, watch
         self._policy = caller.policy(spec)

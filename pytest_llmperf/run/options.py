@@ -15,7 +15,7 @@ from pytest_llmperf.support.quantities import argument
 from pytest_llmperf.support.suggestions import hint
 
 #: The front-ends that make runs; the other commands of ``llmperf`` read what runs have left.
-PYTEST, CHECK, TUNE, BISECT = "pytest", "check", "tune", "bisect"
+PYTEST, CHECK, TUNE, BISECT, SCRIPT = "pytest", "check", "tune", "bisect", "script"
 #: Every command that reads stored baselines.
 STORED = "stored"
 

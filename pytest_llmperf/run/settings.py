@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, TUNE, only, option, switch
+from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, SCRIPT, TUNE, only, option, switch
 from pytest_llmperf.support import quantities
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ SLURM_INI = {
 }
 
 _BOTH, _ALL = only(PYTEST, CHECK), only(PYTEST, CHECK, TUNE, BISECT)
+_EVERY = _ALL | only(SCRIPT)
 _PYTEST = only(PYTEST)
 _HERE = {"help": "where baselines are kept (default: baselines/ here)"}
 _KIND = {"help": "only baselines of this machine kind"}
@@ -69,7 +70,7 @@ class Settings:
     """Everything this run was asked for. ``help`` says what each is; what it does not say stands below."""
 
     gpus: int | None = option(
-        "--gpus", _ALL, "GPUs this run may use; 0 = the CPU (gloo); default: all visible GPUs, else 0", **_GPUS
+        "--gpus", _EVERY, "GPUs this run may use; 0 = the CPU (gloo); default: all visible GPUs, else 0", **_GPUS
     )
     update: str | None = option("--update-baselines", _BOTH)
     """``new``, ``all``, ``prune`` or ``None``."""
@@ -240,7 +241,7 @@ class Settings:
     """``None``: none."""
     timeout_seconds: float = option(
         "--perf-timeout",
-        only(PYTEST, check=_EACH, bisect=_EACH, tune=_EACH | {"default": 180.0}),
+        only(PYTEST, check=_EACH, bisect=_EACH, script=_EACH, tune=_EACH | {"default": 180.0}),
         "per launch, and for a whole search of perf.max_micro_batch",
         default=1800.0,
         **_SECONDS,

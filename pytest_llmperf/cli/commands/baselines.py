@@ -178,7 +178,7 @@ def _curves_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[str
 
 def show_page(stored: AnyStored, screen: Screen) -> list[str]:
     """Everything about one baseline that a person asks for."""
-    baseline, defaults, anchor = stored.baseline, spec_defaults(), stored.baseline.anchor
+    baseline, defaults, anchor = stored.baseline, spec_defaults(stored.baseline.spec), stored.baseline.anchor
     is_capacity = isinstance(baseline, CapacityBaseline)
     # The micro-batch is what a search was for.
     spec = {n: v for n, v in baseline.spec.items() if n != "micro_batch_size" or not is_capacity}

@@ -14,7 +14,7 @@ from typing import Any
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, facts, plain, table
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
-from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.spec_arguments import SCRIPT, named
 from pytest_llmperf.judge.yardstick import CRITERIA, Yardstick
 from pytest_llmperf.launch.candidates import History, HistoryError, Span
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
@@ -27,7 +27,7 @@ from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import BISECT
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.registry import why_skip
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec, formats, quantities
 from pytest_llmperf.support.quantities import argument
 
@@ -35,7 +35,7 @@ from pytest_llmperf.support.quantities import argument
 _MOST_EXACT = 8
 
 
-def page(spec: TrainSpec, found: Bisection, spent: Spent, further: str, screen: Screen) -> Iterator[str]:
+def page(spec: Spec, found: Bisection, spent: Spent, further: str, screen: Screen) -> Iterator[str]:
     """Each candidate that was launched, then the first bad one."""
     num, steps = found.num_candidates, found.steps
     yield f"{spec.id}: {num} candidate{'s' * (num != 1)} after {found.good.told}"
@@ -99,9 +99,7 @@ def _percent(log: float) -> str:
     return formats.percent(math.expm1(log))
 
 
-def document(
-    spec: TrainSpec, found: Bisection, spent: Spent, further: str, machine: Mapping[str, Any]
-) -> dict[str, Any]:
+def document(spec: Spec, found: Bisection, spent: Spent, further: str, machine: Mapping[str, Any]) -> dict[str, Any]:
     """The same as plain values."""
     return {
         "case": spec.id,
@@ -134,7 +132,8 @@ _OF_GIT = ("path", "build", "first_parent", "project")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("specs", metavar="CASE", nargs="+", help="the id of a stored case, or one spec in key=value pairs")
+    add("specs", metavar="CASE", nargs="*", help="the id of a stored case, or one spec in key=value pairs")
+    add("--script", metavar="COMMAND", help=SCRIPT)
     add("--good", required=True, metavar="REV", help="a revision, or version, in which it was as it should be")
     add("--bad", required=True, metavar="REV", help="a later one, in which it is not")
     add("--project", type=Path, metavar="DIR", help="the git project whose revisions are compared; default: this one")
@@ -159,7 +158,7 @@ class Bisect:
     """One search."""
 
     arguments: argparse.Namespace
-    spec: TrainSpec
+    spec: Spec
     run: Run
     history: History
     span: Span
@@ -238,7 +237,8 @@ def _history(arguments: argparse.Namespace) -> History:
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
-    specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
+    found = named(arguments.specs, arguments.perf_baselines, arguments.machine, arguments.script)
+    specs = [one.spec for one in found]
     if len(specs) != 1:
         raise CaseError(f"{len(specs)} cases are named, expected one: {', '.join(spec.id for spec in specs)}")
     try:

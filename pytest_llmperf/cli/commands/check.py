@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pytest_llmperf.cli.answer import Answer, Screen
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
-from pytest_llmperf.cli.spec_arguments import named, unusual_settings
+from pytest_llmperf.cli.spec_arguments import SCRIPT, as_pairs, named
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.case import CaseTerms
@@ -19,7 +19,7 @@ from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.learning_cases import SEEDS
 from pytest_llmperf.run.options import CHECK
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 
 #: Who asked, in results and baselines.
 NODEID = "llmperf check"
@@ -27,7 +27,8 @@ NODEID = "llmperf check"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that pytest has too mean the same here."""
-    parser.add_argument("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
+    parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
+    parser.add_argument("--script", metavar="COMMAND", help=SCRIPT)
     add_shared(parser, CHECK)
     parser.set_defaults(answer=_answer, usage=parser.error)
 
@@ -37,7 +38,7 @@ class Check:
     """One run of the command."""
 
     arguments: argparse.Namespace
-    specs: Sequence[TrainSpec]
+    specs: Sequence[Spec]
     run: Run
     troubles: list[str] = field(default_factory=list)
     exit_code: int = 0
@@ -86,7 +87,7 @@ class Check:
         table = summary_lines(run.findings.results, screen.width, color=False, spent=run.findings.spent)
         return [*filter(None, [common]), "", *table, *run.told]
 
-    def _told(self, spec: TrainSpec, conclusion: Concluded) -> Iterator[str]:
+    def _told(self, spec: Spec, conclusion: Concluded) -> Iterator[str]:
         if not conclusion.fails:
             if conclusion.refused:
                 self.troubles.append(f"{spec.id}: {conclusion.refused}")
@@ -100,19 +101,19 @@ class Check:
         message = failure_message(conclusion.result, again, offered, conclusion.held_against)
         yield from "\n".join(filter(None, [message, conclusion.refused])).splitlines()
 
-    def _command(self, spec: TrainSpec) -> str:
+    def _command(self, spec: Spec) -> str:
         settings = self.run.settings
         where = ["--static"] if settings.static else ["--gpus", str(self.run.num_gpus)]
         where += ["--perf-parity"] if settings.parity else []
         where += ["--perf-loss-curve"] if settings.loss_curve else []
-        values = unusual_settings(spec).items()
-        pairs = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values]
-        return shlex.join(["llmperf", "check", *pairs, *where, "--perf-baselines", str(self.arguments.perf_baselines)])
+        told = ["llmperf", "check", *as_pairs(spec), *where, "--perf-baselines", str(self.arguments.perf_baselines)]
+        return shlex.join(told)
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     """What cannot be had is refused before anything is launched."""
-    specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
+    found = named(arguments.specs, arguments.perf_baselines, arguments.machine, arguments.script)
+    specs = [one.spec for one in found]
     run = asked_run(arguments, CHECK)
     with usage_errors(arguments):
         run.begin(specs)

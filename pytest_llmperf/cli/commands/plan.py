@@ -43,16 +43,18 @@ class Prediction:
 
 def predictions(cases: Sequence[Named], troubles: list[str]) -> Iterator[Prediction]:
     """The prediction for each case, in their order, each as soon as it is known; ``troubles``: why there is none."""
-    found = prediction.predictions([case.spec for case in cases])
-    for case, parts in zip(cases, found, strict=True):
+    known = [(case.spec, case.stored) for case in cases if isinstance(case.spec, TrainSpec)]
+    found = prediction.predictions([spec for spec, _ in known])
+    for (spec, stored), parts in zip(known, found, strict=True):
         if isinstance(parts, PredictionError):
             troubles.append(str(parts))
-        elif case.stored is None:
-            yield Prediction(case.spec, MemoryPlan(parts))
+        elif stored is None:
+            yield Prediction(spec, MemoryPlan(parts))
         else:
-            baseline = case.stored.baseline
-            newest = formulas.newest_on_a_gpu(baseline.launches)
-            yield Prediction(case.spec, MemoryPlan(parts), baseline.machine, newest)
+            newest = formulas.newest_on_a_gpu(stored.baseline.launches)
+            yield Prediction(spec, MemoryPlan(parts), stored.baseline.machine, newest)
+    scripts = (case.spec.id for case in cases if case.spec.is_script)
+    troubles.extend(f"{each}: a script, whose memory is not predicted; llmperf script measures it" for each in scripts)
 
 
 def page(one: Prediction) -> list[str]:
@@ -104,9 +106,10 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     usage: Callable[[str], NoReturn] = arguments.usage
     if arguments.stored == bool(arguments.specs):
         usage("expected specs, or --stored and none")
-    cases, troubles = named(arguments.specs, root, machine), list[str]()
     if arguments.stored:
         cases, troubles = all_stored(Shelf.read(root, machine))
+    else:
+        cases, troubles = named(arguments.specs, root, machine), []
     found = predictions(cases, troubles)
     if arguments.json:
         return Answer((json.dumps(document(one)) for one in found), troubles, for_programs=True)

@@ -49,7 +49,9 @@ JOINTS = {
 }
 
 # A command has the name of what it is about, a setting its twin in the worker, and a seam its other side.
-TWINS = {"device", "evidence", "history", "parity", "plan"} | {path.stem for path in PACKAGE.glob("settings/*.py")}
+TWINS = {"device", "evidence", "history", "parity", "plan", "script"} | {
+    path.stem for path in PACKAGE.glob("settings/*.py")
+}
 
 
 def name_of(path: Path) -> str:
