@@ -27,6 +27,7 @@ from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.support.redaction import without_secrets
 
 _OURS = __name__.partition(".")[0]
+_STDLIB = Path(os.__file__).resolve().parent
 _INSTALLED = ("site-packages", "dist-packages")
 
 # Of a tensor: what gives its content to Python, and what may make another one of the same content.
@@ -53,7 +54,9 @@ class Project:
     def name_of(self, file: str) -> str:
         """``file`` as seen from the command's folder; empty where it is not the project's."""
         path = Path(file).resolve()
-        if not path.is_relative_to(self.root) or {*_INSTALLED, _OURS}.intersection(path.parts):
+        if not path.is_relative_to(self.root) or path.is_relative_to(_STDLIB):
+            return ""
+        if {*_INSTALLED, _OURS}.intersection(path.relative_to(self.root).parts):
             return ""
         return Path(os.path.relpath(path, self.folder)).as_posix()
 

@@ -192,6 +192,22 @@ def stored_evidence(evidence: Any) -> dict[str, Any]:
     }
 
 
+def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return what ``collectors`` found, evidence or a mapping.
+
+    One that raises takes nothing from a measurement: its error is in ``uncollected``.
+    """
+    found: dict[str, Any] = {}
+    uncollected: dict[str, str] = {}
+    for name, collector in collectors.items():
+        try:
+            seen = collector()
+            found |= seen if isinstance(seen, Mapping) else stored_evidence(seen)
+        except Exception as error:  # noqa: BLE001 - whatever an upgrade or a setting of the user's made of its object
+            uncollected[name] = f"{type(error).__name__}: {error}"
+    return found | ({"uncollected": uncollected} if uncollected else {})
+
+
 def written_as_null(value: object) -> Any:
     """A field of evidence, not claimed by default, whose ``value`` a record writes as null."""
     return field(default=None, metadata={"null": value})

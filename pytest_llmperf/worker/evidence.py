@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, Trainer
 from pytest_llmperf.observe.device import is_gpu, room
 from pytest_llmperf.settings import fault_injection
 from pytest_llmperf.settings.evidence import RunEvidence
-from pytest_llmperf.settings.setting import stored_evidence
+from pytest_llmperf.settings.setting import gathered
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.settings import (
     Training,
@@ -61,19 +61,3 @@ def _run(training: Training) -> RunEvidence:
         allocator_retries=room().retries if is_gpu(training.device) else 0,
         found=attention.found_settings(),
     )
-
-
-def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Return what ``collectors`` found, evidence or a mapping.
-
-    One that raises takes nothing from a measurement: its error is in ``uncollected``.
-    """
-    found: dict[str, Any] = {}
-    uncollected: dict[str, str] = {}
-    for name, collector in collectors.items():
-        try:
-            seen = collector()
-            found |= seen if isinstance(seen, Mapping) else stored_evidence(seen)
-        except Exception as error:  # noqa: BLE001 - whatever an upgrade or a setting of the user's made of its object
-            uncollected[name] = f"{type(error).__name__}: {error}"
-    return found | ({"uncollected": uncollected} if uncollected else {})

@@ -1,9 +1,8 @@
-"""The models that a user's own training trains, found among the objects of its process: their tokens and evidence."""
+"""The models that a user's own training trains, found among the objects of its process, and their tokens."""
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,8 @@ class Model:
     optimizers: Sequence[torch.optim.Optimizer]
     _tokens: list[int] = field(default_factory=list)
     _is_counted: bool = False
+    autocast: str | None = None
+    """The type to which a forward pass casts, empty: to none; ``None``: nobody could see it."""
 
     @classmethod
     def found(cls) -> Model:
@@ -70,6 +71,8 @@ class Model:
         if args and module.training and torch.is_grad_enabled():
             self._is_counted = True
             self._tokens.append(args[0].numel())
+            if self.autocast is None:
+                self.autocast = _autocast(args[0].device.type)
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [kwargs.get("input_ids"), *args]
@@ -82,21 +85,6 @@ class Model:
     def num_parameters(self) -> int:
         return sum(p.numel() for root in self.roots for p in root.parameters())
 
-    def evidence(self) -> dict[str, Any]:
-        """What was active, by topic."""
-        modules = [module for root in self.roots for module in root.modules()]
-        parameters = [p for root in self.roots for p in root.parameters()]
-        setup = {
-            "roots": sorted(_name(type(root)) for root in self.roots),
-            "modules": dict(sorted(Counter(_name(type(module)) for module in modules).items())),
-            "parameter_dtypes": dict(sorted(Counter(str(p.dtype) for p in parameters).items())),
-            "trained_share": round(
-                sum(p.numel() for p in parameters if p.requires_grad) / max(1, self.num_parameters), 6
-            ),
-            "optimizers": sorted(_name(type(each)) for each in self.optimizers),
-        }
-        return {"setup": setup, "tokens": "counted" if self._is_counted else "unknown"}
 
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _autocast(device_type: str) -> str:
+    return str(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else ""

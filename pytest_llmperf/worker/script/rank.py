@@ -36,6 +36,7 @@ from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_failure, write_json
 from pytest_llmperf.worker.installed import loaded
+from pytest_llmperf.worker.script.evidence import evidence
 from pytest_llmperf.worker.script.model import Model
 from pytest_llmperf.worker.script.steps import Steps
 
@@ -181,8 +182,8 @@ class Rank:
         assert observed is not None  # noqa: S101 - it was begun
         self.is_over = True
         trace = observed.trace()
-        evidence = {**model.evidence(), **self._evidence()}
-        trained = observed.trained({}, keeps_losses=False, parameters=model.num_parameters, evidence=evidence)
+        seen = self._evidence(evidence(model, self._spec, self._project, self._world))
+        trained = observed.trained({}, keeps_losses=False, parameters=model.num_parameters, evidence=seen)
         seconds = (round(self._first_step_seconds, 6), *trained.record.step_seconds[1:])
         record = replace(trained.record, step_seconds=seconds, step_tokens=())
         counted = trained.record.step_tokens[self._spec.warmup_steps :]
@@ -208,11 +209,13 @@ class Rank:
             _park()
         self._beat.stop()
 
-    def _evidence(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"device_type": self._device.type}
+    def _evidence(self, found: dict[str, Any]) -> dict[str, Any]:
+        """``found``, and what was seen of the steps."""
+        found = found | {"device_type": self._device.type}
         found |= {} if self._losses and self._losses.are_known else {"losses": "unknown"}
         found |= {"skipped_steps": self._skipped} if self._skipped else {}
-        return found | ({"remarks": self._steps.notes} if self._steps.notes else {})
+        remarks = [*found.get("remarks", ()), *self._steps.notes]
+        return found | ({"remarks": remarks} if remarks else {})
 
     def fail(self, error: BaseException) -> None:
         """The watching ends here; the launcher is told why."""

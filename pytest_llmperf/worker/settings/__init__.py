@@ -7,11 +7,13 @@ over.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+
+if TYPE_CHECKING:  # what these see of modules is seen of a user's own script, too, which may have no transformers
+    from transformers import PreTrainedModel, Trainer
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch._dynamo.utils as dynamo
 from torch import nn
 from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
-from transformers import PreTrainedModel
 
 from pytest_llmperf.settings.compilation import CompilationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.refusal import RefusedError
 from pytest_llmperf.worker.settings import Training
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def arguments(spec: TrainSpec) -> Mapping[str, Any]:

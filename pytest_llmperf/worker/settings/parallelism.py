@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from accelerate.parallelism_config import ParallelismConfig
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -27,6 +26,8 @@ def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
         arguments["fsdp"] = True
         arguments["fsdp_config"] = {"version": 2, "reshard_after_forward": RESHARD_AFTER_FORWARD}
     if spec.parallelism == "fsdp_hybrid":
+        from accelerate.parallelism_config import ParallelismConfig  # noqa: PLC0415 - a script may have no accelerate
+
         replicas, shards = replicas_and_shards(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
         arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
     return arguments
@@ -50,7 +51,10 @@ def is_sharded(model: nn.Module) -> bool:
 
 def witness(training: Training) -> ParallelismEvidence:
     """How the ranks share the work, and the sizes of the mesh that the weights are sharded over."""
-    model, ranks = training.wrapped, training.trainer.args.world_size
+    return seen_parallelism(training.wrapped, training.trainer.args.world_size)
+
+
+def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence:
     modules = list(model.modules()) if model is not None else []
     sharded = next((module for module in modules if isinstance(module, FSDPModule)), None)
     if sharded is None:

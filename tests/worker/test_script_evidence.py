@@ -1,0 +1,143 @@
+"""What is known of a user's own training, and where it waits: one script of several files, launched twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf import ScriptSpec
+from pytest_llmperf.launch.local import LocalLauncher
+from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import codec
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.torchrun
+
+TRAIN = """
+import torch
+from parts.model import Model
+
+torch.manual_seed(0)
+model = Model()
+model.embed.weight.requires_grad_(False)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+while True:
+    tokens = torch.randint(100, (4, 32))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(tokens)
+    loss = torch.nn.functional.cross_entropy(logits.float().view(-1, 100), tokens.view(-1))
+    loss.backward()
+    for _ in range(3):
+        loss.item()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+MODEL = """
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(100, 16)
+        self.dropout = nn.Dropout(0.1)
+        self.head = checkpoint_wrapper(nn.Linear(16, 100))
+
+    def forward(self, tokens):
+        return self.head(self.dropout(self.embed(tokens)))
+"""
+
+
+def launched(project: Path, folder: Path) -> Launch:
+    spec = ScriptSpec(
+        command="python scripts/train.py",
+        steps=8,
+        watch=["config/*.yaml", "lost.yaml"],
+        env={"PYTHONPATH": str(project), "HUB_TOKEN": "of nobody else", "SIZE": "3"},
+    )
+    request = LaunchRequest(spec=spec, folder=folder, gpus=(), root=project, timeout_seconds=240)
+    launch = LocalLauncher().launch(request, lambda _: None)
+    assert isinstance(launch, Launch), launch
+    return launch
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    files = {"scripts/train.py": TRAIN, "parts/model.py": MODEL, "parts/unused.py": "", "config/a.yaml": "size: 3"}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launches(project: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
+    return [launched(project, tmp_path_factory.mktemp("out") / "launch") for _ in range(2)]
+
+
+def evidence(launches: list[Launch]) -> dict[str, Any]:
+    return dict(launches[0].evidence)
+
+
+def test_two_launches_of_one_script_have_the_same_evidence(launches: list[Launch]) -> None:
+    one, other = (json.dumps(codec.plain(dict(launch.evidence)), sort_keys=True, indent=1) for launch in launches)
+    assert one == other
+    assert "uncollected" not in one
+
+
+def test_no_folder_of_this_machine_is_in_it(launches: list[Launch], project: Path) -> None:
+    told = {name: value for name, value in evidence(launches).items() if name != "env"}
+    assert str(project.parent) not in json.dumps(codec.plain(told))
+
+
+def test_the_projects_own_files_have_digests(launches: list[Launch]) -> None:
+    assert list(evidence(launches)["sources"]) == ["config/a.yaml", "parts/model.py", "scripts/train.py"]
+    assert evidence(launches)["remarks"] == [
+        "watch='lost.yaml' is no file of the command's folder; expected a path as seen from there"
+    ]
+
+
+def test_what_was_active_is_read_off_its_objects(launches: list[Launch]) -> None:
+    seen = evidence(launches)
+    assert seen["setup"]["roots"] == ["parts.model.Model"]
+    assert seen["setup"]["dropout"] == {"Dropout.p": "0.1 x1"}
+    assert seen["setup"]["trained_share"] == round(1700 / 3300, 6)
+    assert seen["setup"]["parameter_groups"] == ["3 lr=0.001 weight_decay=0.01"]
+    expected = {
+        "autocast_dtype": "torch.bfloat16",
+        "parameter_dtypes": {"torch.float32": 3300},
+        "gradient_checkpointing": True,
+        "optimizer": "AdamW",
+        "torch_compile": False,
+        "parallelism": "none",
+        "tokens": "counted",
+        "command": "python scripts/train.py",
+    }
+    assert {name: seen[name] for name in expected} == expected
+    assert "attention" not in seen
+
+
+def test_what_watches_is_no_part_of_it(launches: list[Launch]) -> None:
+    setup = evidence(launches)["setup"]
+    assert setup["hooks"] == {}
+    assert setup["overhead"]["optimizer_hooks"] == 0
+    assert setup["step"]["autograd.backward"] == "torch.autograd"
+
+
+def test_no_secret_is_kept(launches: list[Launch]) -> None:
+    assert evidence(launches)["env"]["HUB_TOKEN"] == "<set>"
+    assert evidence(launches)["env"]["SIZE"] == "3"
+
+
+def test_the_lines_that_wait_are_all_that_wait(launches: list[Launch]) -> None:
+    places = launches[0].trace.places["wait"]
+    assert places == {"scripts/train.py:16 loss.item()": 3.0, "scripts/train.py:17 optimizer.step()": 2.0}
+    assert launches[0].trace.count("synchronisations_per_step") == sum(places.values())
+    assert launches[0].trace.counts == launches[1].trace.counts
