@@ -139,7 +139,6 @@ def write_request(request: LaunchRequest) -> None:
     spec, search = request.spec, request.search
     content = {
         "spec": spec.to_dict(),
-        "root": str(request.root),
         "model_config": dict(spec.architecture.config) if isinstance(spec, TrainSpec) else {},
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": search and {"guess": search.guess, "limit_bytes": search.limit_bytes},
@@ -150,4 +149,6 @@ def write_request(request: LaunchRequest) -> None:
         "calibrations": str(request.calibrations or ""),
         "parity": request.parity and codec.plain(request.parity),
     }
+    if spec.is_script:
+        content["root"] = str(request.root)
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)
