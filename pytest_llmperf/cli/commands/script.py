@@ -13,7 +13,6 @@ from typing import Any
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, plain, table
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
-from pytest_llmperf.launch.script import QUIET
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.table import Column
@@ -80,21 +79,12 @@ class Tried:
     def lines(self, screen: Screen) -> Iterator[str]:
         """What was found, at its end."""
         terminal = Terminal()
-        terminal.say(_where(self.spec))
         try:
             yield from page(self.spec, self.run.cases(NODEID, terminal).measure(self.spec), screen, self.run.num_gpus)
         except (CaseFailedError, CannotRunError, RunEndedError) as error:
             self.troubles += str(error).splitlines()
         finally:
             self.run.finish(0, terminal)
-
-
-def _where(spec: ScriptSpec) -> str:
-    """Where it runs, and what is set for it."""
-    folder = Path(spec.cwd).absolute()
-    place = f"in {folder} itself" if spec.workdir == "own" else f"in a scratch folder that shows the files of {folder}"
-    ends = "goes on to its own end" if spec.end == "script" else "is ended after its measured steps"
-    return f"runs {place}, with {' '.join(f'{name}={value}' for name, value in QUIET.items())}, and {ends}"
 
 
 def page(spec: ScriptSpec, launches: Sequence[Launch], screen: Screen, gpus: int) -> Iterator[str]:
