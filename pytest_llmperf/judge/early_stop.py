@@ -101,7 +101,8 @@ def passing_range(to_come: Launch, difference: Difference, tolerance: float, clo
 def _to_come(launch: Launch, day: str) -> Launch:
     """One of the same site on ``day``, as if its median were known."""
     seconds = (launch.median_step_seconds,) * _STEPS
-    untold: dict[str, Any] = {"waiting_seconds": (), "real_tokens": (), "allocated_bytes": (), "calibration": None}
+    of_steps = ("waiting_seconds", "real_tokens", "allocated_bytes", "step_tokens")
+    untold: dict[str, Any] = {"calibration": None, **dict.fromkeys(of_steps, ())}
     ranks = tuple(replace(rank, step_seconds=seconds, **untold) for rank in launch.ranks)
     return replace(launch, started_at=day, warmup_steps=1, ranks=ranks)
 

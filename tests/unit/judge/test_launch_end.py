@@ -219,6 +219,15 @@ class TestForesight:
     def test_nothing_ends_where_the_last_step_is_held_or_no_speed_is(self, policy: Policy) -> None:
         assert passing_ranges(self.BASELINE, policy, "2026-01-09") is None
 
+    def test_what_launches_told_of_each_step_is_no_hindrance(self) -> None:
+        def told(one: Launch) -> Launch:
+            steps = len(one.step_seconds)
+            of_steps: dict[str, Any] = {"step_tokens": tuple(range(steps)), "allocated_bytes": (1,) * steps}
+            return replace(one, ranks=tuple(replace(rank, **of_steps) for rank in one.ranks))
+
+        unequal = of([told(launch(0.2, "a", day)) for day in (1, 1, 2)] + [launch(0.203, "b", 3)])
+        assert ranges(unequal) == ranges(self.BASELINE)
+
     def test_of_several_speeds_the_strictest_counts(self) -> None:
         strict = ranges(self.BASELINE, GPU.merged({"step_seconds": 0.01}))
         assert strict.elsewhere.high < ranges(self.BASELINE).elsewhere.high
