@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from pytest_llmperf.judge.store import BaselineStore, Store, file_name, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
-from pytest_llmperf.records.trace import StaticStep
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.records.trace import StaticStep, new_places
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.formats import change_of, first_n
 
 
@@ -39,7 +40,7 @@ class StepStore:
         """``machine`` is the only kind that is looked at, where it is named."""
         self._machine, self._baselines, self._alone = machine, BaselineStore(root), Store(root, StepBaseline)
 
-    def places(self, spec: TrainSpec) -> list[Place]:
+    def places(self, spec: Spec) -> list[Place]:
         """Those that are there, the machine kinds' first; BaselineError: one of them cannot serve."""
         kinds = [self._machine] if self._machine else self._baselines.machines()
         found = ((kind, self._baselines.load(kind, spec)) for kind in kinds)
@@ -52,7 +53,7 @@ class StepStore:
         alone = read(self._alone.root / ANY_MACHINE / f"{file_name(case)}.json", StepBaseline)
         return alone.spec if alone else None
 
-    def record(self, place: Place, spec: TrainSpec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
+    def record(self, place: Place, spec: Spec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
         """Keep ``new`` at ``place``, as it was judged there; the file; BaselineError: another run changed what is
         there, or it cannot be written."""
 
@@ -74,7 +75,7 @@ class StepStore:
 
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone", "aten::_foreach_copy_"})
-_WAITS = frozenset({"aten::item", "aten::is_nonzero", "aten::nonzero"})
+_WAITS = frozenset({"aten::item", "aten::is_nonzero", "aten::nonzero", "aten::_local_scalar_dense"})
 
 # What computes nothing points to nothing, and is told last.
 _WORKLESS = frozenset(
@@ -90,33 +91,46 @@ PEAK = "predicted_peak_bytes"
 _MOST_NAMES = 4
 
 
-def _among(names: frozenset[str]) -> Callable[[StaticStep], Mapping[str, int]]:
+def _among(names: frozenset[str]) -> Callable[[StaticStep], Mapping[str, float]]:
     return lambda step: {name: count for name, count in step.operators.items() if name in names}
+
+
+def _exchanges(step: StaticStep) -> Mapping[str, float]:
+    """Of a script; a predicted step, whose arithmetic is known, has them among its operators."""
+    return {name: count for name, count in step.operators.items() if name.startswith("c10d::") and not step.flops}
+
+
+def _others(step: StaticStep) -> Mapping[str, float]:
+    known = {*_COPIES, *_WAITS, *_exchanges(step)}
+    return {name: count for name, count in step.operators.items() if name not in known}
 
 
 # In the order in which they are told: how each is counted, and the verdicts on more and on fewer. Less arithmetic may
 # be a layer that is lost: nobody calls it a gain unseen.
-_FIGURES: Mapping[str, tuple[Callable[[StaticStep], Mapping[str, int]], Verdict, Verdict]] = {
+_FIGURES: Mapping[str, tuple[Callable[[StaticStep], Mapping[str, float]], Verdict, Verdict]] = {
     "synchronisations_per_step": (_among(_WAITS), "regressed", "changed"),
     "copies_per_step": (_among(_COPIES), "regressed", "changed"),
+    "collectives_per_step": (_exchanges, "regressed", "changed"),
     "flops_per_step": (lambda step: step.flops, "regressed", "changed"),
     PEAK: (lambda step: step.memory, "regressed", "improved"),
-    "operators_per_step": (
-        lambda step: {name: count for name, count in step.operators.items() if name not in _COPIES | _WAITS},
-        "changed",
-        "changed",
-    ),
+    "operators_per_step": (_others, "changed", "changed"),
 }
+# What a kind of step does not have is not told of it: a script's no arithmetic, one rank's no collectives.
+_OF_SOME = ("collectives_per_step", "flops_per_step", PEAK)
+
+
+def _told(*steps: StaticStep) -> list[str]:
+    return [name for name, (count, *_) in _FIGURES.items() if name not in _OF_SOME or any(map(count, steps))]
 
 
 def judge_step(now: StaticStep, stored: StaticStep | None) -> Judgement:
     """The verdict on ``now``, held against ``stored``."""
     if stored is None:
-        figures = ((METRICS[name], sum(count(now).values())) for name, (count, *_) in _FIGURES.items())
+        figures = ((METRICS[name], fsum(_FIGURES[name][0](now).values())) for name in _told(now))
         checks = tuple(metric.check(value, tolerance=0.0, verdict="new") for metric, value in figures)
         return Judgement("new", "no static figures yet", checks)
     others = stored.other_versions(now)
-    checks = tuple(_check(name, now, stored, gates=not others) for name in _FIGURES)
+    checks = tuple(_check(name, now, stored, gates=not others) for name in _told(now, stored))
     if others:
         moved = news(now, stored)
         versions = f"other versions ({', '.join(others)})"
@@ -136,28 +150,31 @@ def news(now: StaticStep, stored: StaticStep) -> str:
     lines = _moved(now.operators, stored.operators, "")
     words = [f"{first_n(lines, _MOST_NAMES)} a step"] if lines else []
     for name in ("flops_per_step", PEAK):
-        then, there = (sum(_FIGURES[name][0](step).values()) for step in (stored, now))
+        then, there = (fsum(_FIGURES[name][0](step).values()) for step in (stored, now))
         if then != there:
             words.append(f"{label(name)} {change_of(there - then, METRICS[name].unit)}")
     return ", ".join(words)
 
 
-def come_and_gone(now: StaticStep, stored: StaticStep) -> str:
-    """Operators that the step did not call before, and that it calls no more: what points to the cause."""
-    mine, theirs = now.operators, stored.operators
-    lines = []
+def come_and_gone(step: StaticStep, stored: StaticStep) -> str:
+    """What points to the cause: operators that the step did not call before and that it calls no more, and the lines
+    of Python that wait or copy."""
+    mine, theirs = step.operators, stored.operators
+    lines = list[str]()
     for word, there, other in (("gone:", theirs, mine), ("new:", mine, theirs)):
         names = sorted({*there} - {*other}, key=lambda name: (name in _WORKLESS, -there[name], name))
         if names:
             told = [f"{name} ({there[name]} a step)" for name in names]
             lines.append(f"{word} {first_n(told, _MOST_NAMES)}")
+    for metric in ("synchronisations_per_step", "copies_per_step"):
+        lines += new_places(metric, stored, step)[:_MOST_NAMES]
     return "; ".join(lines)
 
 
 def _check(name: str, now: StaticStep, stored: StaticStep, *, gates: bool) -> Check:
     count, more, fewer = _FIGURES[name]
     mine, theirs, unit = count(now), count(stored), METRICS[name].unit
-    value, baseline = sum(mine.values()), sum(theirs.values())
+    value, baseline = fsum(mine.values()), fsum(theirs.values())
     # Of memory the peak decides: its parts take turns in being there.
     is_same = value == baseline if unit == "bytes" else mine == theirs
     verdict: Verdict = "pass" if is_same else "changed"
@@ -174,12 +191,12 @@ def _check(name: str, now: StaticStep, stored: StaticStep, *, gates: bool) -> Ch
     )
 
 
-def _moved(now: Mapping[str, int], then: Mapping[str, int], unit: str) -> list[str]:
+def _moved(now: Mapping[str, float], then: Mapping[str, float], unit: str) -> list[str]:
     """How much more or less of each name, most first."""
     apart = {name: now.get(name, 0) - then.get(name, 0) for name in {*now, *then}}
     moved = sorted((-abs(change), name, change) for name, change in apart.items() if change)
     if unit in ("", "1"):
-        return [f"{change:+d} {name}" for _, name, change in moved]
+        return [f"{change:+.6g} {name}" for _, name, change in moved]
     return [f"{name} {change_of(change, unit)}" for _, name, change in moved]
 
 

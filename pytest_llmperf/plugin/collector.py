@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.plugin import benchmark, is_case, reports
-from pytest_llmperf.plugin.items import expect_no_failed_launch, select, specs_of
+from pytest_llmperf.plugin.items import expect_no_failed_launch, select, specs_of, trains_by_recipe
 from pytest_llmperf.plugin.run_progress import RunProgress, header
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.run.errors import UsageError
@@ -91,7 +91,8 @@ class Collector:
             with self.session.outcomes():
                 try:
                     _ = self.session.machine_kind
-                    self.session.check_interpreter()
+                    if trains_by_recipe(session.items):
+                        self.session.check_interpreter()
                 except UsageError as error:
                     session.config.workeroutput[_REFUSED] = str(error)
                     raise
@@ -109,6 +110,8 @@ class Collector:
             self.mind(signals.OF_A_HOST)
         if cases and not session.config.option.collectonly:
             with run.outcomes():
+                if trains_by_recipe(session.items):
+                    run.check_interpreter()
                 run.begin(specs_of(session.items))
                 if run.settings.static:
                     expect_no_failed_launch(session.items)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,12 @@ def specs_of(items: Iterable[pytest.Item]) -> Iterator[Spec]:
             spec = value if isinstance(value, Spec) else getattr(value, "spec", None)
             if isinstance(spec, Spec):
                 yield spec
+
+
+def trains_by_recipe(items: Sequence[pytest.Item]) -> bool:
+    """Whether any of ``items`` is seen to, before it runs."""
+    takes = any("train_spec" in getattr(item, "fixturenames", ()) for item in items)
+    return takes or not all(spec.is_script for spec in specs_of(items))
 
 
 def expect_no_failed_launch(items: Iterable[pytest.Item]) -> None:

@@ -259,6 +259,7 @@ _ROWS = (
         column=Column("operators", places="summary page", beside="predicted_peak_bytes"),
     ),
     _count("copies_per_step", "copies a step", costly=True),
+    Metric("collectives_per_step", "collectives a step"),
     _count("synchronisations_per_step", "synchronisations a step", costly=True),
     _count("graph_breaks", "graph breaks", evidence="graph_breaks", costly=True, note="broke the graph"),
     _count("recompilations", evidence="recompilations", costly=True, note="compiled anew"),

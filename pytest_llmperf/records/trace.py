@@ -211,7 +211,7 @@ def merged(traces: Sequence[Trace]) -> Trace:
     )
 
 
-def new_places(metric: str, then: Trace, now: Trace) -> list[str]:
+def new_places(metric: str, then: Trace | StaticStep, now: Trace | StaticStep) -> list[str]:
     """Where a step waits or copies more often than ``then``, most first: ``30 a step at train.py:61 (`loss.item()`)``.
 
     Lines above a place come and go: its number is not compared. Where ``then`` names no place, all are new.
@@ -247,11 +247,15 @@ def _merged_places(by_rank: Sequence[Mapping[str, Mapping[str, float]]]) -> dict
     return found
 
 
+# What only calls others.
+_CALLERS = frozenset("aten::item aten::is_nonzero aten::to aten::_to_copy aten::clone aten::contiguous".split())
+
+
 @dataclass(frozen=True, kw_only=True)
 class StaticStep:
-    """One rank's step as fake tensors tell it before anything is launched, without noise."""
+    """One rank's step without noise: as fake tensors tell it, or as a CPU takes it of a script made small."""
 
-    operators: Mapping[str, Count]
+    operators: Mapping[str, Count | _Some]
     """How often each is called, without the names of overloads; kernels of Liger's as ``liger::…``."""
     flops: Mapping[str, Count]
     """By operator."""
@@ -259,6 +263,16 @@ class StaticStep:
     """Bytes at the predicted peak, by part."""
     versions: Mapping[str, str]
     """With which it is exact."""
+    places: Mapping[str, Mapping[str, float]] = field(default_factory=dict, compare=False)
+    """As a trace has them."""
+
+    @classmethod
+    def of(cls, trace: Trace, versions: Mapping[str, str]) -> StaticStep:
+        """What a step did on a CPU; of what only calls others, those are counted."""
+        rows = (row for row in trace.rows if row.name not in _CALLERS and not row.name.startswith("autograd::"))
+        counts = {row.name: row.count for row in rows if row.kind != "allocation"}
+        whole = {name: int(count) if count == int(count) else count for name, count in counts.items()}
+        return cls(operators=whole, flops={}, memory={}, versions=versions, places=trace.places)
 
     @property
     def peak_bytes(self) -> int:
@@ -273,7 +287,9 @@ class StaticStep:
 
     def to_plain(self) -> dict[str, Any]:
         """With a sum: nobody edits a count by hand unseen."""
-        return {**plain_fields(self), "sum": _sum(self)}
+        values = plain_fields(self)
+        places = values.pop("places")
+        return {**values, **({"places": places} if places else {}), "sum": _sum(self)}
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> StaticStep:
@@ -284,5 +300,5 @@ class StaticStep:
 
 
 def _sum(step: StaticStep) -> str:
-    exact = [sorted(getattr(step, each.name).items()) for each in fields(step)]
+    exact = [sorted(getattr(step, each.name).items()) for each in fields(step) if each.compare]
     return hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]

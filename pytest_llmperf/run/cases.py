@@ -57,7 +57,7 @@ class Cases:
     def check(self, spec: Spec, scaled_from: Spec | None = None) -> Concluded:
         """Hold ``spec`` against its baseline, or under ``--perf-against`` against another environment."""
         case = Case.of(spec)
-        if self._settings.static and isinstance(spec, TrainSpec):  # how several GPUs share the work takes launches
+        if self._settings.static:  # how several GPUs share the work takes launches
             return StaticCheck(self._caller).check(spec)
         if (differs := self._differs_from_plain(spec)) is not None:
             return differs

@@ -81,8 +81,9 @@ class Run(Hardware):
         """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch, as
         does what is to be known of ``specs`` by then.
         """
-        self.check_interpreter()
         if self.settings.static:
+            if not all(spec.is_script for spec in specs):
+                self.check_interpreter()
             return
         self.charge()
         if self.settings.dry_run or self.settings.update == "prune":

@@ -1,4 +1,5 @@
-"""Cases judged without a launch (``--perf-static``): what fake tensors tell of a step, held against what is stored."""
+"""Cases judged without a GPU (``--perf-static``): what a step does (``run.static_figures``), held against what is
+stored."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StoredStep
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refusal
 from pytest_llmperf.judge.store import BaselineStore, read
-from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.records.result import VERDICTS, CaseResult
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.run import plan
@@ -19,7 +19,8 @@ from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import conclude, failures
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
 from pytest_llmperf.run.findings import Concluded, Findings, Observer
-from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from pytest_llmperf.run.static_figures import NoStep, step_of
+from pytest_llmperf.settings.spec import Spec, read_spec
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run
@@ -40,12 +41,12 @@ class StaticCheck:
         self._update, self._recorded_by = update or settings.update, recorded_by or caller.nodeid
         self._store = StepStore(settings.baselines, machine or settings.machine)
 
-    def check(self, spec: TrainSpec) -> Concluded:
+    def check(self, spec: Spec) -> Concluded:
         """Hold the step of ``spec`` against what is stored of it, under every machine kind that has the case.
 
         Raises:
-            CannotRunError: fake tensors cannot tell of it.
-            CaseFailedError: its baseline cannot be used.
+            CannotRunError: nothing can be known of it.
+            CaseFailedError: its baseline cannot be used, or its small form failed.
         """
         case, caller, asked = Case.of(spec), self._caller, self._run.settings.gpus
         plan.name(caller, case)
@@ -53,17 +54,17 @@ class StaticCheck:
             plan.skip(caller, case, f"{spec.id} needs {spec.gpus} GPUs, this run may use {asked} (--gpus)")
         with failures(caller, case):
             places = self._store.places(spec)
-            step = self._run.static_steps.of(spec)
             stored = {place.machine: place.stored for place in places if place.stored is not None}
+            step = step_of(caller, spec, [known.step for known in stored.values()])
             dates = (f"{_where(machine)}{known.recorded_at[:10]}" for machine, known in stored.items())
             held_against = f"static figures of {'; '.join(dates)}" if stored else "none"
-            if isinstance(step, PredictionError):
+            if isinstance(step, NoStep):
                 # What could be told before and cannot be now is no case that does not concern this gate; where whoever
-                # tells has ended, no case is judged any more, and green would be a lie.
-                if step.is_lost or (stored and why_none(spec) is None):
-                    result = caller.result(case, "invalid", str(step).removeprefix(f"{spec.id}: "))
+                # tells has ended, no case is judged any more.
+                if step.is_lost:
+                    result = caller.result(case, "invalid", step.why.removeprefix(f"{spec.id}: "))
                     return conclude(caller, case, Concluded(result=result, held_against=held_against))
-                plan.skip(caller, case, str(step), lost=bool(stored))
+                plan.skip(caller, case, step.why, lost=bool(stored))
             self._run.static_versions = step.versions
             result = self._result(case, step, stored)
             result, refused = self._recorded(spec, result, step, places)
@@ -89,7 +90,7 @@ class StaticCheck:
         )
 
     def _recorded(
-        self, spec: TrainSpec, result: CaseResult, step: StaticStep, places: Sequence[Place]
+        self, spec: Spec, result: CaseResult, step: StaticStep, places: Sequence[Place]
     ) -> tuple[CaseResult, str]:
         """``result`` with what was recorded, and why something was not."""
         settings = self._run.settings
@@ -152,8 +153,9 @@ def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -
     return notes
 
 
-def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[TrainSpec, str]:
-    """Return what of ``results`` is in a baseline of launches now, and which test recorded it."""
+def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
+    """Return what of ``results`` is in a baseline of launches now, and which test recorded it; a script's small form
+    is a launch, which only those who ask for it wait for."""
     updated = {result.digest for result in results if result.updated}
     if not updated:
         return {}
@@ -161,8 +163,8 @@ def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[TrainSpec, str]:
     try:
         for entry in BaselineStore(run.settings.baselines).entries(run.machine_kind):
             baseline = read(entry.path, Baseline) if entry.digest in updated else None
-            if baseline is not None and entry.copy_of is None:
-                found[TrainSpec.from_dict(baseline.spec)] = baseline.recorded_by
-    except (BaselineError, SpecError):
+            if baseline is not None and entry.copy_of is None and not (spec := read_spec(baseline.spec)).is_script:
+                found[spec] = baseline.recorded_by
+    except (BaselineError, ValueError):
         return found
     return found

@@ -119,16 +119,18 @@ class ScriptSpec(Spec):
             object.__setattr__(self, "gpus", self._ranks_in_command or 1)
 
     def _problems(self) -> Iterator[str]:
-        try:
-            words = shlex.split(self.command)
-        except (ValueError, AttributeError) as error:
-            yield f"command={self.command!r} cannot be split into words ({error})"
-            return
-        if not words:
-            yield "command is empty, expected e.g. 'torchrun --nproc-per-node 2 train.py'"
-        for blank in _BLANK.findall(self.command):
-            if blank not in _FILLED:
-                yield f"command has {{{blank}}}, expected {{gpus}} or {{micro_batch_size}}{hint(blank, _FILLED)}"
+        for name in ("command", "tiny"):
+            command = getattr(self, name)
+            try:
+                words = shlex.split(command)
+            except (ValueError, AttributeError) as error:
+                yield f"{name}={command!r} cannot be split into words ({error})"
+                return
+            if not words and name == "command":
+                yield "command is empty, expected e.g. 'torchrun --nproc-per-node 2 train.py'"
+            for blank in _BLANK.findall(command):
+                if blank not in _FILLED:
+                    yield f"{name} has {{{blank}}}, expected {{gpus}} or {{micro_batch_size}}{hint(blank, _FILLED)}"
         if self.gpus and (told := self._ranks_in_command) and told != self.gpus:
             yield f"gpus={self.gpus}, and its command starts {told} ranks; leave gpus out, or write {{gpus}} there"
         for name, (holds, expected) in _EXPECTED.items():

@@ -118,7 +118,7 @@ def in_sentence(value: float, unit: str) -> str:
 def change_of(amount: float, unit: str) -> str:
     """How much more or less, with its sign: ``+0.40 GiB``, ``-1.2 TFLOP``, ``+33``."""
     size = abs(amount)
-    text = memory(size, decimals=2) if unit == "bytes" else flops(size) if unit == "FLOP" else f"{size:,.0f}"
+    text = memory(size, decimals=2) if unit == "bytes" else flops(size) if unit == "FLOP" else f"{size:,.7g}"
     return f"{'-' if amount < 0 else '+'}{text}"
 
 
