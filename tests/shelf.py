@@ -15,6 +15,7 @@ from pytest_llmperf.judge.baseline_file import Accepted, text_of
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.result import CaseResult, Check, Verdict
+from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
@@ -44,7 +45,7 @@ def accept(
     old: Baseline | None,
     *,
     judged: Baseline | None,
-    spec: TrainSpec,
+    spec: Spec,
     machine: str,
     launches: Sequence[Launch],
     verdict: Verdict,
@@ -74,7 +75,7 @@ def accept(
 def keep(root: Path, *baselines: Baseline) -> Path:
     """Baselines as files under ``root``, as the store lays them out; ``root`` again."""
     for baseline in baselines:
-        path = BaselineStore(root).path(baseline.machine, TrainSpec.from_dict(baseline.spec))
+        path = BaselineStore(root).path(baseline.machine, read_spec(baseline.spec))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text_of(baseline), encoding="utf-8")
     return root

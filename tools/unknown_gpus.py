@@ -78,6 +78,7 @@ class Record:
     median_error: float = 0.0
     clock_mhz: float = 0.0
     canary: Mapping[str, float] = field(default_factory=dict)
+    is_script: bool = False
 
     @classmethod
     def of(cls, launch: Launch) -> Record:

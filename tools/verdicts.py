@@ -47,6 +47,7 @@ class Record:
     warmup_steps: int = 4
     host: str = ""
     canary: Mapping[str, float] = field(default_factory=dict)
+    is_script: bool = False
 
     @cached_property
     def median_error(self) -> float:

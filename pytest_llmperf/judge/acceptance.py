@@ -13,6 +13,7 @@ from pytest_llmperf.judge.baseline import Baseline, StoredTrace
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
 from pytest_llmperf.judge.noise import Noise, Spread
 from pytest_llmperf.judge.phase_checks import alike
+from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.records.launch import Launch
@@ -31,7 +32,7 @@ _PROVEN_BY = 2
 def accept(
     old: Baseline | None, *, judged: Baseline | None, spec: Spec, result: CaseResult, entry: Accepted
 ) -> Baseline:
-    """The baseline after the launches of ``result``, which was held against ``judged``, were accepted as ``entry``.
+    """The baseline after the launches of ``result``, held against ``judged``, were accepted as ``entry``.
 
     Launches within tolerance join those that are there; ones beyond it replace them, since two speeds are not one
     population. The anchor stays.
@@ -60,15 +61,11 @@ def accept(
         anchor=entry,
         history=(entry,),
         trace=StoredTrace.of(launches),
+        repeats=Repeats.of(launches) if spec.is_script else None,
     )
     if old is None:
         return new
-    # Old and new launches are not one population where a figure left its tolerance. Memory, stalls, a cold first step
-    # and what is before it say nothing of the median, and efficiency half of it is another width's: what the launches
-    # know of days and hosts stays.
-    splits = (check for check in result.checks if check.metric in METRICS and METRICS[check.metric].splits)
-    moved = any(_is_beyond(check, worse=True) or _is_beyond(check, worse=False) for check in splits)
-    kept = () if moved else old.launches
+    kept = () if _have_moved(result.checks) else old.launches
     return replace(
         old,
         spec=new.spec,
@@ -77,7 +74,25 @@ def accept(
         history=(*old.history, *new.history),
         # What other launches did says nothing of those that took their place.
         trace=new.trace or (old.trace if kept else None),
+        repeats=_repeats(old, new, kept),
     )
+
+
+def _have_moved(checks: Sequence[Check]) -> bool:
+    """Whether old and new launches are not one population, since a figure left its tolerance.
+
+    Memory, stalls, a cold first step and what is before it say nothing of the median, and efficiency half of it is
+    another width's: what the launches know of days and hosts stays.
+    """
+    splits = (check for check in checks if check.metric in METRICS and METRICS[check.metric].splits)
+    return any(_is_beyond(check, worse=True) or _is_beyond(check, worse=False) for check in splits)
+
+
+def _repeats(old: Baseline, new: Baseline, kept: Sequence[Launch]) -> Repeats | None:
+    """What is exact of a script by all launches of the same files; other files are another training."""
+    if new.repeats is None or old.repeats is None or not kept or kept[-1].sources != new.launches[-1].sources:
+        return new.repeats
+    return Repeats.of(new.launches, old.repeats, kept, old.trace.trace if old.trace else None)
 
 
 _MOST_CHANGES = 3

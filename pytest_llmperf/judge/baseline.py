@@ -19,9 +19,10 @@ from pytest_llmperf.judge.baseline_file import (
     side_by_side,
 )
 from pytest_llmperf.judge.noise import labels
+from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measured
 from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.records.steady_state import MOST_GROWTH
@@ -150,6 +151,8 @@ class Baseline(Document):
     """Of its newest launch that had one; ``None`` in old files."""
     static: StoredStep | None = None
     """What its step is without a launch, where that was recorded."""
+    repeats: Repeats | None = None
+    """What of it is exact, of a user's own training."""
 
     @property
     def sessions(self) -> int:
@@ -279,15 +282,18 @@ def size_of(baseline: Baseline) -> str:
 def describe(old: Baseline | None, new: Baseline) -> list[str]:
     """Old, new and anchor side by side, for people."""
 
+    row = measured(new.launches)[RATE]
+
     def figures(entry: Accepted) -> str:
         rate, memory = (
             in_sentence(entry.metrics[name], unit) if name in entry.metrics else "-"
-            for name, unit in ((RATE, "tokens/s/GPU"), (MEMORY, "bytes"))
+            for name, unit in ((row.name, row.label), (MEMORY, "bytes"))
         )
         return f"{rate:>23}  {memory:>10}"
 
     before = old.history[-1] if old else None
-    return [f"recorded {new.id} ({size_of(new)})", *side_by_side(before, new.history[-1], new.anchor, figures)]
+    held = [f"  {new.repeats.words(new.launches)}"] if new.repeats else []
+    return [f"recorded {new.id} ({size_of(new)})", *side_by_side(before, new.history[-1], new.anchor, figures), *held]
 
 
 # The largest micro-batch of one spec on one machine kind, its history, and the verdict.

@@ -15,6 +15,7 @@ from typing import Any
 
 from pytest_llmperf.judge.baseline import StoredTrace, other_counts
 from pytest_llmperf.judge.learning_checks import changed_losses
+from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import counts
 from pytest_llmperf.records.result import Check, Verdict
@@ -26,8 +27,13 @@ from pytest_llmperf.support.formats import first_n
 _MOST_NAMES = 3
 
 
-def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple[Check, ...]:
-    """A check for each count that the launches have; without a verdict where nothing gates it."""
+def count_checks(
+    launches: Sequence[Launch], stored: StoredTrace | None, repeats: Repeats | None = None
+) -> tuple[Check, ...]:
+    """A check for each count that the launches have; without a verdict where nothing gates it.
+
+    ``repeats``: of a user's own training, what of it is exact.
+    """
     newest = StoredTrace.of(launches)
     if not launches or (newest is None and stored is None):
         return ()
@@ -45,6 +51,9 @@ def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tupl
             baseline = gate.trace.count(name) if name in COUNTED else gate.counts.get(name)
         if gate is None or baseline is None:
             found.append(metric.check(min(told)))
+            continue
+        if repeats and (ranged := repeats.count_check(name, told)):
+            found.append(ranged)
             continue
         # Of launches that differ, which should not be, the mildest.
         value = min(told, key=lambda count: abs(count - baseline))
@@ -78,7 +87,8 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
     if newest is None or stored is None:
         return tuple(notes)
     traces = [launch.trace.counts for launch in launches if launch.trace]
-    if any(trace != traces[0] for trace in traces):
+    is_script = launches[-1].is_script  # of which nobody expects that
+    if any(trace != traces[0] for trace in traces) and not is_script:
         notes.append("its launches were not traced alike, though exact counts should be the same")
     then, now = stored.trace, newest.trace
     others = stored.other_versions(newest)
@@ -168,7 +178,7 @@ def _listed(names: Sequence[str]) -> str:
 # follow from the number of steps.
 _TOLD_ELSEWHERE = frozenset(
     {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries", "checkpoint_bytes"}
-    | {"epochs", "found", "remarks"}
+    | {"epochs", "found", "remarks", "skipped_steps"}
 )
 
 # What one launch could not see is no change.
@@ -214,7 +224,8 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
     for topic, facts in _topics(launch.evidence).items():
         # What old records do not tell of is not compared.
         told = [(each, theirs[topic]) for each, theirs in known if topic in theirs]
-        if not told or topic in _TOLD_ELSEWHERE:
+        # What a user wrote anew is what is judged: it is told beside the verdict (decision 72).
+        if not told or topic in _TOLD_ELSEWHERE or (topic == "setup.sources" and launch.is_script):
             continue
         newest, then = told[-1]
         for name in sorted({*facts, *then}):

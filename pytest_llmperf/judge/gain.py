@@ -10,12 +10,12 @@ from typing import Any
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.noise import Noise, log_of, variance_of, within_sessions
+from pytest_llmperf.judge.noise import Noise, log_of, variance_of, within_sessions, work_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import CONFIRMED_BY, Decision, Difference, Outlook, Rule, decide
 from pytest_llmperf.judge.verdict import Decided, Judgement
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, pooled_step_seconds
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, centre, measured
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
 from pytest_llmperf.support.quantities import is_positive
@@ -77,7 +77,8 @@ def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Boun
     said = ", ".join(check.detail for check in checks)
     after = [launch for _, launch in pairs]
     # Their direction is the ratios'.
-    shown = (replace(METRICS[name].check(METRICS[name].read(after)), higher_is_better=False) for name in (RATE, MEMORY))
+    rows = (measured(after)[name] for name in (RATE, MEMORY))
+    shown = (replace(row.check(row.read(after)), higher_is_better=False) for row in rows)
     return Judgement(verdict, f"{said} ({len(pairs)} pair{'s' * (len(pairs) > 1)})", (*checks, *shown), undecided)
 
 
@@ -104,7 +105,7 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: 
     difference = stats.paired_difference(pairs, policy.noise)
     (before, after), error = pairs[0], difference.error
     # Step times compare work of one size; a ratio of rates also has to take other batches and other world sizes.
-    tokens = (after.tokens_per_step / len(after.ranks)) / (before.tokens_per_step / len(before.ranks))
+    tokens = work_of(after) / work_of(before)
     log = math.log(tokens) - difference.log
     wide = stats.quantile(_INTERVAL, difference.df) * error
     ratio, low, high = (math.exp(value) for value in (log, log - wide, log + wide))
@@ -273,7 +274,7 @@ def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, policy: 
     """Whether the efficiency on this host is ``at_least`` so much, as ``keeps`` says it."""
     difference = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
     # Step times compare work of one size; widths that share a global batch differ in it.
-    wide, one = (side[0].tokens_per_step / len(side[0].ranks) for side in (launches, narrow.launches))
+    wide, one = (work_of(side[0]) for side in (launches, narrow.launches))
     shift = math.log(wide / one) - math.log(at_least)
     return keeps(shift - difference.log, [shift - each for each in difference.each], difference, policy.rule)
 
@@ -297,7 +298,7 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     levels += [] if hosts[0] & hosts[1] else [noise.host]
     of_launches = squares[0] / len(wide) + squares[1] / len(narrow)
     variance, df = variance_of([(of_launches, spread.df), *((2 * level.sd**2, level.df) for level in levels)])
-    expected = math.log(pooled_step_seconds(narrow))
+    expected = centre([log_of(launch) for launch in narrow])
     each = tuple(log_of(launch) - expected for launch in wide)
-    slower = math.log(pooled_step_seconds(wide)) - expected
+    slower = centre([log_of(launch) for launch in wide]) - expected
     return Difference(slower, math.sqrt(variance), df, math.sqrt(squares[0]), each)

@@ -50,7 +50,7 @@ def judge(
     if found:
         return Judgement("invalid", joined_reasons(found), ())
     if baseline is None:
-        checks = [_new(metric, launches, policy.tolerances.get(name)) for name, metric in measured().items()]
+        checks = [_new(metric, launches, policy.tolerances.get(name)) for name, metric in measured(launches).items()]
         return Judgement("new", NEW, (*checks, *extra))
     policy, difference = policy.at(launches, baseline), policy.difference(launches, baseline.launches)
     return _judged(launches, Reference.of(baseline), difference, policy, extra)
@@ -75,10 +75,10 @@ def _judged(
     launches: Sequence[Launch], held: Reference, difference: Difference, policy: Policy, extra: Sequence[Check]
 ) -> Judgement:
     found = []
-    for name, metric in measured().items():
+    for name, metric in measured(launches).items():
         check = _new(metric, launches, policy.tolerances.get(name))
         if metric.rule == "speed":
-            found.append(_speed(check, launches, difference, policy))
+            found.append(_speed(check, launches, difference, policy, policy.on_known.get(name)))
         else:
             found.append((_confirmed if metric.rule == "confirmed" else _exact)(metric, check, launches, held, policy))
     checks = [each.check for each in found]
@@ -111,7 +111,7 @@ def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> It
     for launch in launches:
         yield from unusable(launch)
     tokens = sorted({launch.tokens_per_step for launch in launches})
-    if len(tokens) > 1:
+    if len(tokens) > 1 and not launches[0].is_script:
         yield f"launches differ in their tokens a step: {', '.join(map(str, tokens))}"
     for launch in baseline.launches if baseline else ():
         yield from (f"the baseline cannot serve: {line}" for line in unusable(launch))
@@ -171,8 +171,10 @@ class Decided:
     undecided: bool = False
 
 
-def _speed(check: Check, launches: Sequence[Launch], difference: Difference, policy: Policy) -> Decided:
-    known, rule = policy.on_known.get(check.metric), policy.rule
+def _speed(
+    check: Check, launches: Sequence[Launch], difference: Difference, policy: Policy, known: float | None
+) -> Decided:
+    rule = policy.rule
     speed = speed_check(replace(check, known_tolerance=known), difference, rule)
     is_lost = speed.check.verdict == "regressed" and check.tolerance is not None
     if is_lost and policy.waits and may_be_its_gpu(difference, check.tolerance or 0.0, rule):

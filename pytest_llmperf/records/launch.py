@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import mul
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -245,6 +246,17 @@ class Launch:
         return Evidence.read(self.evidence)
 
     @property
+    def is_script(self) -> bool:
+        """Whether a user's own command trained."""
+        return "tokens" in self.evidence
+
+    @property
+    def sources(self) -> Mapping[str, Any]:
+        """The files of the user's project that took part in a script, each with the digest of its content."""
+        found: Mapping[str, Any] = self.seen.run.setup.get("sources", {}) if self.is_script else {}
+        return found
+
+    @property
     def seen_steps(self) -> str:
         """How many of its steps it took, where it ended before the last; else empty."""
         return f"{len(self.step_seconds)} of {self.planned_steps} steps seen" if self.planned_steps else ""
@@ -257,8 +269,22 @@ class Launch:
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
-        """Every step, of the slowest rank: the job moves at its pace."""
-        return tuple(max(times) for times in zip(*(rank.step_seconds for rank in self.ranks), strict=True))
+        """Every step, of the slowest rank: the job moves at its pace. Of unequal steps, for as many tokens as a mean
+        one has."""
+        slowest = (max(times) for times in zip(*(rank.step_seconds for rank in self.ranks), strict=True))
+        if not self.step_tokens:
+            return tuple(slowest)
+        usual = self.tokens_per_step
+        return tuple(seconds * usual / own for seconds, own in zip(slowest, self.step_tokens, strict=True))
+
+    @property
+    def step_tokens(self) -> tuple[int, ...]:
+        """Of every step over all ranks, where they are not all of as many."""
+        if not any(rank.step_tokens for rank in self.ranks):
+            return ()
+        steps = len(self.ranks[0].step_seconds)
+        by_rank = (rank.step_tokens or (rank.tokens_per_step,) * steps for rank in self.ranks)
+        return tuple(max(1, sum(tokens)) for tokens in zip(*by_rank, strict=True))
 
     @property
     def steady_step_seconds(self) -> tuple[float, ...]:
@@ -284,6 +310,7 @@ class Launch:
         """Where its ranks were, and what the user's environment had set before the launch forced it."""
         placed = {name: self.evidence[name] for name in PLACEMENT if self.evidence.get(name) is not None}
         found = sorted(self.evidence.get("found", {}).items())
+        placed |= self.sources
         return placed | {f"found {name}": " ".join(v) if isinstance(v, list) else str(v) for name, v in found}
 
     @property
@@ -326,7 +353,11 @@ class Launch:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens_per_step / self.median_step_seconds
+        """At the median step; of unequal steps all tokens in all seconds."""
+        if not (own := self.step_tokens[self.steady.start :]):
+            return self.tokens_per_step / self.median_step_seconds
+        seconds = math.fsum(map(mul, own, self.steady_step_seconds)) / self.tokens_per_step
+        return sum(own) / seconds
 
     @property
     def tokens_per_second_per_gpu(self) -> float:

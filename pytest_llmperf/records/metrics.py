@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean, median
 from typing import Any, Literal
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import CHECKPOINT, IMPORTS, MODEL, START
-from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.result import STAND_INS, Check
 from pytest_llmperf.support import formats
 
 Rule = Literal["speed", "confirmed", "exact", "phase", "count", "scaling", ""]
@@ -124,6 +124,8 @@ def pooled_step_seconds(launches: Sequence[Launch]) -> float:
 
 def pooled_tokens_per_second(launches: Sequence[Launch]) -> float:
     """Throughput over all ranks, in tokens/s."""
+    if launches[0].is_script:  # whose launches need not take the same tokens
+        return math.exp(centre([math.log(launch.tokens_per_second) for launch in launches]))
     return launches[0].tokens_per_step / pooled_step_seconds(launches)
 
 
@@ -282,13 +284,35 @@ _ROWS = (
     *map(Metric, ("loss_error", "gradient_error", "update_error")),
 )
 
+# Each is decided as the rate is, by its tolerances.
+_IN_PLACE = [
+    partial(replace, _ROWS[0], gpu=None, gpu_elsewhere=None, gpu_paired=None, cpu=None, column=None)(
+        name=name, label=label, unit=label.removesuffix("/GPU")
+    )
+    for name, label in zip(STAND_INS, ("sequences/s/GPU", "steps/s"), strict=True)
+]
+
 #: By name.
-METRICS: dict[str, Metric] = {row.name: row for row in _ROWS}
+METRICS: dict[str, Metric] = {row.name: row for row in (*_ROWS, *_IN_PLACE)}
 
 
-def measured() -> dict[str, Metric]:
-    """Those that every launch has, which a baseline is held against."""
-    return {name: row for name, row in METRICS.items() if row.rule in ("speed", "confirmed", "exact")}
+def measured(launches: Sequence[Launch] = ()) -> dict[str, Metric]:
+    """Those that every launch has, which a baseline is held against, by the name that a tolerance is of.
+
+    Of ``launches`` whose tokens nobody knows another rate stands in the place of ``RATE``; losses may be unknown too.
+    """
+    rules = ("speed", "confirmed", "exact")
+    found = {name: row for name, row in METRICS.items() if row.rule in rules and name not in STAND_INS}
+    for launch in launches[:1]:
+        if (counted := launch.evidence.get("tokens")) in _COUNTED:
+            found |= {RATE: METRICS[_COUNTED[counted]]}
+            del found["tokens_per_second"]
+        if not launch.losses:
+            del found["final_loss"]
+    return found
+
+
+_COUNTED = {"sequences": "sequences_per_second_per_gpu", "unknown": "steps_per_second"}
 
 
 def phases() -> dict[str, Metric]:

@@ -11,6 +11,9 @@ from pytest_llmperf.records.phases import summed, total
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
+#: What stands in the place of a rate where nobody knows the tokens of a step.
+STAND_INS = dict.fromkeys(("sequences_per_second_per_gpu", "steps_per_second"), "tokens_per_second_per_gpu")
+
 Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "changed", "pass"]
 
 #: Worst first: a case is as bad as its worst metric.
@@ -187,8 +190,8 @@ class CaseResult:
         return codec.read(cls, values)
 
     def check(self, metric: str) -> Check | None:
-        """The check of this metric, if the case has one."""
-        return next((check for check in self.checks if check.metric == metric), None)
+        """The check of this metric, or of what stands in its place, if the case has one."""
+        return next((one for one in self.checks if metric in (one.metric, STAND_INS.get(one.metric))), None)
 
 
 @dataclass(frozen=True, kw_only=True)

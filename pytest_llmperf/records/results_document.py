@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import VERDICTS, JudgedCurve, Reference
+from pytest_llmperf.records.result import STAND_INS, VERDICTS, JudgedCurve, Reference
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
@@ -106,9 +106,15 @@ class Result:
     shared_launches: int = 0
     """How many of them, the first ones, that or another test has too."""
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its rate is one of tokens."""
+        return not self.metrics.keys() & STAND_INS.keys()
+
     def figure(self, metric: str) -> Figure:
-        """One without a value where the case has none."""
-        return self.metrics.get(metric, Figure())
+        """It, or what stands in its place; one without a value where the case has none."""
+        found = (one for name, one in self.metrics.items() if metric in (name, STAND_INS.get(name)))
+        return next(found, Figure())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
 from pytest_llmperf.records.metrics import RATE
-from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.derived_metrics import Scaling, figures
 from pytest_llmperf.run.launch_notes import compiler_notes, diagnosed, seen_notes, steps_notes
@@ -45,6 +45,18 @@ ONE_SESSION = (
 
 # What spoils a calibration once may be over; what does so twice stays.
 _CALIBRATION_TRIES = 2
+
+
+#: Of a script that was recorded as repeatable, and is not.
+LEARN_ANEW = (
+    "losses and all else that its recordings had in common are other, of the same command, files and versions: this "
+    'script is not as repeatable as they were; learn it anew with --update-baselines --perf-reason "why"'
+)
+
+
+def fewest_launches(asked: int, spec: Spec, *, is_recorded: bool) -> int:
+    """How many launches ``spec`` takes at least: what of a script is exact is seen in two that are recorded."""
+    return max(asked, 2) if spec.is_script and is_recorded else asked
 
 
 class BaselineComparison:
@@ -77,13 +89,17 @@ class BaselineComparison:
 
         ``is_recorded``: what is measured is to become a part of the baseline.
         """
-        settings = self._run.settings
-        passing = None if is_recorded or settings.launches > 1 else self._passing(baseline)
+        settings, fewest = (
+            self._run.settings,
+            fewest_launches(self._run.settings.launches, self._spec, is_recorded=is_recorded),
+        )
+        most = max(fewest, settings.max_launches)
+        passing = None if is_recorded or fewest > 1 else self._passing(baseline)
         today = datetime.now(timezone.utc).date()
         is_whole = is_recorded or takes_all_steps(self._spec.digest, today, settings.all_steps)
-        is_begun = bool(self._num_begun) and len(self._launches) < settings.launches and not self._retry.spoilt
+        is_begun = bool(self._num_begun) and len(self._launches) < fewest and not self._retry.spoilt
         judgement = self._judge(baseline) if self._launches and not is_begun else None
-        while judgement is None or (judgement.undecided and len(self._launches) < settings.max_launches):
+        while judgement is None or (judgement.undecided and len(self._launches) < most):
             number = len(self._launches) + 1
             # Launches that one did not decide, or that disagree, need all they can know.
             all_steps = is_whole or (judgement is not None and is_doubted(judgement))
@@ -97,9 +113,9 @@ class BaselineComparison:
             )
             self._launches = (*self._launches, launch)
             judgement = None
-            if number >= settings.launches or self._retry.spoilt:
+            if number >= fewest or self._retry.spoilt:
                 judgement = self._judge(baseline)
-            goes_on = judgement is None or (judgement.undecided and number < settings.max_launches)
+            goes_on = judgement is None or (judgement.undecided and number < most)
             if goes_on and not self._retry.spoilt:  # kept for a start that goes on with them
                 self._run.job.begin(self._caller.nodeid, self._spec.digest, self._launches)
         return self._result(judgement, baseline)
@@ -149,8 +165,7 @@ class BaselineComparison:
         extra = () if wrong else figures(spec, launches, self._run.model_flops)
         judgement = judge(launches, baseline, self._policy, (*wrong, *dict.fromkeys(self._retry.spoilt)), extra)
         if judgement.verdict != "invalid":
-            counts = count_checks(launches, baseline.trace if baseline else None)
-            judgement = joined(judgement, counts, undecided=False)
+            judgement = joined(judgement, self._counts(baseline), undecided=False)
             growth = growth_checks(launches, explained, self._policy.rule.budget)
             is_alone = any(check.verdict == "inconclusive" for check in growth)
             judgement = joined(judgement, growth, undecided=is_alone)
@@ -160,6 +175,15 @@ class BaselineComparison:
             phases = self._phase_checks(baseline)
             judgement = joined(judgement, phases.checks, undecided=phases.undecided)
         return self._scaling.joined(judgement, launches, baseline) if self._scaling else judgement
+
+    def _counts(self, baseline: Baseline | None) -> tuple[Check, ...]:
+        """What a step is made of; of a script that repeats nothing of its recordings they show nothing."""
+        repeats = baseline.repeats if baseline else None
+        checks = count_checks(self._launches, baseline.trace if baseline else None, repeats)
+        are_other = any(check.verdict in ("regressed", "changed") for check in checks)
+        if baseline and repeats and repeats.is_chance(self._launches, baseline.explained, are_counts_other=are_other):
+            return tuple(replace(each, verdict=each.verdict and "inconclusive", detail=LEARN_ANEW) for each in checks)
+        return checks
 
     def _phase_checks(self, baseline: Baseline | None) -> PhaseChecks:
         return phase_checks(self._launches, Reference.of(baseline) if baseline else None, self._policy)
@@ -178,7 +202,9 @@ class BaselineComparison:
             # What nobody may accept without a reason, though it passes.
             crept = creep(baseline, judgement.checks, launches, self._policy.noise)
             differences = baseline.launches[-1].differences(launches[-1])
-            result = replace(result, changed=(*changes(launches, baseline.explained), *crept), differences=differences)
+            changed = [*changes(launches, baseline.explained), *crept]
+            changed += baseline.repeats.changes(launches, baseline.explained) if baseline.repeats else []
+            result = replace(result, changed=tuple(changed), differences=differences)
         if judgement.verdict == "new":
             near = nearest_line(self._spec, self._caller.nodeid, run.stored_baselines, judgement.checks)
             return replace(result, reason="; ".join(filter(None, [result.reason, near])))

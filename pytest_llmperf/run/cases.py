@@ -15,7 +15,7 @@ from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.run import plan
-from pytest_llmperf.run.baseline_comparison import BaselineComparison
+from pytest_llmperf.run.baseline_comparison import BaselineComparison, fewest_launches
 from pytest_llmperf.run.capacity import LAUNCHES, MaxBatchSize
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.conclusion import Recorder, conclude, earlier, failures
@@ -77,7 +77,8 @@ class Cases:
         known = same.result.loss_curve if same else None
         curve = None if fails else asked_curve(self._caller, self._runner, spec, known)
         shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
-        launches = 1 if fails else self._settings.launches + (curve.launches_more if curve else 0)
+        fewest = fewest_launches(self._settings.launches, spec, is_recorded=self._recorder.wants(baseline))
+        launches = 1 if fails else fewest + (curve.launches_more if curve else 0)
         withheld = plan.ask(self._caller, case, launches, baseline, shares)
         if withheld:
             planned = self._caller.result(case, PLANNED, withheld)

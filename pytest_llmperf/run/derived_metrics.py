@@ -14,7 +14,7 @@ from pytest_llmperf.judge.gain import METRIC, Narrow, judge_efficiency
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import Judgement, joined
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, RATE, pooled_tokens_per_second
+from pytest_llmperf.records.metrics import METRICS, RATE, measured, pooled_tokens_per_second
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.conclusion import Recorder
@@ -36,7 +36,7 @@ def figures(spec: Spec, launches: tuple[Launch, ...], model_flops: ModelFlops) -
 def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     # Of all GPUs while they trained; nothing where no counter told it, as ``llmperf report --purpose`` has it.
     watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
-    if watts:
+    if watts and measured(launches)[RATE].name == RATE:
         joules = cost.joules_per_token(fmean(watts), pooled_tokens_per_second(launches))
         yield METRICS["joules_per_token"].check(joules)
     if spec.passes_per_step > 1:

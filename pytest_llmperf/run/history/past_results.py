@@ -60,7 +60,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         nodeid=told.nodeid,
         verdict=result.verdict,
         launches=tuple(launches),
-        tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks),
+        tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks) if told.has_tokens else 0,
         ranks=max(1, len(records[0].ranks)),
         peak_reserved_bytes=result.figure(MEMORY).value,
         versions=_versions(records[0].environment),

@@ -137,8 +137,9 @@ EXCEPTIONS = {
     "judge/exact.py": "facts of the evidence that are no changes, and whose work a traced step is",
     "judge/baseline_file.py": "figures of a file that follow from one another",
     "judge/static_steps.py": "how each is counted of a step without a launch",
+    "records/result.py": "what stands in the place of a rate: a result is asked for either",
+    "records/trained.py": "which rank's evidence counts, of what is counted",
     "records/trace.py": "which rows of a trace each count is of",
-    "worker/evidence.py": "writes the evidence that is counted",
 }
 
 

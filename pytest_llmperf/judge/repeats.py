@@ -1,0 +1,213 @@
+"""Repeats: what of a user's own training was the same in all launches that recorded it, and so is exact of it. Pure.
+
+Nobody knows beforehand what of a script repeats: it may seed nothing, draw rows of other lengths, send tokens to other
+experts. So it is found out (decision 72). What repeated is held without tolerance as long as versions and hardware are
+the same. Of the rest, counts are held as a range, losses as a band, memory by what holds for any case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, variance
+
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS
+from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.trace import COUNTED, Trace
+from pytest_llmperf.support import codec
+
+# Beyond a range: by more than so many of its widths, and by more than so much of it. Of two launches a third is outside
+# of their range two times in three, and beyond this once in ten; a range grows with each launch that is accepted.
+_WIDTHS, _SHARE = 2.0, 0.1
+
+# Beyond a band of losses, which is around the means of launches over their last halves: so many standard deviations of
+# one step's loss between them, and so much of the loss at least.
+_DEVIATIONS, _LEAST = 8.0, 1e-3
+
+# A file keeps nine digits of a loss, which tell all values of float32 apart.
+_SAME_LOSS = 5e-9
+
+# A sum over ranks of steps that are unlike is this far from a whole number.
+_FRACTION = 1e-3
+
+
+@codec.sparse("launches", "losses")
+@dataclass(frozen=True, kw_only=True)
+class Repeats:
+    """What was found out."""
+
+    launches: int
+    """How many told."""
+    losses: int | None
+    """The first steps, all of which had the same loss; ``None``: nobody knows losses."""
+    counts: tuple[str, ...] = ()
+    """The metrics of a traced step that were the same, by name."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of its other metrics the least and the most."""
+    tokens: bool = False
+    """Whether each step had as many."""
+    memory: tuple[tuple[int, ...], ...] = ()
+    """Of each rank what tensors held at most, and after each step; empty where that was not the same."""
+
+    @classmethod
+    def of(
+        cls,
+        launches: Sequence[Launch],
+        old: Repeats | None = None,
+        stored: Sequence[Launch] = (),
+        kept: Trace | None = None,
+    ) -> Repeats:
+        """What ``launches`` have in common, with those that are ``stored``, of which ``old`` and one trace tell."""
+        everyone = (*stored, *launches)
+        traces = [trace for trace in (kept, *(one.trace for one in launches)) if trace]
+        losses = _same_losses(everyone) if all(one.losses for one in everyone) else None
+        steps = min(len(one.step_seconds) for one in everyone)
+        counts, ranges = list[str](), {**old.ranges} if old else dict[str, tuple[float, float]]()
+        other = "kernels_per_step" if traces and traces[0].is_on_host else "operators_per_step"
+        for metric in (one for one in COUNTED if traces and one != other):
+            told, first = [trace.count(metric) for trace in traces], _named(traces[0], metric)
+            # Steps that are unlike, in a training that begins otherwise each time, have as many by chance alone.
+            is_chance = losses != steps and any(map(_are_unlike, traces))
+            if metric not in ranges and not is_chance and all(_named(trace, metric) == first for trace in traces):
+                counts.append(metric)
+            else:
+                known = ranges.get(metric, (told[0], told[0]))
+                ranges[metric] = min(*known, *told), max(*known, *told)
+        memory = {_memory(one, steps) for one in launches}
+        memory |= {tuple(rank[: steps + 1] for rank in old.memory)} if old else set()
+        return cls(
+            launches=(old.launches if old else 0) + len(launches),
+            losses=losses,
+            counts=tuple(counts),
+            ranges=ranges,
+            tokens=len({_tokens(one, steps) for one in everyone}) == 1,
+            memory=memory.pop() if len(memory) == 1 else (),
+        )
+
+    def words(self, launches: Sequence[Launch]) -> str:
+        """``held exactly: kernels, tokens of each step; as a band: losses``."""
+        exact, band = ([one.removesuffix("_per_step") for one in those] for those in (self.counts, self.ranges))
+        exact += ["memory after each step"] if self.memory else []
+        exact += ["tokens of each step"] if self.tokens else []
+        is_whole = self.losses == min(len(one.losses) for one in launches)
+        exact += ["losses" if is_whole else f"losses up to step {self.losses}"] if self.losses else []
+        band += ["losses"] if self.losses is not None and not is_whole else []
+        told = {"held exactly": exact, "as a band": band, "not claimed": ["losses"] if self.losses is None else []}
+        return "; ".join(f"{how}: {', '.join(those)}" for how, those in told.items() if those)
+
+    def count_check(self, metric: str, told: Sequence[float]) -> Check | None:
+        """The check of a count that did not repeat; ``None`` of one that did."""
+        if metric not in self.ranges:
+            return None
+        (low, high), value = self.ranges[metric], min(told)
+        most = high + max(_WIDTHS * (high - low), _SHARE * high)
+        return METRICS[metric].check(
+            value,
+            baseline=high,
+            limit=most,
+            change=value / high - 1 if high else None,
+            verdict="changed" if value > most else "pass",
+            detail=f"{low:g} to {high:g} in {self.launches} launches that were not alike",
+        )
+
+    def changes(self, launches: Sequence[Launch], stored: Sequence[Launch]) -> Iterator[str]:
+        """A line for each thing that is in none of ``launches`` as in those that are ``stored``."""
+        newest = stored[-1]
+        comparable = [one for one in launches if _are_alike(one, newest)]
+        exact = [_first_other(one.losses, newest.losses, self.losses or 0) for one in comparable]
+        if exact and all(exact):
+            yield "loss of step {}: {:.9g} -> {:.9g}".format(*max(filter(None, exact)))
+        elif self.losses is not None and self.losses < min(len(one.losses) for one in stored):
+            yield from _beyond_band(launches, stored)
+        if not comparable:
+            return
+        steps = min(len(one.step_seconds) for one in (*comparable, newest))
+        if self.tokens and all(_tokens(one, steps) != _tokens(newest, steps) for one in comparable):
+            yield f"tokens of each step: {newest.tokens_per_step} -> {comparable[-1].tokens_per_step} (mean)"
+        apart = [_first_bytes(self.memory, _memory(one, steps)) for one in comparable]
+        if all(apart):
+            yield "{}: {} -> {} bytes".format(*max(filter(None, apart)))
+
+    def is_chance(self, launches: Sequence[Launch], stored: Sequence[Launch], *, are_counts_other: bool) -> bool:
+        """Whether all that was held exactly and could differ does, with the same files and versions."""
+        newest = stored[-1]
+        varies, steps = self.tokens and bool(newest.step_tokens), min(len(one.step_seconds) for one in stored)
+        return (are_counts_other or not self.counts) and all(
+            one.sources == newest.sources
+            and _are_alike(one, newest)
+            and _first_other(one.losses, newest.losses, self.losses or 0) is not None
+            and (not varies or _tokens(one, steps) != _tokens(newest, steps))
+            for one in launches
+        )
+
+
+def _named(trace: Trace, metric: str) -> dict[tuple[str, str], float]:
+    return {key: count for key, count in trace.counts.items() if key[0] in COUNTED[metric]}
+
+
+def _are_unlike(trace: Trace) -> bool:
+    return any(abs(count * trace.ranks - round(count * trace.ranks)) > _FRACTION for count in trace.counts.values())
+
+
+def _tokens(launch: Launch, steps: int) -> tuple[object, ...]:
+    return tuple(rank.step_tokens[:steps] or rank.tokens_per_step for rank in launch.ranks)
+
+
+def _memory(launch: Launch, steps: int) -> tuple[tuple[int, ...], ...]:
+    """Nothing where only the host's memory is known, which is more than tensors hold."""
+    if not all(rank.allocated_bytes for rank in launch.ranks):
+        return ()
+    return tuple((rank.peak_allocated_bytes, *rank.allocated_bytes[:steps]) for rank in launch.ranks)
+
+
+def _same_losses(launches: Sequence[Launch]) -> int:
+    """How many of the first losses are the same in all."""
+    firsts = [_first_other(one.losses, launches[0].losses, len(one.losses)) for one in launches]
+    return min(first[0] - 1 if first else len(one.losses) for first, one in zip(firsts, launches, strict=True))
+
+
+def _first_other(losses: Sequence[float], then: Sequence[float], most: int) -> tuple[int, float, float] | None:
+    """The first of ``most`` steps with another loss, that loss before and now."""
+    pairs = enumerate(zip(losses[:most], then, strict=False), 1)
+    others = ((step, old, now) for step, (now, old) in pairs if not math.isclose(now, old, rel_tol=_SAME_LOSS))
+    return next(others, None)
+
+
+def _first_bytes(then: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> tuple[str, int, int] | None:
+    """What is other first, and how much it was and is."""
+    for before, after in zip(then, now, strict=False):
+        for step, (old, new) in enumerate(zip(before, after, strict=False)):
+            if old != new:
+                return f"memory after step {step}" if step else "peak of allocated memory", old, new
+    return None
+
+
+def _beyond_band(launches: Sequence[Launch], stored: Sequence[Launch]) -> Iterator[str]:
+    """That the mean loss of the last half of the steps is further off than the recordings scatter."""
+    known, told = ([one.losses for one in those if one.losses] for those in (stored, launches))
+    if not known or not told:
+        return
+    length = min(map(len, (*known, *told)))
+    halves = [losses[length // 2 : length] for losses in known]
+    means, now = [fmean(half) for half in halves], [fmean(losses[length // 2 : length]) for losses in told]
+    sd = math.sqrt(fmean(map(variance, zip(*halves, strict=True)))) if len(halves) > 1 else 0.0
+    slack = max(_DEVIATIONS * sd, _LEAST * abs(fmean(means)))
+    low, high = min(means) - slack, max(means) + slack
+    if not any(low <= mean <= high for mean in now):
+        steps = f"mean loss of the last {len(halves[0])} steps"
+        yield f"{steps}: {fmean(means):.6g} -> {now[-1]:.6g}, expected {low:.4g} to {high:.4g}"
+
+
+def _are_alike(a: Launch, b: Launch) -> bool:
+    """Whether both ran with the same versions, on the same kind of hardware."""
+    mine, theirs = (
+        (
+            {**one.environment.versions, "python": "", "numpy": ""},
+            one.environment.gpu,
+            *map(one.seen.run.torch.get, ("threads", "cpu_capability")),
+        )
+        for one in (a, b)
+    )
+    return mine == theirs

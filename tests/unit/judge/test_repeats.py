@@ -1,0 +1,193 @@
+"""What of a script is exact is found out by the launches that record it, and held so."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.judge.baseline import Baseline, describe
+from pytest_llmperf.judge.baseline_file import read, text_of
+from pytest_llmperf.judge.exact import changes, count_checks
+from pytest_llmperf.judge.repeats import Repeats
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import Check
+from pytest_llmperf.settings.script_spec import ScriptSpec
+from tests.fakes import Fake, launch_of
+from tests.shelf import accept
+
+SPEC = ScriptSpec(command="python train.py", steps=8, warmup_steps=2)
+LOSSES = (9.0, 8.0, 7.0, 6.5, 6.2, 6.1, 6.05, 6.0)
+COUNTS = {"kernel": {"gemm": 100.0}, "copy": {"Memcpy DtoH": 2.0}, "wait": {"cudaStreamSynchronize": 1.0}}
+
+
+def launch(losses: tuple[float, ...] = LOSSES, counts: Any = COUNTS, **rank: Any) -> Launch:
+    made = launch_of(SPEC, Fake(trace=counts, evidence={"tokens": "counted", "setup": {"sources": {"train.py": "1"}}}))
+    rank = {"allocated_bytes": tuple(range(100, 108)), **rank}
+    return replace(made, losses=losses, ranks=tuple(replace(each, **rank) for each in made.ranks))
+
+
+def counts(gemm: float = 100.0, waits: float = 1.0) -> dict[str, dict[str, float]]:
+    return {**COUNTS, "kernel": {"gemm": gemm}, "wait": {"cudaStreamSynchronize": waits}}
+
+
+def recorded(*launches: Launch, old: Baseline | None = None, reason: str = "") -> Baseline:
+    judged = Check(metric="peak_reserved_bytes", value=2**30, unit="bytes")
+    known: dict[str, Any] = {"spec": SPEC, "machine": "m", "verdict": "pass" if old else "new", "checks": [judged]}
+    when: dict[str, Any] = {"recorded_at": "2026-01-01T00:00:00Z", "recorded_by": "t.py::t", "reason": reason}
+    new = accept(old, judged=old, launches=launches, **known, **when)
+    return read(Baseline, text_of(new), "it")
+
+
+def told(baseline: Baseline, *launches: Launch) -> list[str]:
+    assert baseline.repeats
+    return [*changes(launches, baseline.explained), *baseline.repeats.changes(launches, baseline.explained)]
+
+
+def verdicts(baseline: Baseline, *launches: Launch) -> dict[str, str | None]:
+    return {each.metric: each.verdict for each in count_checks(launches, baseline.trace, baseline.repeats)}
+
+
+class TestFound:
+    def test_what_repeats_is_held_exactly(self) -> None:
+        baseline = recorded(launch(), launch())
+        assert baseline.repeats == Repeats(
+            launches=2,
+            losses=8,
+            counts=("kernels_per_step", "copies_per_step", "synchronisations_per_step"),
+            tokens=True,
+            memory=((2**30, *range(100, 108)),),
+        )
+        assert describe(None, baseline)[-1].strip() == (
+            "held exactly: kernels, copies, synchronisations, memory after each step, tokens of each step, losses"
+        )
+
+    def test_the_rest_is_a_band(self) -> None:
+        other = tuple(loss + 0.01 * step for step, loss in enumerate(LOSSES))
+        baseline = recorded(launch(), launch(other, counts(gemm=110.0), peak_allocated_bytes=2**29))
+        assert baseline.repeats == Repeats(
+            launches=2,
+            losses=1,
+            counts=("copies_per_step", "synchronisations_per_step"),
+            ranges={"kernels_per_step": (100.0, 110.0)},
+            tokens=True,
+        )
+        assert describe(None, baseline)[-1].strip() == (
+            "held exactly: copies, synchronisations, tokens of each step, losses up to step 1; "
+            "as a band: kernels, losses"
+        )
+
+    def test_unknown_losses_are_not_claimed(self) -> None:
+        unknown = replace(launch(()), evidence={"tokens": "counted", "losses": "unknown"})
+        baseline = recorded(unknown, unknown)
+        assert "not claimed: losses" in describe(None, baseline)[-1]
+        assert told(baseline, unknown) == []
+
+    def test_steps_that_are_unlike_are_exact_of_a_training_that_repeats_its_losses_alone(self) -> None:
+        unlike = counts(gemm=100 + 1 / 3)
+        assert "kernels_per_step" in (recorded(launch(counts=unlike), launch(counts=unlike)).repeats or Repeats).counts
+        lucky = recorded(launch(counts=unlike), launch((8.5, *LOSSES[1:]), counts=unlike)).repeats
+        assert lucky
+        assert lucky.counts == ()
+
+    def test_a_host_s_memory_is_not_claimed(self) -> None:
+        assert recorded(launch(allocated_bytes=()), launch(allocated_bytes=())).repeats == Repeats(
+            launches=2,
+            losses=8,
+            counts=("kernels_per_step", "copies_per_step", "synchronisations_per_step"),
+            tokens=True,
+        )
+
+    def test_our_own_training_has_no_such_finding(self) -> None:
+        assert "repeats" not in json.loads(text_of(replace(recorded(launch(), launch()), repeats=None)))
+
+    def test_what_joins_widens_the_finding_and_other_files_begin_it_anew(self) -> None:
+        baseline = recorded(launch(), launch())
+        joined = recorded(launch(counts=counts(gemm=101.0)), old=baseline, reason="because").repeats
+        assert joined
+        assert (joined.launches, joined.ranges) == (3, {"kernels_per_step": (100.0, 101.0)})
+        edited = launch(counts=counts(gemm=101.0))
+        edited = replace(edited, evidence={"tokens": "counted", "setup": {"sources": {"train.py": "2"}}})
+        anew = recorded(edited, edited, old=baseline, reason="because").repeats
+        assert anew
+        assert (anew.launches, anew.ranges) == (2, {})
+
+
+class TestHeld:
+    def test_the_same_launch_changes_nothing(self) -> None:
+        baseline = recorded(launch(), launch())
+        assert told(baseline, launch()) == []
+        assert set(verdicts(baseline, launch()).values()) == {"pass"}
+
+    def test_a_synchronisation_more_is_a_loss(self) -> None:
+        baseline = recorded(launch(), launch())
+        assert verdicts(baseline, launch(counts=counts(waits=2.0)))["synchronisations_per_step"] == "regressed"
+
+    @pytest.mark.parametrize(
+        ("gemm", "verdict"), [(90.0, "pass"), (120.0, "pass"), (130.0, "pass"), (131.0, "changed")]
+    )
+    def test_a_range_is_left_by_two_of_its_widths(self, gemm: float, verdict: str) -> None:
+        baseline = recorded(launch(), launch(counts=counts(gemm=110.0)))
+        assert verdicts(baseline, launch(counts=counts(gemm=gemm)))["kernels_per_step"] == verdict
+
+    def test_each_exact_figure_has_its_line(self) -> None:
+        baseline = recorded(launch(), launch())
+        other = launch(
+            (*LOSSES[:3], 6.6, *LOSSES[4:]), tokens_per_step=65, allocated_bytes=(100, 101, 202, *range(103, 108))
+        )
+        assert told(baseline, other) == [
+            "loss of step 4: 6.5 -> 6.6",
+            "tokens of each step: 64 -> 65 (mean)",
+            "memory after step 3: 102 -> 202 bytes",
+        ]
+        assert told(baseline, other, launch()) == [], "of launches that differ the mildest counts"
+
+    def test_other_versions_or_hardware_leave_the_band_alone(self) -> None:
+        baseline = recorded(launch(), launch())
+        other = launch((*LOSSES[:3], 6.6, *LOSSES[4:]), tokens_per_step=65)
+        for changed in ({"versions": {"torch": "2.1"}}, {"gpu": "another"}):
+            assert told(baseline, replace(other, environment=replace(other.environment, **changed))) == []
+
+    def test_another_file_is_no_change_and_is_named(self) -> None:
+        baseline = recorded(launch(), launch())
+        edited = replace(launch(), evidence={"tokens": "counted", "setup": {"sources": {"train.py": "2"}}})
+        assert told(baseline, edited) == []
+        assert baseline.launches[-1].differences(edited) == ("train.py: 1 -> 2",)
+
+    @given(seed=st.integers(0, 2**16))
+    def test_losses_of_unseeded_trainings_stay_in_their_band(self, seed: int) -> None:
+        chance = random.Random(seed)
+
+        def training() -> Launch:
+            return launch(tuple(loss + chance.gauss(0, 0.05) for loss in LOSSES))
+
+        baseline = recorded(training(), training())
+        assert [line for line in told(baseline, training()) if "mean loss" in line] == []
+        doubled = launch(tuple(2 * loss for loss in LOSSES))
+        assert any("mean loss of the last 4 steps" in line for line in told(baseline, doubled))
+
+
+class TestChance:
+    def test_all_that_was_exact_and_is_other_was_chance(self) -> None:
+        baseline = recorded(launch(), launch())
+        other = launch((8.0, *LOSSES[1:]), counts(gemm=101.0))
+        assert baseline.repeats
+        assert baseline.repeats.is_chance([other], baseline.explained, are_counts_other=True)
+        assert not baseline.repeats.is_chance([other], baseline.explained, are_counts_other=False)
+        assert not baseline.repeats.is_chance([launch()], baseline.explained, are_counts_other=True)
+        edited = replace(other, evidence={"tokens": "counted", "setup": {"sources": {"train.py": "2"}}})
+        assert not baseline.repeats.is_chance([edited], baseline.explained, are_counts_other=True)
+
+    def test_tokens_count_where_they_vary(self) -> None:
+        varied = {"step_tokens": (60, 68, *(64 for _ in range(6)))}
+        baseline = recorded(launch(**varied), launch(**varied))
+        assert baseline.repeats
+        same = launch((8.0, *LOSSES[1:]), counts(gemm=101.0), **varied)
+        other = replace(same, ranks=tuple(replace(rank, step_tokens=(68, 60, *(64,) * 6)) for rank in same.ranks))
+        assert not baseline.repeats.is_chance([same], baseline.explained, are_counts_other=True)
+        assert baseline.repeats.is_chance([other], baseline.explained, are_counts_other=True)
