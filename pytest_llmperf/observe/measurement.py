@@ -55,6 +55,10 @@ class Clock(ABC, Generic[Instant]):
         """Keep ``instant``, or this one, as one that ``seconds`` goes by."""
         self._marks.append(self.instant() if instant is None else instant)
 
+    def forget(self) -> None:
+        """All that was marked."""
+        self._marks.clear()
+
     def so_far(self) -> tuple[float, ...]:
         """The times, in seconds, between the marks that the work has passed by now; waits for nothing."""
         passed = itertools.takewhile(self.has_passed, self._marks)
@@ -249,6 +253,7 @@ class Measurement:
         self._num_tokens = 0
         self._real_tokens: list[int] = []
         self._start = self._seconds = 0.0
+        self._before: Boundary[Any] | None = None
         self._ends: list[Boundary[Any]] = []
         self._waiting: tuple[float, ...] = ()
         self._peaks = 0, 0
@@ -257,6 +262,12 @@ class Measurement:
         """With the first step."""
         self._start = time.perf_counter()
         self._clock.mark()
+
+    def begin_after(self, end: Boundary[Any]) -> None:
+        """What came before ``end`` was another training."""
+        self._before = end
+        self._clock.forget()
+        self._clock.mark(end.instant)
 
     def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None) -> None:
         """A micro-batch is done; ``real_tokens`` are those that are no padding, ``None`` where it has none."""
@@ -300,7 +311,10 @@ class Measurement:
         ``keeps_losses``: they are the training's own tensors, which would be gone otherwise.
         """
         steps = len(self._ends)
-        passes, tokens = ([0, *(getattr(end, name) for end in self._ends)] for name in ("passes", "tokens"))
+        passes, tokens = (
+            [getattr(self._before, name, 0), *(getattr(end, name) for end in self._ends)]
+            for name in ("passes", "tokens")
+        )
         spans, each = [slice(*pair) for pair in pairwise(passes)], [b - a for a, b in pairwise(tokens)]
         # Losses that are kept by this measurement are no growth of the training's.
         own = passes[-1] // steps * self._memory.loss_bytes if keeps_losses else 0

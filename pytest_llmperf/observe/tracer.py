@@ -55,6 +55,8 @@ class Tracer:
         """With the next step."""
 
         def started() -> Any:
+            if is_profiled():  # another would end it
+                raise RuntimeError("the training's own profiler runs")
             started = profile(activities=[gpu.profiled(self._device)])
             started.start()
             return started
@@ -131,6 +133,11 @@ class Tracer:
         except Exception as error:  # noqa: BLE001 - whatever a profiler may raise, what was measured stands
             self._none = self._none or f"the profiler failed ({said(error)})"
             return None
+
+
+def is_profiled() -> bool:
+    """Whether some profiler runs."""
+    return bool(torch.autograd._profiler_enabled())  # noqa: SLF001 - torch.profiler has no word for it
 
 
 def said(error: BaseException) -> str:

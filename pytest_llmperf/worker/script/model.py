@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 
-@dataclass
 class Model:
-    """What trains here: modules that are part of no other, with parameters that ask for gradients."""
+    """What trains here: modules that are part of no other, with parameters that an optimizer has."""
 
-    roots: Sequence[nn.Module]
-    optimizers: Sequence[torch.optim.Optimizer]
-    _tokens: list[int] = field(default_factory=list)
-    _is_counted: bool = False
-    autocast: str | None = None
-    """The type to which a forward pass casts, empty: to none; ``None``: nobody could see it."""
+    def __init__(self, roots: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.roots, self.optimizers = roots, optimizers
+        self._tokens = 0
+        self.counts_tokens = False
+        self.autocast: str | None = None
+        """The type to which a forward pass casts, empty: to none; ``None``: nobody could see it."""
+        self._leave: Callable[[], None] = lambda: None
+        self._listen()
 
     @classmethod
-    def found(cls) -> Model:
-        """By one walk over all objects; what counts tokens listens from now on."""
+    def found(cls, before: Model | None = None) -> Model:
+        """By one walk over all objects; what counts tokens listens from now on, and no more to that of ``before``."""
+        if before:
+            before.leave()
         modules, optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         for thing in gc.get_objects():
             kind = type(thing)
@@ -34,56 +36,67 @@ class Model:
                 optimizers.append(thing)
         children = {id(child) for module in modules for child in module.children()}
         roots = [each for each in modules if id(each) not in children]
-        trained = [root for root in roots if any(p.requires_grad for p in root.parameters())]
-        model = cls(trained, optimizers)
-        model._listen()
-        return model
+        # Some optimizers have flat copies of parameters: then what asks for gradients is what trains.
+        held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+        trained = [root for root in roots if any(id(p) in held for p in root.parameters())]
+        asking = [root for root in roots if any(p.requires_grad for p in root.parameters())]
+        return cls(trained or asking, optimizers)
 
     def tokens(self) -> int:
         """Of the forward passes since this was asked last."""
-        found = sum(self._tokens)
-        self._tokens.clear()
+        found, self._tokens = self._tokens, 0
         return found
 
-    @property
-    def counts_tokens(self) -> bool:
-        return self._is_counted
+    def leave(self) -> None:
+        """Listen no more."""
+        self._leave()
 
     def _listen(self) -> None:
-        """At the widest embedding of the models that train; where it is compiled, at the compiled model's own call."""
+        """At the widest embedding of the models that train; where it is compiled, at the compiled module's own call."""
         embeddings = [m for root in self.roots for m in root.modules() if isinstance(m, nn.Embedding)]
         if not embeddings:
             return
         widest = max(embeddings, key=lambda each: each.num_embeddings)
-        compiled = next(self._compiled_around(widest), None)
+        compiled = next((each for root in self.roots for each in root.modules() if _is_compiled(each, widest)), None)
         if compiled is None:
-            widest.register_forward_pre_hook(self._embedded)
+            self._leave = widest.register_forward_pre_hook(self._called, with_kwargs=True).remove
+        elif hasattr(compiled, "_orig_mod"):
+            self._leave = compiled.register_forward_pre_hook(self._called, with_kwargs=True).remove
         else:
-            compiled.register_forward_pre_hook(self._called, with_kwargs=True)
+            self._listen_to(compiled)
 
-    def _compiled_around(self, module: nn.Module) -> Iterator[nn.Module]:
-        for root in self.roots:
-            for each in root.modules():
-                if hasattr(each, "_orig_mod") and any(one is module for one in each.modules()):
-                    yield each
+    def _listen_to(self, compiled: nn.Module) -> None:
+        """One that was compiled in place: a hook of its own would be compiled with it."""
+        call: Any = compiled._compiled_call_impl
 
-    def _embedded(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and module.training and torch.is_grad_enabled():
-            self._is_counted = True
-            self._tokens.append(args[0].numel())
-            if self.autocast is None:
-                self.autocast = _autocast(args[0].device.type)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._called(compiled, args, kwargs)
+            return call(*args, **kwargs)
+
+        def leave() -> None:
+            compiled._compiled_call_impl = call
+
+        compiled._compiled_call_impl, self._leave = counted, leave
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = [kwargs.get("input_ids"), *args]
+        if torch.compiler.is_compiling():
+            return  # what is compiled with us in it would be compiled anew at each count
+        given = (kwargs.get("input_ids"), *args, *kwargs.values())
         ids = next((one for one in given if isinstance(one, torch.Tensor) and not one.is_floating_point()), None)
         if ids is not None and module.training and torch.is_grad_enabled():
-            self._is_counted = True
-            self._tokens.append(ids.numel())
+            self._tokens += ids.numel()
+            if not self.counts_tokens:
+                self.counts_tokens, self.autocast = True, _autocast(ids.device.type)
 
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for root in self.roots for p in root.parameters())
+
+
+def _is_compiled(module: nn.Module, part: nn.Module) -> bool:
+    """Whether ``part`` is run by what ``module`` was compiled to."""
+    is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+    return is_compiled and any(each is part for each in module.modules())
 
 
 def _autocast(device_type: str) -> str:

@@ -1,378 +1,264 @@
-"""One process of a user's own training, watched by hooks: where its steps end, its losses, tokens, memory and trace.
+"""One rank of a user's own training, as hooks tell of it: where its steps end, its losses, tokens, memory and trace.
 
-Nothing waits for the device while steps are timed. What is ours and fails ends the watching and never the training; the
-launcher is told. After its last step a rank leaves its share of the record and stays where it is: the launcher ends it.
+Nothing waits for the device while steps are timed. After its last step a rank leaves its share of the record and stays
+where it is: the launcher ends it.
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
-import json
 import os
-import random
-import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import psutil
 import torch
-from torch.amp.grad_scaler import GradScaler
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.heartbeat import Heartbeat, LastWords
-from pytest_llmperf.observe.measurement import Boundary, HostMemory, Memory, resident
+from pytest_llmperf.observe.measurement import Boundary, HostMemory, Memory
 from pytest_llmperf.observe.places import Project
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
+from pytest_llmperf.observe.tracer import is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
-from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE
+from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, RankRecord
 from pytest_llmperf.records.trained import Share
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.worker.folder import write_failure, write_json
+from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.installed import loaded
 from pytest_llmperf.worker.script.evidence import evidence
+from pytest_llmperf.worker.script.losses import Losses
 from pytest_llmperf.worker.script.model import Model
-from pytest_llmperf.worker.script.steps import Steps
+from pytest_llmperf.worker.script.steps import Steps, StepsError
 
-# Backward passes of which losses are kept: those of the timed steps, unless a step has hundreds.
-_MOST_LOSSES = 8192
+# Where an optimizer has its number: its address may become another's.
+_NUMBER = "_llmperf"
 
-# Calls of optimizers after which the model is there, as it trains.
-_BUILT = 2
+
+class AnotherRankError(Exception):
+    """Another process of the command is this rank."""
+
+
+class Call(NamedTuple):
+    optimizer: Any
+    is_skipped: bool
+    """It did nothing, since gradients were infinite."""
+
+
+class _Moment(NamedTuple):
+    """When a call of an optimizer ended of which it is not known yet whether a step ended with it."""
+
+    boundary: Boundary[Any]
+    time: float
+    is_profiled: bool
 
 
 class Rank:
-    """What is known of this process; it is a rank once it has gone backward."""
+    """It begins with its first backward pass."""
 
-    def __init__(self, folder: Path, spec: ScriptSpec, project: Project) -> None:
-        self._folder, self._spec, self._project = folder, spec, project
-        self._resident = resident()
-        self._steps = Steps(spec.step, spec.training)
-        self._observed: ObservedTraining | None = None
-        self._beat: Heartbeat | None = None
+    def __init__(self, folder: Path, spec: ScriptSpec, project: Project, device: torch.device, resident: int) -> None:
+        """``resident``: bytes of the process before it had a model."""
+        self._folder, self._spec, self._project, self._device = folder, spec, project, device
+        self.number, self._world = place()
+        self._claim()
+        if self.number == 0:
+            write_json(folder / ENVIRONMENT_FILE, codec.plain(environment(device)))
+        self._beat = Heartbeat(folder, self.number, LastWords(folder, self.number))
+        self._beat.steps = spec.steps
+        self._beat.start()
+        memory: Memory | None = HostMemory(resident) if device.type == "cpu" else None
+        self._observed = ObservedTraining(self._plan(), device, self._beat, memory=memory)
+        self._measurement = self._observed.measurement
+        self.losses = Losses(device)
         self._model: Model | None = None
-        self._losses: _Losses | None = None
-        self._depth = self._passes = self._num_steps = self._num_optimizers = 0
-        self._calls: list[tuple[Any, bool]] = []  # of optimizers inside a backward pass
-        self._raw: dict[int, Boundary[Any]] = {}
-        self._skipped: list[int] = []
-        self.is_over = False
+        self._steps = Steps(spec.step, spec.training)
+        self._passes = self._num_steps = self._num_optimizers = 0
+        self._pass: tuple[torch.Tensor | None, int] = None, 0  # the loss and tokens of the one that runs
+        self._moments: dict[int, _Moment] = {}  # of calls, by their numbers
+        self._skips: list[int] = []  # such calls, since the last step
+        self._skipped_steps: list[int] = []
+        self._profiled_steps = 0  # by the script's own profiler
+        self._first_step_seconds = 0.0
+        self._observed.begin()
 
-    @property
-    def num_calls(self) -> int:
-        """Of optimizers, so far."""
-        return self._steps.num_calls + len(self._calls)
+    def _claim(self) -> None:
+        """Of several processes that go backward under one number the first is the rank."""
+        try:
+            with (self._folder / f"rank-{self.number}.pid").open("x", encoding="ascii") as file:
+                file.write(str(os.getpid()))
+        except FileExistsError:
+            raise AnotherRankError from None
 
-    def scaled_by(self, scale: torch.Tensor | None) -> None:
-        """A GradScaler multiplies losses by ``scale``, which changes from step to step and stays on its device."""
-        if self._losses is not None:
-            self._losses.scale = scale
-
-    # What the hooks hear of.
-
-    def begin_pass(self, roots: Any) -> None:
-        """A backward pass begins from ``roots``."""
-        self._depth += 1
-        if self._depth > 1:
-            return
-        root = next((one for one in (roots if isinstance(roots, Sequence) else [roots]) if _is_loss(one)), None)
-        if self._observed is None:
-            self._begin(root.device if root is not None else _device())
-        self._passes += 1
-        observed, losses = self._observed, self._losses
-        if observed is not None and losses is not None and not observed.measurement.is_over:
-            tokens = self._model.tokens() if self._model else 0
-            observed.measurement.end_pass(losses.keep(root), tokens, None)
-
-    def end_pass(self) -> None:
-        """It has ended, and what optimizers did inside it has."""
-        self._depth -= 1
-        if self._depth == 0 and self._calls:
-            calls, self._calls = self._calls, []
-            self._called(calls)
-
-    def stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
-        """A call of ``optimizer`` has ended; ``skipped``: it did nothing, since gradients were infinite."""
-        if self._depth:
-            self._calls.append((optimizer, skipped))
-        else:
-            self._called([(optimizer, skipped)])
-
-    def _called(self, calls: Sequence[tuple[Any, bool]]) -> None:
-        """So many calls at this moment; steps may have ended with some of them."""
-        if self.is_over:
-            return
-        if self._observed is None:
-            self._begin(_device())
-        observed, steps = self._observed, self._steps
-        assert observed is not None  # noqa: S101 - it was begun
-        is_known = steps.anchor is not None
-        now = None if is_known else observed.measurement.boundary()
-        for optimizer, skipped in calls:
-            key = self._key_of(optimizer)
-            if now is not None:
-                self._raw[steps.num_calls] = now
-            ended = steps.call(key, type(optimizer).__name__, self._passes)
-            if skipped:
-                self._skipped.append(self._num_steps + 1)
-            for call in ended:
-                self._end_step(self._raw.get(call))
-        if self._model is None and steps.num_calls >= _BUILT:
-            self._model = Model.found()
-        if steps.anchor is not None:
-            self._raw.clear()
-        if steps.is_over:
-            raise EndedEarlyError(f"training {self._spec.training} of the script ended after {self._num_steps} steps")
-
-    def _key_of(self, optimizer: Any) -> int:
-        """Its own, also once another has its address."""
-        key: int | None = optimizer.__dict__.get("_llmperf")
-        if key is None:
-            self._num_optimizers += 1
-            key = optimizer.__dict__["_llmperf"] = self._num_optimizers
-        return key
-
-    # What becomes of it.
-
-    def _begin(self, device: torch.device) -> None:
-        spec, (rank, world) = self._spec, _place()
-        if rank == 0:
-            write_json(self._folder / ENVIRONMENT_FILE, codec.plain(environment(device)))
-        (self._folder / f"rank-{rank}.pid").write_text(str(os.getpid()), encoding="ascii")
-        self._rank, self._world, self._device = rank, world, device
-        self._words = LastWords(self._folder, rank)
-        self._beat = beat = Heartbeat(self._folder, rank, self._words)
-        beat.steps = spec.steps
-        beat.start()
-        plan = Plan(
+    def _plan(self) -> Plan:
+        spec = self._spec
+        return Plan(
             steps=spec.steps,
             min_steps=spec.steps,
             warmup_steps=spec.warmup_steps,
-            ranks=world,
-            rank=rank,
+            ranks=self._world,
+            rank=self.number,
             all_steps=True,
             is_ours=False,
             project=self._project,
         )
-        memory: Memory | None = None if device.type == "cuda" else HostMemory(self._resident)
-        self._observed = ObservedTraining(plan, device, beat, memory=memory)
-        self._losses = _Losses(device)
-        self._observed.begin()
 
-    def _end_step(self, at: Boundary[Any] | None) -> None:
-        if self.is_over:
-            return
-        observed = self._observed
-        assert observed is not None  # noqa: S101 - it was begun
+    # What hooks tell of.
+
+    def pass_begins(self, loss: torch.Tensor | None) -> None:
+        """A backward pass, from ``loss``; ``None``: not from one number."""
+        self._passes += 1
+        self._pass = None if loss is None else loss.detach(), self._new_tokens()
+
+    def pass_ended(self, *, is_whole: bool) -> None:
+        """``is_whole``: it raised nothing, so that a step may come of it."""
+        (loss, tokens), self._pass = self._pass, (None, 0)
+        if is_whole:
+            self._keep(loss, tokens)
+        self._new_tokens()  # what was computed a second time is no work of another pass
+
+    def _keep(self, loss: torch.Tensor | None, tokens: int) -> None:
+        if not self._measurement.is_over:  # a traced step shows the script's own work alone
+            self._measurement.end_pass(self.losses.keep(loss), tokens, None)
+
+    def _new_tokens(self) -> int:
+        return self._model.tokens() if self._model else 0
+
+    def called(self, calls: Sequence[Call]) -> bool:
+        """``calls`` of optimizers ended at this moment; whether the last step has ended with them."""
+        known, moment = self._num_optimizers, None
+        if not self._passes:  # gradients come another way
+            self._keep(None, self._new_tokens())
+        if not self._steps.is_settled:
+            moment = _Moment(self._measurement.boundary(), time.time(), is_profiled())
+        if any(self._ends_the_last_step(call, moment) for call in calls):
+            return True
+        if moment is not None:
+            for number in [each for each in self._moments if each < self._steps.wanted_from]:
+                del self._moments[number]
+        if self._num_optimizers > known and (self._model is None or self._spec.training > 1):
+            self._model = Model.found(self._model)  # a later training has another
+        if self._steps.is_over:
+            raise StepsError(f"training {self._spec.training} of the script ended after {self._num_steps} steps")
+        return False
+
+    def _ends_the_last_step(self, call: Call, moment: _Moment | None) -> bool:
+        number, optimizer = self._steps.num_calls, call.optimizer
+        if moment is not None:
+            self._moments[number] = moment
+        if call.is_skipped:
+            self._skips.append(number)
+        for ended in self._steps.call(self._number_of(optimizer), type(optimizer).__name__, self._passes):
+            if self._end_step(ended):
+                return True
+            if self._measurement.is_over:
+                break  # what ended after the last timed step, before that was known, is not traced
+        return False
+
+    def _number_of(self, optimizer: Any) -> int:
+        """Its own, also once another has its address."""
+        attributes = vars(optimizer)
+        number: int | None = attributes.get(_NUMBER)
+        if number is None:
+            self._num_optimizers += 1
+            number = attributes[_NUMBER] = self._num_optimizers
+        return number
+
+    def _end_step(self, call: int) -> bool:
+        """With that ``call``; whether no step comes any more."""
+        moment = self._moments.get(call)
         self._num_steps += 1
         if self._num_steps == 1:
-            self._first_step_seconds = time.time() - psutil.Process().create_time()
-        came = observed.step_ended(self._num_steps, at)
-        if came == "over" or (came == "measured" and not observed.go_on()):
-            self._finish()
+            now = moment.time if moment else time.time()
+            self._first_step_seconds = now - psutil.Process().create_time()
+            before = self._moments.get(self._steps.first_call - 1)
+            if before:
+                self._measurement.begin_after(before.boundary)
+        if self._skips and self._skips[0] <= call:
+            self._skipped_steps.append(self._num_steps)
+            self._skips = [each for each in self._skips if each > call]
+        if not self._measurement.is_over:
+            self._profiled_steps += moment.is_profiled if moment else is_profiled()
+        came = self._observed.step_ended(self._num_steps, moment.boundary if moment else None)
+        return came == "over" or (came == "measured" and not self._observed.go_on())
 
-    def _finish(self) -> None:
+    # What becomes of it.
+
+    def finish(self, remarks: Iterable[str], *, is_ended: bool = False) -> None:
+        """Leave its share; ``is_ended``: the script is over by itself."""
         observed, model = self._observed, self._model or Model.found()
-        assert observed is not None  # noqa: S101 - it was begun
-        self.is_over = True
-        trace = observed.trace()
-        seen = self._evidence(evidence(model, self._spec, self._project, self._world))
+        trace = observed.trace(StepsError("the script ended before") if is_ended else None)
+        seen = evidence(model, self._spec, self._project, self._world)
         trained = observed.trained({}, keeps_losses=False, parameters=model.num_parameters, evidence=seen)
-        seconds = (round(self._first_step_seconds, 6), *trained.record.step_seconds[1:])
-        record = replace(trained.record, step_seconds=seconds, step_tokens=())
-        counted = trained.record.step_tokens[self._spec.warmup_steps :]
-        if counted:  # the first steps came before anybody counted
-            usual = round(sum(counted) / len(counted))
-            tokens = tuple(usual for _ in range(self._spec.warmup_steps)) + counted
-            record = replace(record, tokens_per_step=usual, step_tokens=tokens if len(set(tokens)) > 1 else ())
-        losses = trained.losses if self._losses and self._losses.are_known else ()
         share = Share(
             world=self._world,
-            record=record,
-            losses=losses,
+            record=self._record(trained.record),
+            losses=trained.losses if self.losses.are_known else (),
             train_seconds=trained.train_seconds,
             parameters=trained.parameters,
-            evidence=trained.evidence,
+            evidence=self._evidence(trained.evidence, trained.record, remarks),
             trace=trace,
             loaded=loaded(),
         )
-        assert self._beat is not None  # noqa: S101 - it was begun
+        model.leave()
         self._beat.write()
-        write_json(self._folder / SHARE_FILE.format(self._rank), codec.plain(share))
-        if self._spec.end == "park":
-            _park()
+        write_json(self._folder / SHARE_FILE.format(self.number), codec.plain(share))
+        while self._spec.end == "park" and not is_ended:
+            time.sleep(60)  # nothing of the script runs any more, until the launcher ends this process
         self._beat.stop()
 
-    def _evidence(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _record(self, record: RankRecord) -> RankRecord:
+        """``record``, whose first step begins with the process and whose first tokens nobody counted."""
+        warmup = self._spec.warmup_steps
+        record = replace(record, step_seconds=(round(self._first_step_seconds, 6), *record.step_seconds[1:]))
+        counted = record.step_tokens[warmup:]
+        if not counted:
+            return record
+        usual = round(sum(counted) / len(counted))
+        tokens = (usual,) * warmup + counted
+        return replace(record, tokens_per_step=usual, step_tokens=tokens if len(set(tokens)) > 1 else ())
+
+    def _evidence(self, found: Mapping[str, Any], record: RankRecord, remarks: Iterable[str]) -> dict[str, Any]:
         """``found``, and what was seen of the steps."""
-        found = found | {"device_type": self._device.type}
-        found |= {} if self._losses and self._losses.are_known else {"losses": "unknown"}
-        found |= {"skipped_steps": self._skipped} if self._skipped else {}
-        remarks = [*found.get("remarks", ()), *self._steps.notes]
-        return found | ({"remarks": remarks} if remarks else {})
+        said = [*found.get("remarks", ()), *remarks, *self._steps.notes]
+        if self._profiled_steps:
+            said.append(f"a profiler of the script's own ran in {self._profiled_steps} timed steps: they hold its cost")
+        is_counted = 0 not in record.step_tokens[self._spec.warmup_steps :]
+        return {
+            **found,
+            "device_type": self._device.type,
+            **({} if is_counted else {"tokens": "unknown"}),
+            **({} if self.losses.are_known else {"losses": "unknown"}),
+            **({"skipped_steps": self._skipped_steps} if self._skipped_steps else {}),
+            **({"remarks": said} if said else {}),
+        }
 
-    def fail(self, error: BaseException) -> None:
-        """The watching ends here; the launcher is told why."""
-        self.is_over = True
-        rank = getattr(self, "_rank", _place()[0])
-        write_failure(self._folder, rank, error, "refused" if isinstance(error, EndedEarlyError) else "error")
+    def script_ended(self, remarks: Iterable[str]) -> None:
+        """By itself: what was timed stands, with no trace where that was to follow.
 
-    def script_failed(self, error: BaseException) -> None:
-        """The script itself raised."""
-        if not self.is_over:
-            self.is_over = True
-            kind = "oom" if isinstance(error, torch.OutOfMemoryError) else "error"
-            write_failure(self._folder, getattr(self, "_rank", _place()[0]), error, kind)
-
-    def script_ended(self) -> None:
-        """The script came to its own end."""
-        if self.is_over or self._observed is None:
+        Raises:
+            StepsError: not all steps were timed.
+        """
+        if self._measurement.is_over:
+            self.finish(remarks, is_ended=True)
             return
-        wanted = self._spec.steps + TRACED_STEPS
-        self.fail(
-            EndedEarlyError(
-                f"the script ended by itself after {self._num_steps} steps, expected {wanted} (steps="
-                f"{self._spec.steps}, and {wanted - self._spec.steps} that are traced): let it train longer, or lower "
-                "steps"
+        spec = self._spec
+        if not self._steps.num_calls:
+            raise StepsError(
+                f"{self._passes} backward passes and no call of an optimizer were seen; expected one of torch.optim or "
+                "of a class made of torch.optim.Optimizer: steps of others cannot be counted"
             )
+        raise StepsError(
+            f"the script ended by itself after {self._num_steps} steps, expected {spec.steps + TRACED_STEPS} (steps="
+            f"{spec.steps}, and {TRACED_STEPS} that are traced): let it train longer, or lower steps"
         )
 
 
-class EndedEarlyError(Exception):
-    """The script made fewer steps than were to be measured."""
-
-
-class _Losses:
-    """One tensor, made at the start, so that what is kept is no growth of the training's."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._kept = torch.zeros(_MOST_LOSSES, device=device)
-        self._number = 0
-        self.are_known = True
-        """Whether each pass began from one number."""
-        self.scale: torch.Tensor | None = None
-        """By which a GradScaler multiplies them."""
-
-    def keep(self, loss: torch.Tensor | None) -> torch.Tensor:
-        slot = self._kept[self._number % _MOST_LOSSES]
-        self._number += 1
-        if loss is None:
-            self.are_known = False
-            return slot
-        with torch.no_grad():
-            slot.copy_(loss.detach().reshape(()))
-            if self.scale is not None:
-                slot.div_(self.scale)
-        return slot
-
-
-def _is_loss(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == 1
-
-
-def _device() -> torch.device:
-    is_used = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch.device("cuda", torch.cuda.current_device()) if is_used else torch.device("cpu")
-
-
-def _place() -> tuple[int, int]:
+def place() -> tuple[int, int]:
     """This process's rank, and the world's size."""
     dist = torch.distributed
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _park() -> NoReturn:
-    """Stay here until the launcher ends this process: nothing of the script runs any more."""
-    while True:
-        time.sleep(60)
-
-
-# The hooks.
-
-
-def watch(folder: str) -> None:
-    """Torch has been imported in this process: hear of what trains in it."""
-    path = Path(folder)
-    values = json.loads((path / "request.json").read_text(encoding="utf-8"))
-    spec = ScriptSpec(**values["spec"])
-    if spec.seed is not None:
-        _seed(spec.seed)
-    rank = Rank(path, spec, Project.around(spec.folder(Path(values["root"]))))
-    guarded = functools.partial(_guarded, rank)
-    register_optimizer_step_post_hook(lambda optimizer, *_: guarded(rank.stepped, optimizer))
-    _wrap_backward(rank, guarded)
-    _wrap_scaler(rank, guarded)
-    _hear_of_the_end(rank)
-
-
-def _guarded(rank: Rank, ours: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    if rank.is_over:
-        return
-    try:
-        ours(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - whatever we did wrong, the training is not ours to end
-        with suppress(Exception):
-            rank.fail(error)
-
-
-def _wrap_backward(rank: Rank, guarded: Callable[..., None]) -> None:
-    backward = torch.autograd.backward
-
-    @functools.wraps(backward)
-    def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        guarded(rank.begin_pass, tensors)
-        try:
-            return backward(tensors, *args, **kwargs)
-        finally:
-            guarded(rank.end_pass)
-
-    torch.autograd.backward = watched
-
-
-def _wrap_scaler(rank: Rank, guarded: Callable[..., None]) -> None:
-    """A scaler that skips a step calls no optimizer: the step has ended all the same."""
-    step, scale = GradScaler.step, GradScaler.scale
-
-    @functools.wraps(step)
-    def watched(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        before = rank.num_calls
-        result = step(self, optimizer, *args, **kwargs)
-        if rank.num_calls == before:
-            guarded(rank.stepped, optimizer, skipped=True)
-        return result
-
-    @functools.wraps(scale)
-    def scaled(self: Any, outputs: Any) -> Any:
-        result = scale(self, outputs)
-        guarded(rank.scaled_by, getattr(self, "_scale", None))
-        return result
-
-    GradScaler.step, GradScaler.scale = watched, scaled
-
-
-def _hear_of_the_end(rank: Rank) -> None:
-    tell = sys.excepthook
-
-    def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
-        if not isinstance(error, KeyboardInterrupt):
-            with suppress(Exception):
-                rank.script_failed(error)
-        tell(kind, error, traceback)
-
-    sys.excepthook = excepthook
-    atexit.register(lambda: _guarded(rank, rank.script_ended))
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)

@@ -15,13 +15,17 @@ from dataclasses import dataclass, field
 _KNOWN, _LATEST, _RARE = 8, 24, 8
 
 
+class StepsError(Exception):
+    """The steps that are meant did not come; says why."""
+
+
 @dataclass
 class Life:
     """One optimizer's calls; several without a backward pass between them are one."""
 
     name: str
     calls: list[int] = field(default_factory=list)
-    """Where they are among the calls of all, those of several by their last."""
+    """Where they are among the calls of all, those of several by their last; the first and the last at least."""
     count: int = 0
     passes: int = -1
     """Backward passes that had begun by its last call."""
@@ -30,7 +34,7 @@ class Life:
     usual_repeats: int = 1
     """Calls after the pass before that one."""
 
-    def called(self, number: int, passes: int) -> None:
+    def called(self, number: int, passes: int, *, is_listed: bool) -> None:
         if self.count and passes == self.passes and passes:
             self.repeats += 1
             self.calls[-1] = number
@@ -38,7 +42,10 @@ class Life:
         self.usual_repeats = self.repeats or 1
         self.passes, self.repeats = passes, 1
         self.count += 1
-        self.calls.append(number)
+        if is_listed or len(self.calls) < 2:  # noqa: PLR2004 - the first and the last
+            self.calls.append(number)
+        else:
+            self.calls[-1] = number
 
 
 class Steps:
@@ -48,92 +55,122 @@ class Steps:
         """``step``: the class of the optimizer that is the anchor, or how many calls of it are one step."""
         self._class = step if isinstance(step, str) and step != "auto" else ""
         self._calls_per_step = step if isinstance(step, int) else 1
-        self._training, self.phase = training, 1
+        self._training, self._phase = training, 1
         self._lives: dict[int, Life] = {}
+        self._anchor: int | None = None  # whose calls end steps of this phase, once that is known
+        self._repeats = 1
+        self._foreign: dict[int, int] = {}  # calls of others since the anchor's last
         self.num_calls = 0
         """Of all optimizers."""
-        self.anchor: int | None = None
-        """The optimizer whose calls end steps, once that is known."""
-        self._repeats = 1
-        self._foreign: dict[int, int] = {}
+        self.first_call = 0
+        """The first of this phase."""
         self.is_over = False
         """The training that is meant has ended by itself."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a step that ends is known at once."""
+        return self._anchor is not None and self._phase == self._training
+
+    @property
+    def wanted_from(self) -> int:
+        """The first call of which something may be asked later."""
+        if self._anchor is None:
+            return self.first_call - 1
+        return self.num_calls if self.is_settled else self._lives[self._anchor].calls[-1]
 
     def call(self, optimizer: int, name: str, passes: int) -> list[int]:
         """A call of ``optimizer``, of the class ``name``, has ended, after so many backward passes had begun.
 
         Returns the calls, by their numbers from 0, of which it is known only now that a step ended with them.
+
+        Raises:
+            StepsError: no optimizer of the class that is asked for is among those that step.
         """
         number = self.num_calls
         self.num_calls += 1
-        life = self._lives.setdefault(optimizer, Life(name))
-        life.called(number, passes)
-        if self.anchor is None:
-            return self._decided() if self._is_known(optimizer) else []
-        if optimizer != self.anchor:
-            self._hears_of(optimizer)
+        life = self._lives.get(optimizer)
+        if life is None:
+            life = self._lives[optimizer] = Life(name)
+        is_anchor = optimizer == self._anchor
+        life.called(number, passes, is_listed=not is_anchor and not self.is_settled)
+        if self._anchor is None:
+            return self._decided() if self._is_known(life) else []
+        if not is_anchor:
+            self._hears_of(optimizer, life)
             return []
-        self._foreign.clear()
+        if self._foreign:
+            self._foreign.clear()
         is_whole = life.repeats == self._repeats and life.count % self._calls_per_step == 0
-        return [number] if is_whole and self.phase == self._training else []
+        return [number] if is_whole and self.is_settled else []
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know of how steps were counted."""
-        if self.anchor is None:
+        if self._anchor is None:
             return []
-        own = self._lives[self.anchor]
-        others = [life for key, life in self._lives.items() if key != self.anchor and life.count != own.count]
+        own = self._lives[self._anchor]
+        others = [life for life in self._lives.values() if life.count != own.count]
         if not others:
             return []
-        told = "; ".join(f"{life.name} stepped {life.count} times" for life in others[:3])
-        return [f"steps are counted by {own.name} ({own.count}); {told} meanwhile: say step= if that is the step"]
+        said = "; ".join(f"{_named(life, own)} stepped {life.count}" for life in others[:3])
+        hint = ": say step= if that is the step" if any(life.name != own.name for life in others) else ""
+        return [f"steps are counted by {own.name} ({own.count}); {said} times meanwhile{hint}"]
 
-    def _is_known(self, optimizer: int) -> bool:
-        """Whether the calls so far tell the anchor."""
-        most = max(life.count for life in self._lives.values())
-        if self._lives[optimizer].count < most or most < _KNOWN:
+    @property
+    def _most(self) -> Life:
+        return max(self._lives.values(), key=lambda life: life.count)
+
+    def _is_known(self, life: Life) -> bool:
+        """Whether the calls so far tell the anchor; ``life`` has the last one."""
+        most = self._most
+        if life.count < most.count or most.count < _KNOWN:
             return False
-        if most >= _LATEST:
+        if most.count >= _LATEST:
             return True
-        return all(len(life.calls) > 1 or self._passed(life.calls[-1]) > _RARE for life in self._lives.values())
-
-    def _passed(self, call: int) -> int:
-        """Calls of the most frequent optimizer since ``call``."""
-        most = max(self._lives.values(), key=lambda life: life.count)
-        return sum(each > call for each in most.calls)
+        return all(len(each.calls) > 1 or _since(each, most) > _RARE for each in self._lives.values())
 
     def _decided(self) -> list[int]:
         phases = trainings(list(self._lives.values()))
-        if len(phases) > 1 and self.phase < self._training:
-            self.phase += len(phases) - 1
-            self._lives = {key: life for key, life in self._lives.items() if life in phases[-1]}
+        if len(phases) > 1 and self._phase < self._training:
+            self._phase += len(phases) - 1
+            self._begin_phase({key: life for key, life in self._lives.items() if life in phases[-1]})
             return []
-        lives = phases[0]
-        if self._class:
-            lives = [life for life in self._lives.values() if life.name == self._class] or lives
+        lives = [life for life in phases[0] if not self._class or life.name == self._class]
+        if not lives:
+            if self._most.count < _LATEST:
+                return []
+            seen = ", ".join(sorted({life.name for life in phases[0]}))
+            raise StepsError(f"step={self._class!r}, and no optimizer of that class steps; expected one of {seen}")
         chosen = anchor(lives)
-        self.anchor = next(key for key, life in self._lives.items() if life is chosen)
+        self._anchor = next(key for key, life in self._lives.items() if life is chosen)
         self.is_over, self._repeats = len(phases) > 1, chosen.usual_repeats
         is_whole = chosen.repeats == self._repeats
         whole = chosen.calls if is_whole else chosen.calls[:-1]
-        return whole[self._calls_per_step - 1 :: self._calls_per_step] if self.phase == self._training else []
+        return whole[self._calls_per_step - 1 :: self._calls_per_step] if self._phase == self._training else []
 
-    def _hears_of(self, optimizer: int) -> None:
+    def _begin_phase(self, lives: dict[int, Life]) -> None:
+        self._lives, self._anchor, self._foreign = lives, None, {}
+        self.first_call = min(life.calls[0] for life in lives.values())
+
+    def _hears_of(self, optimizer: int, life: Life) -> None:
         """Others than the anchor step; where it does not any more, its training is over."""
-        self._foreign[optimizer] = self._foreign.get(optimizer, 0) + 1
-        assert self.anchor is not None  # noqa: S101 - it is known here
-        last = self._lives[self.anchor].calls[-1]
-        new = self._lives[optimizer].calls[0] > last
-        if not new or self._foreign[optimizer] < _KNOWN:
+        assert self._anchor is not None  # noqa: S101 - it is known here
+        last = self._lives[self._anchor].calls[-1]
+        if life.calls[0] < last:
             return
-        if self.phase == self._training:
+        self._foreign[optimizer] = self._foreign.get(optimizer, 0) + 1
+        if self._foreign[optimizer] < _KNOWN:
+            return
+        if self._phase == self._training:
             self.is_over = True
             return
-        self.phase += 1
-        self.anchor = None
-        self._lives = {key: life for key, life in self._lives.items() if life.calls[0] > last}
-        self._foreign.clear()
+        self._phase += 1
+        self._begin_phase({key: each for key, each in self._lives.items() if each.calls[0] > last})
+
+
+def _named(life: Life, own: Life) -> str:
+    return f"another {life.name}" if life.name == own.name else life.name
 
 
 def trainings(lives: Sequence[Life]) -> list[list[Life]]:
@@ -161,7 +198,7 @@ def anchor(lives: Sequence[Life]) -> Life:
 def _is_rare(life: Life, most: Life) -> bool:
     """Whether fewer than one in so many calls of the ``most`` frequent one goes with one of its own."""
     if life.count < 2:  # noqa: PLR2004 - two make a distance
-        return sum(each > life.calls[-1] for each in most.calls) > _RARE
+        return _since(life, most) > _RARE
     between = sum(life.calls[0] < each <= life.calls[-1] for each in most.calls)
     return between > _RARE * (life.count - 1)
 
@@ -170,5 +207,9 @@ def _is_partial(life: Life, most: Life) -> bool:
     """Whether it begins or ends while the ``most`` frequent one goes on."""
     distance = max(1.0, most.count / life.count)
     before = sum(each < life.calls[0] for each in most.calls)
-    after = sum(each > life.calls[-1] for each in most.calls)
-    return max(before, after) > 2 * distance + 1
+    return max(before, _since(life, most)) > 2 * distance + 1
+
+
+def _since(life: Life, most: Life) -> int:
+    """Calls of the ``most`` frequent one since its last."""
+    return sum(each > life.calls[-1] for each in most.calls)

@@ -30,22 +30,25 @@ def _chain() -> None:
 
 
 class _WaitsForTorch:
-    """A finder that finds nothing, and hears when torch has been imported."""
+    """A finder that finds nothing of its own, and hears when torch has been imported."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        from importlib.util import find_spec
-
-        spec = find_spec(name)
+        # Whoever only asks whether there is a torch gets the same spec, and nothing has happened.
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
         loader = getattr(spec, "loader", None)
         if loader is not None:
             execute = loader.exec_module
 
             def executed(module: Any) -> None:
+                del loader.exec_module  # it is again as it was: code may ask for its source, or pickle it
                 execute(module)
-                _arrived()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _arrived()
 
             loader.exec_module = executed
         return spec
@@ -59,7 +62,7 @@ def _arrived() -> None:
         sys.path.insert(0, package)
         sys.path.append(libraries)
         try:
-            from pytest_llmperf.worker.script.rank import watch
+            from pytest_llmperf.worker.script.hooks import watch
         finally:
             sys.path.remove(package)
         watch(folder)

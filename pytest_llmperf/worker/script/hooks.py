@@ -1,0 +1,219 @@
+"""Hooks in PyTorch that a user's own training runs through: backward passes, calls of optimizers, scaled losses.
+
+Each costs its caller microseconds and changes nothing of it. What is ours and fails ends the watching and never the
+training; the launcher is told.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from pytest_llmperf.observe.measurement import resident
+from pytest_llmperf.observe.places import Project
+from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.worker.folder import write_failure
+from pytest_llmperf.worker.script.losses import device_of, loss_of
+from pytest_llmperf.worker.script.rank import AnotherRankError, Call, Rank, place
+from pytest_llmperf.worker.script.steps import StepsError
+
+# They only say that another process has failed, which says why itself.
+_OF_OTHERS = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError"}
+
+
+# A compiler that runs one of ours in the user's own code does not look into it, and of what it calls not at all.
+_uncompiled = functools.partial(_disable_dynamo, recursive=False)
+
+
+@_disable_dynamo
+def _run(ours: Callable[..., None], *args: Any) -> None:
+    # What is captured is replayed where no hook is called, and whatever we issued would be part of it.
+    if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        ours(*args)
+
+
+def watch(folder: str) -> None:
+    """Torch has been imported in this process: hear of what trains in it."""
+    path = Path(folder)
+    values = json.loads((path / "request.json").read_text(encoding="utf-8"))
+    spec = ScriptSpec(**values["spec"])
+    if spec.seed is not None:
+        _seed(spec.seed)
+    Hooks(path, spec, Project.around(spec.folder(Path(values["root"])))).install()
+
+
+def _seed(seed: int) -> None:
+    """Ranks have different numbers, as they have where nobody seeds."""
+    seed = (seed + int(os.environ.get("RANK", "0"))) % 2**32
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+class Hooks:
+    """Those of this process, which is a rank once it has gone backward."""
+
+    def __init__(self, folder: Path, spec: ScriptSpec, project: Project) -> None:
+        self._folder, self._spec, self._project = folder, spec, project
+        self._resident = resident()
+        self._rank: Rank | None = None
+        self._is_out = False  # nothing is watched any more
+        self._is_inside = False  # a backward pass runs
+        self._calls: list[Call] = []  # of optimizers, in the pass that runs
+        self._num_calls = 0
+        self._unscaled: list[torch.Tensor] = []  # losses that were scaled since the last pass
+        self._remarks: dict[str, None] = {}
+
+    def install(self) -> None:
+        register_optimizer_step_post_hook(_uncompiled(lambda optimizer, *_: self._optimizer_called(optimizer)))
+        self._wrap_backward()
+        self._wrap_scaler()
+        self._wrap_peaks()
+        self._hear_of_the_end()
+        # A rank's child has a copy of all this and is no rank: what it left would be taken for its parent's.
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._is_out = self._is_out or self._rank is not None
+
+    def _guarded(self, ours: Callable[..., None], *args: Any) -> None:
+        if self._is_out:
+            return
+        try:
+            _run(ours, *args)
+        except AnotherRankError:
+            self._is_out = True
+        except Exception as error:  # noqa: BLE001 - whatever we did wrong, the training is not ours to end
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """The watching ends here; the launcher is told why."""
+        self._is_out = True
+        refused, oom = isinstance(error, StepsError), isinstance(error, torch.OutOfMemoryError)
+        with suppress(Exception):
+            number = self._rank.number if self._rank else place()[0]
+            write_failure(self._folder, number, error, "refused" if refused else "oom" if oom else "error")
+
+    # What torch calls.
+
+    def _wrap_backward(self) -> None:
+        backward = torch.autograd.backward
+
+        @_uncompiled
+        @functools.wraps(backward)
+        def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            # Checkpointing goes backward inside of a pass, on whichever thread.
+            if self._is_inside or self._is_out:
+                return backward(tensors, *args, **kwargs)
+            self._guarded(self._pass_begins, tensors)
+            self._is_inside, is_whole = True, False
+            try:
+                result = backward(tensors, *args, **kwargs)
+                is_whole = True
+            finally:
+                self._is_inside = False
+                self._guarded(self._pass_ended, is_whole)
+            return result
+
+        torch.autograd.backward = watched
+
+    def _pass_begins(self, roots: Any) -> None:
+        scaled, self._unscaled = self._unscaled, []
+        loss = loss_of(roots) if not scaled else scaled[0] if len(scaled) == 1 else None
+        self._begun(roots).pass_begins(loss)
+
+    def _pass_ended(self, is_whole: bool) -> None:
+        calls, self._calls = self._calls, []
+        if self._rank is not None:
+            self._rank.pass_ended(is_whole=is_whole)
+            if calls:  # a profiler that begins inside of a pass sees nothing
+                self._called(self._rank, calls)
+
+    def _optimizer_called(self, optimizer: Any, *, is_skipped: bool = False) -> None:
+        if self._is_out:
+            return
+        self._num_calls += 1
+        if self._is_inside:
+            self._calls.append(Call(optimizer, is_skipped))
+        else:
+            self._guarded(self._optimizer_called_outside, Call(optimizer, is_skipped))
+
+    def _optimizer_called_outside(self, call: Call) -> None:
+        parameters = [one for group in call.optimizer.param_groups for one in group["params"][:1]]
+        self._called(self._rank or self._begun(parameters), [call])
+
+    def _begun(self, tensors: Any) -> Rank:
+        if self._rank is None:
+            self._rank = Rank(self._folder, self._spec, self._project, device_of(tensors), self._resident)
+        return self._rank
+
+    def _called(self, rank: Rank, calls: Sequence[Call]) -> None:
+        if rank.called(calls):
+            self._is_out = True
+            rank.finish(self._remarks)
+
+    def _wrap_scaler(self) -> None:
+        """A scaler multiplies losses; where it skips a step, that has ended without a call of its optimizer."""
+        step, scale = GradScaler.step, GradScaler.scale
+
+        @_uncompiled
+        @functools.wraps(step)
+        def stepped(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._num_calls
+            result = step(scaler, optimizer, *args, **kwargs)
+            if self._num_calls == before:
+                self._optimizer_called(optimizer, is_skipped=True)
+            return result
+
+        @_uncompiled
+        @functools.wraps(scale)
+        def scaled(scaler: Any, outputs: Any) -> Any:
+            # The loss is kept as it was: to divide it by the scale later would be work for the device.
+            if not self._is_out and isinstance(outputs, torch.Tensor):
+                self._unscaled.append(outputs.detach())
+            return scale(scaler, outputs)
+
+        GradScaler.step, GradScaler.scale = stepped, scaled
+
+    def _wrap_peaks(self) -> None:
+        reset = torch.cuda.reset_peak_memory_stats
+
+        @functools.wraps(reset)
+        def watched(*args: Any, **kwargs: Any) -> None:
+            if self._rank is not None:  # before the first step it hides nothing
+                self._remarks["the script resets the peak of memory: the peak here is of its last steps alone"] = None
+            reset(*args, **kwargs)
+
+        torch.cuda.reset_peak_memory_stats = torch.cuda.memory.reset_peak_memory_stats = watched
+
+    # How the process ends.
+
+    def _hear_of_the_end(self) -> None:
+        tell = sys.excepthook
+
+        def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
+            if not self._is_out and not isinstance(error, KeyboardInterrupt) and kind.__name__ not in _OF_OTHERS:
+                self._fail(error)
+            tell(kind, error, traceback)
+
+        sys.excepthook = excepthook
+        atexit.register(self._guarded, self._script_ended)
+
+    def _script_ended(self) -> None:
+        if self._rank is not None:
+            self._rank.script_ended(self._remarks)
+            self._is_out = True
