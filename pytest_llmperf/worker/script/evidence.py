@@ -144,7 +144,8 @@ def _adapters(modules: list[nn.Module]) -> dict[str, Any]:
 def _sources(spec: ScriptSpec, project: Project) -> dict[str, Any]:
     """Digests of the project's own files that were imported, and of those that the user watches."""
     imported = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    files = {name: Path(file) for file in imported if file and (name := project.name_of(file))}
+    # Some modules name a file that there is not.
+    files = {name: Path(file) for file in imported if Path(file).is_file() and (name := project.name_of(file))}
     missing = []
     for word in spec.watch:
         there = _named(project.folder, word)
