@@ -1,42 +1,50 @@
-"""A plain Trainer script at rung 15.9's settings, with nothing of this project in it: our overhead is held against it.
+"""A case's training as a script of its own: the same model, arguments and data, and nothing that watches it.
 
-Run it under torchrun on the machine that ran the rung: ``torchrun --nproc-per-node 1 tools/bare_trainer.py``. It
-prints the steady rate: tokens over the wall time between the end of step 8 and the end of the last one, the device
-drained at both.
+``torchrun --nproc-per-node 1 tools/bare_trainer.py model=llama-tiny`` trains the spec of these settings, or a stored
+case by its id, for a few steps more than a launch takes. As ``perf.script("torchrun … tools/bare_trainer.py …")`` it
+is watched from outside, and has the bytes, counts and tokens of the same spec's launch. ``--clock`` watches it with
+nothing of this project: it prints the rate between the end of step 8 and that of the last one.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback, set_seed
 
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.observe.device import own_device
+from pytest_llmperf.worker.build import build_model, training_arguments
+from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, training_data
+from pytest_llmperf.worker.settings.compilation import compile_layers
+from pytest_llmperf.worker.settings.precision import force_tf32
+
+BASELINES = Path(__file__).parents[1] / "baselines"
 WARMUP_STEPS = 8
-CONFIG = Path(__file__).parent.parent / "pytest_llmperf" / "settings" / "configs" / "llama-3.2-1b.json"
+# After those that are timed: a launch traces three and inspects one.
+MORE_STEPS = 4
 
 
-class Tokens(Dataset[dict[str, torch.Tensor]]):
-    """Random tokens, drawn when asked for."""
+class PlainTrainer(Trainer):
+    """Takes its samples in their order, as a launch does."""
 
-    def __init__(self, length: int, sequence_length: int, vocabulary_size: int) -> None:
-        self.length, self.shape, self.vocabulary_size = length, (sequence_length,), vocabulary_size
+    def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, _index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(self.vocabulary_size, self.shape)
-        return {"input_ids": tokens, "labels": tokens}
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        inputs.pop(REAL_TOKENS, None)  # no input of the model's
+        return super().training_step(model, inputs, *args, **kwargs)
 
 
 class Stopwatch(TrainerCallback):
-    """Wall time at the end of the warm-up and of the last step."""
+    """Wall time at the end of the warm-up and of the last step, with nothing left to do for the device."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.times = steps, dict[int, float]()
@@ -47,38 +55,31 @@ class Stopwatch(TrainerCallback):
             self.times[state.global_step] = time.perf_counter()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--micro-batch-size", type=int, default=37)
-    parser.add_argument("--sequence-length", type=int, default=1024)
-    options = parser.parse_args()
-
-    arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(),
-        max_steps=options.steps,
-        per_device_train_batch_size=options.micro_batch_size,
-        bf16=True,
-        tf32=False,
-        optim="adamw_torch",
-        use_liger_kernel=True,
-        logging_strategy="no",
-        logging_nan_inf_filter=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-    config = AutoConfig.from_pretrained(CONFIG)
-    config.use_cache = False
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-    stopwatch = Stopwatch(options.steps)
-    data = Tokens(options.steps * options.micro_batch_size, options.sequence_length, config.vocab_size)
-    Trainer(model=model, args=arguments, train_dataset=data, callbacks=[stopwatch]).train()
-    seconds = stopwatch.times[options.steps] - stopwatch.times[WARMUP_STEPS]
-    tokens = (options.steps - WARMUP_STEPS) * options.micro_batch_size * options.sequence_length
-    print(f"bare trainer: {tokens / seconds:.0f} tokens/s, {torch.cuda.max_memory_reserved() / 2**30:.2f} GiB reserved")
+def main(words: list[str]) -> None:
+    spec = named([word for word in words if word != "--clock"], BASELINES, None)[0].spec
+    assert isinstance(spec, TrainSpec)  # noqa: S101 - no script is trained by this one
+    set_seed(spec.seed)
+    steps, device = spec.steps + MORE_STEPS, own_device()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = training_arguments(spec, Path(folder), device, steps)
+        model = build_model(spec, spec.architecture.config, device)
+        compile_layers(spec, model)
+        data = training_data(spec, steps, model.config.get_text_config().vocab_size)
+        stopwatch = Stopwatch(steps)
+        callbacks = [stopwatch] if "--clock" in words else []
+        trainer = PlainTrainer(
+            model=model, args=arguments, train_dataset=data.samples, data_collator=data.collator, callbacks=callbacks
+        )
+        force_tf32(spec, device)
+        trainer.train()
+    if callbacks:
+        seconds = stopwatch.times[steps] - stopwatch.times[WARMUP_STEPS]
+        tokens = (
+            (steps - WARMUP_STEPS) * spec.micro_batch_size * spec.gradient_accumulation_steps * spec.sequence_length
+        )
+        peak = torch.cuda.max_memory_reserved() / 2**30
+        print(f"bare trainer: {tokens / seconds:.0f} tokens/s, {peak:.2f} GiB reserved")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -43,6 +43,20 @@ def setup(model: nn.Module, optimizer: Any, callables: Callables = MappingProxyT
     }
 
 
+#: What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
+NOT_WORK = frozenset(
+    {"_name_or_path", "architectures", "transformers_version", "_attn_implementation", "pretraining_tp"}
+    | {"id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id", "pad_token_id"}
+    | {"output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder"}
+)
+
+
+def configuration(config: Any) -> dict[str, Any]:
+    """Of a model of transformers', what it says of the work."""
+    found: dict[str, Any] = plain({k: v for k, v in config.to_dict().items() if k not in NOT_WORK})
+    return found
+
+
 def parameter_groups(optimizer: Any) -> list[str]:
     """Of each group: how many parameters it updates, how fast, and how much they decay."""
     groups = getattr(optimizer, "param_groups", [])

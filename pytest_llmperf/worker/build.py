@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from pytest_llmperf.observe.device import is_gpu
+from pytest_llmperf.observe.objects import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.refusal import RefusedError, transformers_version
@@ -116,12 +117,6 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
 # Unused settings: what a configuration describes and the model that was built does not do. A setting counts as used
 # where the code of the model, of its configuration or of what all models share says its name.
 
-#: What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
-NOT_WORK = frozenset(
-    {"_name_or_path", "architectures", "transformers_version", "_attn_implementation", "pretraining_tp"}
-    | {"id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id", "pad_token_id"}
-    | {"output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder"}
-)
 _NOT_OF_A_STEP = (
     NOT_WORK
     # Told by themselves.

@@ -24,9 +24,8 @@ from transformers.integrations import hub_kernels
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pytest_llmperf.observe import objects
-from pytest_llmperf.observe.objects import DEEPEST, name_of, plain
+from pytest_llmperf.observe.objects import DEEPEST, name_of
 from pytest_llmperf.worker import installed
-from pytest_llmperf.worker.build import NOT_WORK
 
 
 def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
         "samples": getattr(trainer.train_dataset, "order", name_of(type(trainer.train_dataset))),
         "collator": name_of(trainer.data_collator),
         "callbacks": sorted(name_of(type(callback)) for callback in trainer.callback_handler.callbacks),
-        "config": plain({k: v for k, v in model.config.to_dict().items() if k not in NOT_WORK}),
+        "config": objects.configuration(model.config),
         "tied_weights": written is not None and getattr(written, "weight", None) is getattr(read, "weight", written),
         "attention_function": name_of(_attention_function(model)),
         "loss_function": name_of(getattr(model, "loss_function", None)),

@@ -117,3 +117,32 @@ def test_a_file_of_the_repository_outside_the_commands_folder_is_the_projects(tm
     assert project.name_of(str(tmp_path / "library" / "loss.py")) == "../library/loss.py"
     assert project.name_of(str(tmp_path / ".venv/lib/site-packages/trl/trainer.py")) == ""
     assert project.name_of(torch.__file__) == ""
+
+
+def test_of_a_gpu_each_warning_of_a_wait_and_each_wait_by_hand_has_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    modes = ["default"]
+    monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    code = """import warnings
+def waits():
+    warnings.warn("called a synchronizing CUDA operation")
+def step():
+    for _ in range(3):
+        waits()
+    torch.cuda.synchronize()
+    warnings.warn("the user's own")
+"""
+    places = Places(torch.device("cuda"), Project.around(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", message="the user's own")
+        places.begin()
+        users(tmp_path, code)()
+        places.end()
+    text = 'warnings.warn("called a synchronizing CUDA operation")'
+    assert places.found == {"wait": {f"train.py:3 {text}": 3.0, "train.py:7 torch.cuda.synchronize()": 1.0}}
+    assert [str(each.message) for each in recwarn] == ["the user's own"]
+    assert modes == ["default", "warn", "default"]

@@ -25,9 +25,6 @@ from pytest_llmperf.support.redaction import redacted, without_secrets
 from pytest_llmperf.worker.installed import short_digest
 from pytest_llmperf.worker.script.model import Model
 
-# Of a model's configuration: what says where it came from.
-_NOT_WORK = frozenset({"_name_or_path", "transformers_version", "architectures"})
-
 
 def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> dict[str, Any]:
     """As a record holds it; called once, after all that is timed."""
@@ -42,7 +39,7 @@ def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> di
             "setup": lambda: {"setup": _setup(model, whole, optimizers)},
             "tokens": lambda: {"tokens": "counted" if model.counts_tokens else "unknown"},
             "precision": lambda: {"parameter_dtypes": _dtypes(whole)} | _claimed("autocast_dtype", model.autocast),
-            "attention": lambda: _claimed("attention", ", ".join(sorted(_attentions(modules))) or None),
+            "attention": lambda: _claimed("attention", _attention(whole)),
             "liger": lambda: _liger(whole),
             "compilation": lambda: _twin("compilation").seen_compilation(whole),
             "optimizer": lambda: _twin("optimizer").seen_optimizer(first),
@@ -69,9 +66,9 @@ def _setup(model: Model, whole: nn.Module, optimizers: list[Any]) -> dict[str, A
     if len(optimizers) > 1:
         found["optimizer"] = {name_of(type(each)): plain(dict(each.defaults)) for each in optimizers}
         found["parameter_groups"] = [group for each in optimizers for group in objects.parameter_groups(each)]
-    configs = [to_dict() for root in model.roots if (to_dict := getattr(_config(root), "to_dict", None))]
-    if configs:
-        found["config"] = plain({name: value for name, value in configs[0].items() if name not in _NOT_WORK})
+    config = next((each for each in _configs(whole) if hasattr(each, "to_dict")), None)
+    if config is not None:
+        found["config"] = objects.configuration(config)
     trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
     return {
         **found,
@@ -80,15 +77,14 @@ def _setup(model: Model, whole: nn.Module, optimizers: list[Any]) -> dict[str, A
     }
 
 
-def _config(module: nn.Module) -> Any:
-    """That of a model of transformers', also inside of what wraps it."""
-    configs = (getattr(each, "config", None) for each in module.modules())
-    return next((each for each in configs if hasattr(each, "_attn_implementation")), None)
+def _configs(whole: nn.Module) -> list[Any]:
+    """Of the models of transformers'; their parts share them."""
+    configs = (getattr(module, "config", None) for module in whole.modules())
+    return [config for config in configs if getattr(config, "_attn_implementation", None)]
 
 
-def _attentions(modules: list[nn.Module]) -> set[str]:
-    named = (getattr(getattr(module, "config", None), "_attn_implementation", None) for module in modules)
-    return {str(each) for each in named if each}
+def _attention(whole: nn.Module) -> str | None:
+    return ", ".join(sorted({str(config._attn_implementation) for config in _configs(whole)})) or None
 
 
 def _dtypes(whole: nn.Module) -> dict[str, int]:
