@@ -81,7 +81,9 @@ class LocalLauncher:
                 asked = worker_environment(request, os.environ)
                 script = ScriptLaunch.of(request)
                 environment = {**asked, **place.variables, **request.variables, **line}
-                environment |= script.environment(environment) if script else {}
+                if script:
+                    script.check()
+                    environment = script.environment(environment)
                 with HealthWatch(request.gpus, folder) as watched:
                     agent = None
                     if request.warm is not None:
@@ -89,20 +91,25 @@ class LocalLauncher:
                         key = server_key(request.python, os.environ, on_gpu=on_gpu, variables=own)
                         agent = request.warm.agent(key, launch_order(request, environment), progress.poll)
                     command, log = script.command if script else self._command(request), folder / "torchrun.log"
-                    where, is_over = (script.work, script.is_over) if script else (None, lambda: False)
+                    where = script.work if script else None
                     ended = process.watch(
                         lambda: agent or process.start(command, environment=environment, log=log, folder=where),
-                        is_over=is_over,
                         timeout_seconds=request.timeout_seconds,
                         pid_files=lambda: folder.glob("rank-*.pid"),
                         poll=lambda: watched.look(progress.poll()),
-                        at_timeout=lambda torchrun: process.ask_ranks(folder, torchrun),
+                        **(
+                            script.ends(request.timeout_seconds, progress)
+                            if script
+                            else {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun)}
+                        ),
                     )
                     watched.look(progress.read())
                     if agent and agent.lost_server:
                         ended = replace(ended, where=", whose fork server died,")
                     health = watched.health()
-                    ended = script.recorded(ended) if script else ended
+                    if script:
+                        ended = script.recorded(ended, request.gpus)
+                        script.clear(ended)
                 place.is_whole = ended.returncode == 0
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:
@@ -142,8 +149,9 @@ class LocalSite(Site):
             with lease_cpu(say, shared=shared, wait=wait):
                 yield ()
 
-    def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:  # noqa: ARG002 - ``warm`` has its own
-        return LocalLauncher().launch(request, watch)
+    def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:
+        with ScriptLaunch.announced(request, say, self._said):
+            return LocalLauncher().launch(request, watch)
 
     def sizes(self, request: LaunchRequest, watch: Watch) -> list[outcome.Tried] | Failure:
         return LocalLauncher().sizes(request, watch)

@@ -18,6 +18,7 @@ from pytest_llmperf.launch import last_words
 from pytest_llmperf.launch.last_words import ANSI, remarks_in, want_of_memory
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.scratch import means_no_room, unwritable
+from pytest_llmperf.launch.script_outcome import explained
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.learning import Learning
@@ -57,6 +58,9 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
         message = f"launch.json is of digest {found.digest}, expected {spec.digest}"
         found = _failure(folder, "error", message, None)
     if isinstance(found, Failure):
+        if spec.is_script:
+            log = lines_of(folder / "torchrun.log")
+            found = explained(replace(found, tail=found.tail or tidy(log)), ended, progress, log)
         with suppress(OSError, ValueError):
             environment = codec.read(Environment, _json(folder / ENVIRONMENT_FILE))
             found = replace(found, environment=environment)

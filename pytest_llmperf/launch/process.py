@@ -20,6 +20,7 @@ from typing import Protocol
 
 import psutil
 
+from pytest_llmperf.launch.whole_tree import WholeTree, is_alive
 from pytest_llmperf.support.files import boot_id, write_text
 
 _POLL_SECONDS = 0.05
@@ -131,13 +132,15 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
     pid_files: Callable[[], Iterable[Path]] = tuple,
     at_timeout: Callable[[int], None] = lambda _: None,
     is_over: Callable[[], bool] = lambda: False,
+    is_stuck: Callable[[float], bool] = lambda _: False,
+    tree: WholeTree | None = None,
 ) -> Ended:
     """Call ``poll`` while what ``starting`` starts runs, and reap its whole tree; the time is that from its start.
 
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
     parent is gone is found only there; where ranks of other hosts write theirs too, pids mean nothing.
-    ``at_timeout`` is called with its pid before what took too long is ended. Once it ``is_over``, all of it is killed
-    where it stands: nobody's handler runs.
+    ``at_timeout`` is called with its pid before what took too long, or ``is_stuck`` after so many seconds, is ended.
+    What has a ``tree``, a user's own command, is killed where it stands: once it ``is_over``, and however it ends.
     """
     begun, oom_kills = time.monotonic(), _oom_kills()
     process = starting()
@@ -146,18 +149,20 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
         born = psutil.Process(process.pid).create_time()
     try:
         while process.poll() is None:
-            if time.monotonic() - begun > timeout_seconds:
+            if (lasted := time.monotonic() - begun) > timeout_seconds or is_stuck(lasted):
                 timed_out = True
                 at_timeout(process.pid)
                 break
             poll()
             if is_over():
-                kill_tree(_descendants(process.pid, born, pid_files()), process)
                 break
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
     finally:
         seconds = time.monotonic() - begun
+        if tree:
+            own = {psutil.Process(process.pid)} if process.poll() is None else set()
+            tree.end(lambda: own | {one for one in _descendants(process.pid, born, pid_files()) if is_alive(one)})
         returncode = reap(process, lambda: _descendants(process.pid, born, pid_files()))
     return Ended(returncode, timed_out, seconds, oom_kills=_oom_kills() - oom_kills)
 
@@ -195,16 +200,6 @@ def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> in
     return returncode
 
 
-def kill_tree(processes: set[psutil.Process], parent: Started) -> None:
-    """Stop all of them first, so that none sees another go, and then kill them."""
-    with suppress(psutil.Error):
-        processes = {psutil.Process(parent.pid), *processes}
-    for process in processes:
-        with suppress(psutil.Error):
-            process.suspend()
-    kill(processes)
-
-
 def kill(processes: Iterable[psutil.Process]) -> None:
     """Send SIGKILL to those of ``processes`` that there still are."""
     for process in processes:
@@ -231,7 +226,7 @@ def _descendants(pid: int, born: float, pid_files: Iterable[Path]) -> set[psutil
             # tells nonsense, or a pid that was given anew: never end a process that we did not start.
             if born <= process.create_time() <= path.stat().st_mtime + 1:
                 found |= {process, *process.children(recursive=True)}
-    return found
+    return {one for one in found if is_alive(one)}  # one that nobody looks at after its end would be waited for
 
 
 def signal_name(returncode: int) -> str | None:
@@ -244,17 +239,20 @@ def signal_name(returncode: int) -> str | None:
 
 
 def ask_ranks(folder: Path, torchrun: int, node: str = "") -> None:
-    """Let the ranks of ``torchrun``, a pid, for the launch in ``folder`` write down what they do; a few seconds.
+    """Let the ranks of ``torchrun``, a pid, for the launch in ``folder`` write down what they do; a few seconds."""
+    # Before a rank wrote this file it has no handler, and the signal would end it.
+    found = _ranks(folder, torchrun)
+    ask({rank: found[rank] for rank in found if (folder / f"rank-{rank}.pid").exists()}, folder, node, signal.SIGUSR1)
+
+
+def ask(ranks: Mapping[str, psutil.Process], folder: Path, node: str, by: int) -> None:
+    """Let these, which have a handler for the signal ``by``, write down what they do.
 
     What is known of one that does not, on ``node``, is left in its place: it may be stopped, or sleep in the kernel.
     """
-    # Before a rank wrote this file it has no handler, and the signal would end it.
-    ranks = {
-        rank: process for rank, process in _ranks(folder, torchrun).items() if (folder / f"rank-{rank}.pid").exists()
-    }
     for process in ranks.values():
         with suppress(psutil.Error):
-            process.send_signal(signal.SIGUSR1)
+            process.send_signal(by)
     deadline = time.monotonic() + _ANSWER_SECONDS
     while time.monotonic() < deadline and not all((folder / f"trace-rank-{rank}").exists() for rank in ranks):
         time.sleep(2 * _POLL_SECONDS)

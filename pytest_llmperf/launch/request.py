@@ -30,8 +30,18 @@ _NOT_INHERITED = frozenset(
 )
 #: ``python -m torch.distributed.run``: what follows are torchrun's words.
 BEFORE_WORDS = 3
+
+
+class UnstartableError(Exception):
+    """What is asked for cannot be started, in one line."""
+
+
 #: Why a launch could not be started, where that is no failure of what it runs.
-REFUSALS = (ColdStartError, OSError)
+REFUSALS = (ColdStartError, UnstartableError, OSError)
+
+# More threads than cores slow a CPU run down by themselves; on a GPU the host needs few. A user's own script keeps its
+# own number, which may be what it is fast by.
+_OURS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +120,17 @@ def launch_order(request: LaunchRequest, environment: Mapping[str, str]) -> Laun
 
 def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of torchrun and its ranks: what was inherited, and what this launch fixes."""
-    environment = lasting_environment(inherited, request.variables)
+    defaults = {} if request.spec.is_script else _OURS
+    environment = lasting_environment(inherited, request.variables, defaults)
     # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
     # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
     home = home_of_package(request.python, request.folder)
     return shown(request.gpus) | environment | python_path(home, environment)
 
 
-def lasting_environment(inherited: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+def lasting_environment(
+    inherited: Mapping[str, str], variables: Mapping[str, str], defaults: Mapping[str, str] = _OURS
+) -> dict[str, str]:
     """What is the same for all launches with these ``variables``, whatever their hardware and folder."""
     environment = {
         name: value
@@ -126,11 +139,7 @@ def lasting_environment(inherited: Mapping[str, str], variables: Mapping[str, st
     }
     environment.pop(VISIBLE, None)
     environment["PYTHONUNBUFFERED"] = "1"
-    # More threads than cores slow a CPU run down by themselves; on a GPU the host needs few.
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
-    environment.setdefault("HF_HUB_OFFLINE", "1")
-    return environment | dict(variables)
+    return {**defaults, **environment, **variables}
 
 
 def write_request(request: LaunchRequest) -> None:

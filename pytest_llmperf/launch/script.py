@@ -8,33 +8,43 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import sysconfig
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.launch.request import LaunchRequest
+import psutil
+
+from pytest_llmperf.launch.device import VISIBLE, Gpu
+from pytest_llmperf.launch.process import Ended, ask
+from pytest_llmperf.launch.request import LaunchRequest, UnstartableError
+from pytest_llmperf.launch.side_effects import UNSET, announced, set_for
+from pytest_llmperf.launch.watch import ProgressReader
+from pytest_llmperf.launch.whole_tree import WholeTree
 from pytest_llmperf.records import trace as traces
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, RECORD_FILE, SHARE_FILE, Environment, Launch, RankRecord
-from pytest_llmperf.records.trained import Share, merged
+from pytest_llmperf.records.trained import ASKS, Share, merged
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 
 _PACKAGE = Path(__file__).parents[1]
-_HOOKS = _PACKAGE / "worker" / "script" / "path"
 
 # What the hooks need beside torch, taken from here where the command's Python has none.
 _LIBRARIES = ("msgspec", "psutil")
 
-#: What a launched script does not do: send anything away. Its own environment, and ``env=``, come after these.
-QUIET = {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_SCRIPT_FILE = "script.json"
+_WAY_IN = "LLMPERF_SCRIPT"
+# Whose first file is the script.
+_STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
+_SHOWN_FOLDERS = 3
+# Before it has made a step a launch gets half of its time, and no less than this.
+_FIRST_STEP_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,14 @@ class ScriptLaunch:
     spec: ScriptSpec
     folder: Path
     """The launch's."""
-    here: Path
-    """The folder that the command is written for."""
     work: Path
-    """Where it runs."""
-    python: str
+    """Where the command runs."""
+    command: Sequence[str]
+    variables: Mapping[str, str]
+    """What is set for it."""
     started_at: str
+
+    announced = staticmethod(announced)
 
     @classmethod
     def of(cls, request: LaunchRequest) -> ScriptLaunch | None:
@@ -57,48 +69,117 @@ class ScriptLaunch:
         spec, folder = request.spec, request.folder
         if not isinstance(spec, ScriptSpec):
             return None
+        here = work = spec.folder(request.root)
+        if not here.is_dir():
+            raise UnstartableError(
+                f"cwd={spec.cwd!r}: {here} is no folder; it is named beside {request.root.resolve()}"
+            )
         libraries = [Path(str(import_module(name).__file__)).parent for name in _LIBRARIES]
         for name, sources in (("package", [_PACKAGE]), ("libraries", libraries)):
             (folder / name).mkdir()
             for source in sources:
                 (folder / name / source.name).symlink_to(source)
-        here = work = spec.folder(request.root)
         if spec.workdir == "scratch":
             work = folder / "work"
             work.mkdir()
             for entry in here.iterdir():
                 (work / entry.name).symlink_to(entry)
+        # A file of its folder is named in full: it is the user's own wherever the command runs.
+        is_file = [not word.startswith("-") and (here / word).is_file() for word in spec.argv]
+        words = [str(here / word) if named else word for word, named in zip(spec.argv, is_file, strict=True)]
+        variables = set_for(request, os.environ) | {_WAY_IN: str(folder)}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return cls(spec, folder, here, work, request.python, now)
+        return cls(spec, folder, work, words, variables, now)
 
-    @property
-    def command(self) -> list[str]:
-        """Its words; a file of its folder is named in full: it is the user's own wherever the command runs."""
-        is_file = ((word, not word.startswith("-") and (self.here / word).is_file()) for word in self.spec.argv)
-        return [str(self.here / word) if named else word for word, named in is_file]
+    def leave(self) -> None:
+        """Leave what a node's agent starts it by."""
+        values = {"work": str(self.work), "command": self.command, "variables": self.variables}
+        text = json.dumps(values | {"started_at": self.started_at})
+        write_text(self.folder / _SCRIPT_FILE, text, lasts=False)
+
+    @classmethod
+    def left_in(cls, folder: Path) -> ScriptLaunch | None:
+        """What was left there."""
+        if not (folder / _SCRIPT_FILE).exists():
+            return None
+        spec = json.loads((folder / "request.json").read_text(encoding="utf-8"))["spec"]
+        left = json.loads((folder / _SCRIPT_FILE).read_text(encoding="utf-8"))
+        return cls(ScriptSpec(**spec), folder, **left | {"work": Path(left["work"])})
+
+    def check(self) -> None:
+        """Raise UnstartableError where its program or its script is not there."""
+        program, path = self.command[0], self.variables["PATH"]
+        if shutil.which(program, path=path) is None:
+            folders = path.split(os.pathsep)
+            more = f" and {len(folders) - _SHOWN_FOLDERS} more" if len(folders) > _SHOWN_FOLDERS else ""
+            raise UnstartableError(
+                f"{program} is not found in {', '.join(folders[:_SHOWN_FOLDERS])}{more} (PATH); install it, name it "
+                "in full, or start the script by python -m"
+            )
+        script = self.command[self.spec.script]
+        starts_it = Path(program).name.startswith(_STARTERS) and script.endswith(".py") and " " not in script
+        if starts_it and not (self.work / script).is_file():
+            raise UnstartableError(f"{script} is not in {self.spec.cwd!r}, the folder that cwd= names")
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What keeps the script quiet where nobody says otherwise, its own, and the way in."""
-        made = {**{name: value for name, value in QUIET.items() if name not in inherited}, **self.spec.env}
-        paths = [str(_HOOKS), made.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
-        # ``python`` and ``torchrun`` are those of the Python that is asked for.
-        is_ours = self.python == sys.executable
-        programs = sysconfig.get_path("scripts") if is_ours else str(Path(self.python).parent)
-        made["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        made["PATH"] = os.pathsep.join(filter(None, [programs, made.get("PATH", inherited.get("PATH", ""))]))
-        return made | {"LLMPERF_SCRIPT": str(self.folder)}
+        """What keeps the script quiet, its own variables, and the way in."""
+        return {name: value for name, value in inherited.items() if name not in UNSET} | dict(self.variables)
+
+    def ends(self, timeout_seconds: float, progress: ProgressReader, node: str = "") -> dict[str, Any]:
+        """How ``process.watch`` ends it, on ``node``."""
+        first_step_seconds = max(timeout_seconds / 2, _FIRST_STEP_SECONDS)
+        return {
+            "tree": WholeTree(f"{_WAY_IN}={self.folder}"),
+            "is_over": self.is_over,
+            "at_timeout": lambda _: self.ask(node),
+            "is_stuck": lambda seconds: seconds > first_step_seconds and not progress.last.step,
+        }
+
+    def ask(self, node: str) -> None:
+        """Let its ranks write down what they do; before there are any, what has torch and started nothing that has."""
+        pids = {path.stem.partition("-")[2]: path.read_text() for path in self.folder.glob("rank-*.pid")}
+        if not pids:
+            seen = [path.name.partition("-")[2] for path in self.folder.glob("seen-*") if path.read_text() == "torch"]
+            pids = dict(zip(seen, seen, strict=True))
+        found = {}
+        for rank, pid in pids.items():
+            with suppress(psutil.Error, ValueError):
+                process = psutil.Process(int(pid))
+                if process.environ().get(_WAY_IN) == str(self.folder):
+                    found[rank] = process
+        parents = {process.ppid() for process in found.values()}
+        ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, ASKS)
 
     def is_over(self) -> bool:
-        """Whether every rank has left its share, or one the reason of its end."""
-        return any(self.folder.glob("failure-*.json")) or (self.spec.end == "park" and bool(self._shares()))
+        """Whether every rank has left its share, or one the reason of its end; asked often."""
+        return any(self.folder.glob("failure-*.json")) or (self.spec.end == "park" and self._are_all_there())
 
-    def recorded(self, ended: Ended) -> Ended:
-        """Make one record of the shares of all ranks, where they are there: how the command ended then says nothing."""
+    def _are_all_there(self) -> bool:
+        first = self.folder / SHARE_FILE.format(0)
+        return first.exists() and all((self.folder / SHARE_FILE.format(n)).exists() for n in range(1, self._world))
+
+    @cached_property
+    def _world(self) -> int:
+        return self._share(0).world
+
+    def recorded(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
+        """Make one record of the shares of all ranks, where they are there: how the command ended is a remark then.
+
+        ``gpus`` are those that it was to use.
+        """
         shares = self._shares()
         if not shares or any(self.folder.glob("failure-*.json")):
             return ended
+        if why := self._refused(shares, gpus):
+            refusal = {"kind": "refused", "message": why, "tail": [], "time": time.time()}
+            write_text(self.folder / "failure-0.json", json.dumps(refusal), lasts=False)
+            return replace(ended, returncode=1, timed_out=False)
         where = codec.read(Environment, json.loads((self.folder / ENVIRONMENT_FILE).read_text(encoding="utf-8")))
         evidence = merged([each.evidence for each in shares])
+        if self.spec.end == "script" and (ended.timed_out or ended.returncode):
+            how = "was ended at its time limit" if ended.timed_out else f"ended with {ended.returncode}"
+            remark = f"the command {how}, after what was measured"
+            evidence["remarks"] = [*evidence.get("remarks", ()), remark]
         first = shares[0]
         launch = Launch(
             spec_id=self.spec.id,
@@ -116,6 +197,34 @@ class ScriptLaunch:
         )
         write_text(self.folder / RECORD_FILE, json.dumps(codec.plain(launch)), lasts=False)
         return replace(ended, returncode=0, timed_out=False)
+
+    def _refused(self, shares: Sequence[Share], gpus: Sequence[Gpu]) -> str:
+        """Why its figures are of something else than was asked for; empty where they are not."""
+        world, wanted = len(shares), self.spec.gpus
+        if world != wanted:
+            return (
+                f"the script trained with {world} rank(s), expected gpus={wanted}; write {{gpus}} where its launcher "
+                f"takes the number of processes, or say gpus={world}"
+            )
+        leased = [gpu.uuid.removeprefix("GPU-") for gpu in gpus]
+        for each in shares:
+            used = each.record.device
+            if each.evidence.get("device_type", "cpu") != "cpu" and not any(uuid in used for uuid in leased):
+                given = ", ".join(gpu.uuid for gpu in gpus) or "none, on the CPU (--gpus 0)"
+                return (
+                    f"rank {each.record.rank} trained on {used}, and its launch was given {given}; leave "
+                    f"{VISIBLE} to the launch"
+                )
+        return ""
+
+    def clear(self, ended: Ended) -> None:
+        """Take links away, lest a copy of the folder holds what they point to, and scratch that nobody needs."""
+        folders = [self.folder / name for name in ("package", "libraries", "work")]
+        if ended.returncode == 0 and self.spec.end == "park":
+            shutil.rmtree(folders.pop(), ignore_errors=True)  # of a link it removes the link
+        for entry in (entry for folder in folders if folder.is_dir() for entry in folder.iterdir()):
+            if entry.is_symlink():
+                entry.unlink()
 
     def _with_tokens(self, record: RankRecord, evidence: Mapping[str, Any], ranks: int) -> RankRecord:
         """``record`` with the tokens that the user told; where nobody knows them each step counts as one."""

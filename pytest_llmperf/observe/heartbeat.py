@@ -112,16 +112,16 @@ def _is_free(lock: int | None) -> bool:
 
 
 class LastWords:
-    """Says what a rank is doing when SIGUSR1 asks for it: at the time limit, before it is reaped.
+    """Says what a rank is doing when a signal asks for it: at the time limit, before it is reaped.
 
     ``stacks-rank-N.txt`` is written by the signal's handler, in C: a rank that waits inside a collective still answers.
     ``trace-rank-N``, collectives by the name that torchfrtrace takes, follows from the heartbeat's thread.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, asked_by: int = signal.SIGUSR1) -> None:
         self._stacks, self._trace = folder / f"stacks-rank-{rank}.txt", folder / f"trace-rank-{rank}"
         self._file = self._stacks.open("w+b")
-        faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True)
+        faulthandler.register(asked_by, file=self._file, all_threads=True)
         self._told, self._written = False, 0
 
     def poll(self) -> None:

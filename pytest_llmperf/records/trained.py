@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
 from pytest_llmperf.records.learning import RankLearning
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.support.codec import flat
+
+#: Asks a process of a user's own training what it does. SIGUSR1 may be the script's: to save before SLURM ends it.
+ASKS = signal.SIGRTMAX - 5
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,10 @@ from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from pytest_llmperf.observe.heartbeat import LastWords
 from pytest_llmperf.observe.measurement import resident
 from pytest_llmperf.observe.places import Project
+from pytest_llmperf.records.trained import ASKS
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.worker.folder import write_failure
 from pytest_llmperf.worker.script.losses import device_of, loss_of
@@ -52,6 +54,7 @@ def watch(folder: str) -> None:
     spec = ScriptSpec(**values["spec"])
     if spec.seed is not None:
         _seed(spec.seed)
+    LastWords(path, os.getpid(), ASKS)  # until it is a rank
     Hooks(path, spec, Project.around(spec.folder(Path(values["root"])))).install()
 
 

@@ -24,7 +24,7 @@ from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, RankRecord
-from pytest_llmperf.records.trained import Share
+from pytest_llmperf.records.trained import ASKS, Share
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_json
@@ -66,7 +66,7 @@ class Rank:
         self._claim()
         if self.number == 0:
             write_json(folder / ENVIRONMENT_FILE, codec.plain(environment(device)))
-        self._beat = Heartbeat(folder, self.number, LastWords(folder, self.number))
+        self._beat = Heartbeat(folder, self.number, LastWords(folder, self.number, ASKS))
         self._beat.steps = spec.steps
         self._beat.start()
         memory: Memory | None = HostMemory(resident) if device.type == "cpu" else None
@@ -133,6 +133,7 @@ class Rank:
             self._keep(None, self._new_tokens())
         if not self._steps.is_settled:
             moment = _Moment(self._measurement.boundary(), time.time(), is_profiled())
+            self._beat.step = self._num_steps or self._steps.num_calls + len(calls)  # as far as anybody can tell
         if any(self._ends_the_last_step(call, moment) for call in calls):
             return True
         if moment is not None:
@@ -251,8 +252,9 @@ class Rank:
                 "of a class made of torch.optim.Optimizer: steps of others cannot be counted"
             )
         raise StepsError(
-            f"the script ended by itself after {self._num_steps} steps, expected {spec.steps + TRACED_STEPS} (steps="
-            f"{spec.steps}, and {TRACED_STEPS} that are traced): let it train longer, or lower steps"
+            f"the script ended by itself after {self._num_steps or self._steps.num_calls} steps, expected "
+            f"{spec.steps + TRACED_STEPS} (steps={spec.steps}, and {TRACED_STEPS} that are traced): let it train "
+            "longer, or lower steps"
         )
 
 

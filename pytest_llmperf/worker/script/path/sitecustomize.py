@@ -54,8 +54,18 @@ class _WaitsForTorch:
         return spec
 
 
+def _seen(what: str) -> None:
+    """Tell the launcher that this process can be watched, and what of its training has begun."""
+    try:
+        with open(os.path.join(os.environ[_FOLDER], f"seen-{os.getpid()}"), "w") as file:
+            file.write(what)
+    except OSError:  # its launch is over
+        pass
+
+
 def _arrived() -> None:
     folder = os.environ[_FOLDER]
+    _seen("torch")
     try:
         # Found before any other version of it; what it needs comes after all that the command has itself.
         package, libraries = os.path.join(folder, "package"), os.path.join(folder, "libraries")
@@ -82,6 +92,7 @@ def _fail(folder: str, error: BaseException) -> None:
 
 
 if os.environ.get(_FOLDER):
+    _seen("hook")
     sys.meta_path.insert(0, _WaitsForTorch())
 try:
     _chain()

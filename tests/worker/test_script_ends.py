@@ -1,0 +1,95 @@
+"""Scripts that train for real and end in every way: nothing of them runs afterwards, and one line says why."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_llmperf.launch import process
+from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.records.launch import Launch
+from tests.golden import Golden
+from tests.worker.scripted import launch, loop
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torchrun]
+
+TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node 2 train.py"
+# Whoever hears of the end would leave a word: a handler, what comes after training, what the shell does then.
+HEARS = """
+import atexit, subprocess
+torch.distributed.init_process_group("gloo")
+out = pathlib.Path({out!r})
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, lambda *_: (out / "handled").touch())
+atexit.register(lambda: (out / "at-exit").touch())
+shared = torch.zeros(1000).share_memory_()
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+data = iter(torch.utils.data.DataLoader(range(10**6), batch_size=1, num_workers=1))
+"""
+
+
+def test_nothing_of_a_torchrun_in_a_shell_runs_after_its_record(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    before = {*Path("/dev/shm").iterdir()}
+    project = loop(
+        tmp_path / "project", before=HEARS.format(out=str(out)), each="next(data)", after="(out / 'saved').touch()"
+    )
+    record = launch(project, f"bash -c '{TORCHRUN} && touch {out}/uploaded'", gpus=2)
+    assert isinstance(record, Launch), record
+    assert len(record.ranks) == 2
+    assert not [*out.iterdir()]
+    assert not processes_of(tmp_path)
+    assert {*Path("/dev/shm").iterdir()} <= before
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if one.environ().get("LLMPERF_SCRIPT", "").startswith(str(folder)):
+                found.append(one)
+        except psutil.Error:
+            pass
+    return found
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "it raised": {"each": "assert step < 4, 'no more of it'"},
+    "it ended": {"steps": 5, "after": "print('bye'); sys.exit(3)"},
+    "it was killed": {"each": "step == 5 and (time.sleep(1.5), os.kill(os.getpid(), 9))"},
+    "it has no optimizer": {"each": "loss.backward(); time.sleep(0.1); continue", "seconds": 6.0},
+    "it hangs before it trains": {"before": "def load():\n    time.sleep(100)\nload()", "seconds": 6.0},
+    "it hangs": {"each": "step == 10 and time.sleep(100)", "seconds": 14.0, "fields": {"steps": 20}},
+    "torchrun finds no script": {"command": "bash -c '" + TORCHRUN.replace("train", "other") + "'"},
+    "python -I": {"command": "python -I train.py", "steps": 2},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_script_without_a_record_says_why_in_a_line(
+    tmp_path: Path, fault: str, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_ANSWER_SECONDS", 1.0)
+    given = dict(FAULTS[fault])
+    how = {name: given.pop(name) for name in ("command", "seconds") if name in given} | given.pop("fields", {})
+    failure = launch(loop(tmp_path / "project", **given), **how)
+    assert isinstance(failure, Failure)
+    steady = re.sub(r"process \d+|\d+ s\b", "#", failure.message)
+    golden([f"{failure.kind}: {steady}", *failure.tail[-1:]])
+    assert not processes_of(tmp_path)
+
+
+def test_a_script_may_run_to_its_own_end(tmp_path: Path) -> None:
+    project = loop(tmp_path / "project", steps=20, after="(pathlib.Path('saved')).touch(); sys.exit(4)")
+    record = launch(project, end="script")
+    assert isinstance(record, Launch), record
+    assert record.evidence["remarks"] == ["the command ended with 4, after what was measured"]
+    assert (tmp_path / "project-launch" / "work" / "saved").exists(), "what it writes is kept"
+    assert not (project / "saved").exists()
