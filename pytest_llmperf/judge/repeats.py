@@ -41,7 +41,7 @@ class Repeats:
     launches: int
     """How many told."""
     losses: int | None
-    """The first steps, all of which had the same loss; ``None``: nobody knows losses."""
+    """The first steps, all of which had the same loss: all of them, or the first at most; ``None``: nobody knows."""
     counts: tuple[str, ...] = ()
     """The metrics of a traced step that were the same, by name."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -163,9 +163,15 @@ def _memory(launch: Launch, steps: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _same_losses(launches: Sequence[Launch]) -> int:
-    """How many of the first losses are the same in all."""
+    """How many of the first losses are the same in all: all, or no more than the first.
+
+    Where sums are made in any order losses part within few steps of rounding, and a later one agrees by chance: of
+    two recordings in one of eighteen, whose every night would differ (``tools/script_power.py losses``).
+    """
     firsts = [_first_other(one.losses, launches[0].losses, len(one.losses)) for one in launches]
-    return min(first[0] - 1 if first else len(one.losses) for first, one in zip(firsts, launches, strict=True))
+    if not any(firsts):
+        return min(len(one.losses) for one in launches)
+    return min(1, *(first[0] - 1 for first in firsts if first))
 
 
 def _first_other(losses: Sequence[float], then: Sequence[float], most: int) -> tuple[int, float, float] | None:

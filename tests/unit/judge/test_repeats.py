@@ -82,6 +82,15 @@ class TestFound:
             "as a band: kernels, losses"
         )
 
+    def test_losses_that_part_are_exact_up_to_the_first_alone(self) -> None:
+        parted = (*LOSSES[:3], *(loss + 1e-6 for loss in LOSSES[3:]))
+        baseline = recorded(launch(), launch(parted))
+        assert baseline.repeats
+        assert baseline.repeats.losses == 1
+        third = (*LOSSES[:2], LOSSES[2] + 1e-6, *LOSSES[3:])
+        assert told(baseline, launch(third)) == []
+        assert told(baseline, launch((8.5, *LOSSES[1:])))
+
     def test_unknown_losses_are_not_claimed(self) -> None:
         unknown = replace(launch(()), evidence={"tokens": "counted", "losses": "unknown"})
         baseline = recorded(unknown, unknown)
