@@ -82,8 +82,8 @@ class LocalLauncher:
                 script = ScriptLaunch.of(request)
                 environment = {**asked, **place.variables, **request.variables, **line}
                 if script:
-                    script.check()
                     environment = script.environment(environment)
+                    script.check(environment["PATH"])
                 with HealthWatch(request.gpus, folder) as watched:
                     agent = None
                     if request.warm is not None:
@@ -92,24 +92,19 @@ class LocalLauncher:
                         agent = request.warm.agent(key, launch_order(request, environment), progress.poll)
                     command, log = script.command if script else self._command(request), folder / "torchrun.log"
                     where = script.work if script else None
+                    asks = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun)}
                     ended = process.watch(
                         lambda: agent or process.start(command, environment=environment, log=log, folder=where),
                         timeout_seconds=request.timeout_seconds,
                         pid_files=lambda: folder.glob("rank-*.pid"),
                         poll=lambda: watched.look(progress.poll()),
-                        **(
-                            script.ends(request.timeout_seconds, progress)
-                            if script
-                            else {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun)}
-                        ),
+                        **(script.ends(request.timeout_seconds, progress) if script else asks),
                     )
                     watched.look(progress.read())
                     if agent and agent.lost_server:
                         ended = replace(ended, where=", whose fork server died,")
                     health = watched.health()
-                    if script:
-                        ended = script.recorded(ended, request.gpus)
-                        script.clear(ended)
+                    ended = script.closed(ended, request.gpus) if script else ended
                 place.is_whole = ended.returncode == 0
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:

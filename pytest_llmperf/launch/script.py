@@ -106,9 +106,9 @@ class ScriptLaunch:
         left = json.loads((folder / _SCRIPT_FILE).read_text(encoding="utf-8"))
         return cls(ScriptSpec(**spec), folder, **left | {"work": Path(left["work"])})
 
-    def check(self) -> None:
-        """Raise UnstartableError where its program or its script is not there."""
-        program, path = self.command[0], self.variables["PATH"]
+    def check(self, path: str) -> None:
+        """Raise UnstartableError where its program, on this ``path``, or its script is not there."""
+        program = self.command[0]
         if shutil.which(program, path=path) is None:
             folders = path.split(os.pathsep)
             more = f" and {len(folders) - _SHOWN_FOLDERS} more" if len(folders) > _SHOWN_FOLDERS else ""
@@ -122,8 +122,10 @@ class ScriptLaunch:
             raise UnstartableError(f"{script} is not in {self.spec.cwd!r}, the folder that cwd= names")
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What keeps the script quiet, its own variables, and the way in."""
-        return {name: value for name, value in inherited.items() if name not in UNSET} | dict(self.variables)
+        """What keeps the script quiet, its own variables, and the way in; ``inherited`` is of where it starts."""
+        kept = {name: value for name, value in inherited.items() if name not in UNSET} | dict(self.variables)
+        own = self.spec.env.get("PATH", inherited.get("PATH", ""))
+        return kept | {"PATH": os.pathsep.join(filter(None, [self.variables["PATH"], own]))}
 
     def ends(self, timeout_seconds: float, progress: ProgressReader, node: str = "") -> dict[str, Any]:
         """How ``process.watch`` ends it, on ``node``."""
@@ -216,6 +218,12 @@ class ScriptLaunch:
                     f"{VISIBLE} to the launch"
                 )
         return ""
+
+    def closed(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
+        """The end of it all: ``recorded``, and cleared."""
+        ended = self.recorded(ended, gpus)
+        self.clear(ended)
+        return ended
 
     def clear(self, ended: Ended) -> None:
         """Take links away, lest a copy of the folder holds what they point to, and scratch that nobody needs."""

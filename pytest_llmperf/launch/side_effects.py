@@ -59,14 +59,20 @@ def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]
 
 
 def set_for(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What a launch of a script sets: it sends nothing away, and finds the hooks and the Python that is asked for."""
+    """What a launch of a script sets: it sends nothing away, and finds the hooks and the Python that is asked for.
+
+    The latter's programs stand alone in ``PATH``, before those of wherever it starts.
+    """
     own: dict[str, str] = {**request.variables, **cast("ScriptSpec", request.spec).env}
-    programs = sysconfig.get_path("scripts") if request.python == sys.executable else str(Path(request.python).parent)
-    first = {"PYTHONPATH": str(_HOOKS), "PATH": programs}
-    paths = {
-        name: os.pathsep.join(filter(None, [at, {**inherited, **own}.get(name, "")])) for name, at in first.items()
+    is_ours = request.python == sys.executable
+    paths = filter(None, [str(_HOOKS), own.get("PYTHONPATH", inherited.get("PYTHONPATH"))])
+    return {
+        **QUIET,
+        "HF_HUB_OFFLINE": inherited.get("HF_HUB_OFFLINE", "1"),
+        **own,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": sysconfig.get_path("scripts") if is_ours else str(Path(request.python).parent),
     }
-    return {**QUIET, "HF_HUB_OFFLINE": inherited.get("HF_HUB_OFFLINE", "1"), **own, **paths}
 
 
 def _written(here: Path, since: float) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.machine import lease_nodes
 from pytest_llmperf.launch.request import REFUSALS, LaunchRequest, torchrun_words, worker_environment, write_request
+from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.launch.site import OutOfTimeError, Say, SiteError, Watch, listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import NodeFacts, Srun, answer, endpoint
@@ -107,6 +108,12 @@ class SlurmLauncher:
                 + (f" left ({listed(gone)} failed)" if gone else "")
             )
             return self._for_want_of_nodes(outcome.refused(request.folder, SiteError(why)), request)
+        if request.spec.is_script and placement.num_nodes > 1:
+            why = (
+                f"needs {placement.num_nodes} nodes: a script's own command starts its ranks on one node, which has "
+                f"{self._srun.per_node} here; train it with gpus={self._srun.per_node}"
+            )
+            return outcome.refused(request.folder, SiteError(why))
         try:
             with ExitStack() as stack:
                 with request.meter.waiting():
@@ -125,16 +132,21 @@ class SlurmLauncher:
         step = f"llmperf-{zlib.crc32(str(folder).encode()):08x}"
         progress = ProgressReader(folder / "progress.json", watch)
         write_request(request)
+        script = ScriptLaunch.of(request)
+        if script:
+            script.leave()
         ended = offer = None
         try:
             with process.lifeline(folder) as line, request.meter.running() as lap:
                 seconds = min(request.timeout_seconds, remaining)
-                if self._servers is not None:
+                if self._servers is not None and not script:
                     begun = time.monotonic()
                     offer = self._servers.offer(request, names, self._left)
                     seconds = max(1.0, seconds - (time.monotonic() - begun))
                 worker = worker_environment(request, os.environ) | line
                 agent = self._agent(request, nodes, per_node, offer, seconds)
+                if script:
+                    agent[agent.index("--") + 1 :] = script.command
                 variables = self._srun.variables(worker, record=str(folder / "trace-rank-"))
                 command = [
                     *self._srun.words(names, "--input=none", "--wait=60", name=step, gpus_per_node=per_node),

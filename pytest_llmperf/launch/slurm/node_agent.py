@@ -34,6 +34,7 @@ from pytest_llmperf.launch.forked_agent import (
 from pytest_llmperf.launch.machine import find_machine
 from pytest_llmperf.launch.request import BEFORE_WORDS
 from pytest_llmperf.launch.scratch import scratch
+from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.launch.slurm.cluster import node_name, switch
 from pytest_llmperf.launch.slurm.node_server import connected, process_namespace
 from pytest_llmperf.launch.slurm.node_servers import Offer
@@ -60,7 +61,9 @@ def main(arguments: Sequence[str]) -> int:
         return UNWRITABLE
     command = [word.replace("@node@", name) for word in arguments[at + 1 :]]
     with scratch(of_job=True) as place:
-        part = _Part(folder, name, command, {**os.environ, **place.variables}, find_machine().gpus)
+        environment, script = {**os.environ, **place.variables}, ScriptLaunch.left_in(folder)
+        environment = script.environment(environment) if script else environment
+        part = _Part(folder, name, command, environment, find_machine().gpus, script)
         ended = _run(part, Offer.from_words(arguments[2:at]), seconds)
         place.is_whole = ended["returncode"] == 0
     return int(ended["returncode"]) if _left(folder / f"node-{name}.end.json", ended) else UNWRITABLE
@@ -85,6 +88,7 @@ class _Part:
     command: Sequence[str]
     environment: Mapping[str, str]
     gpus: tuple[Gpu, ...]
+    script: ScriptLaunch | None
 
     @property
     def log(self) -> Path:
@@ -103,12 +107,16 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
                 why = f"--perf-start warm: it can only begin cold: on node {part.node}: {how['cold_because']}"
                 answer |= {"returncode": 1, "error": why}
             else:
+                script, left = part.script, seconds - (time.monotonic() - start)
+                where, begin = script.work if script else None, process.start
+                asks = {"at_timeout": lambda torchrun: process.ask_ranks(part.folder, torchrun, part.node)}
                 ended = process.watch(
-                    lambda: agent or process.start(part.command, environment=part.environment, log=part.log),
-                    timeout_seconds=seconds - (time.monotonic() - start),
+                    lambda: agent or begin(part.command, environment=part.environment, log=part.log, folder=where),
+                    timeout_seconds=left,
                     poll=lambda: watched.look(progress.poll()),
-                    at_timeout=lambda torchrun: process.ask_ranks(part.folder, torchrun, part.node),
+                    **(script.ends(left, progress, part.node) if script else asks),
                 )
+                ended = script.closed(ended, part.gpus) if script else ended
                 # A signal's number is none that an exit code can hold.
                 answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
                 answer["lost_server"] = agent is not None and agent.lost_server

@@ -1,0 +1,36 @@
+"""A user's own command under a real SLURM: it runs on one node of the job, and what needs more is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Slurm
+from tests.slurm.conftest import Suite
+from tests.worker.scripted import loop
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
+
+_TESTS = """
+import pytest
+
+@pytest.mark.parametrize("gpus", [1, 2], ids=["gpus1", "gpus2"])
+def test_script(perf, gpus):
+    perf.script("bash -c 'python train.py && touch {out}'", gpus=gpus, steps=6, warmup_steps=2)
+"""
+
+
+def test_a_script_runs_on_a_node_of_the_job_and_is_ended_there(nodes: Slurm, tmp_path: Path) -> None:
+    suite, out = Suite(nodes, tmp_path / "suite"), tmp_path / "uploaded"
+    loop(suite.folder)
+    (suite.folder / "test_tiny.py").write_text(_TESTS.replace("{out}", str(out)))
+    job = suite.submit("--update-baselines=new")
+    nodes.ended(job)
+    results, log = suite.results(job), suite.log(job)
+    assert results["1"]["verdict"] == "new", log
+    assert results["1"]["launches"][0]["evidence"]["slurm_nodes"] in {"n1", "n2"}
+    assert not out.exists()
+    assert nodes.processes(SLURM_JOB_ID=job) == []
+    assert "needs 2 nodes: a script's own command starts its ranks on one node" in log
+    assert "WANDB_MODE=offline" in log
