@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 _SECONDS = 120.0
+# What hooks need, now or for their evidence.
+_SETTINGS = (f"pytest_llmperf.worker.settings.{name}" for name in "compilation liger optimizer parallelism".split())
+_OURS = ("pytest_llmperf.worker.script.hooks", *_SETTINGS)
 
 
 def run(script: dict[str, Any]) -> int:
@@ -74,7 +77,7 @@ def ended(script: dict[str, Any], pid: int) -> str | int:
 
 def main() -> None:
     scripts = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    for name in dict.fromkeys(name for script in scripts for name in ("torch", *script["imports"])):
+    for name in dict.fromkeys(name for script in scripts for name in (*script["imports"], *_OURS)):
         importlib.import_module(name)
     for script in scripts:
         pid = forked(script)

@@ -201,7 +201,8 @@ def rare(clock: Clock) -> None:
         if number % 10 == 9:
             other(torch.randn(4, 4)).mean().backward()
             seldom.step()
-        clock.step(None if number % 10 == 9 else loss, ids.numel())
+        # What the other one does counts to the next step.
+        clock.step(None if number % 10 == 0 else loss, ids.numel())
 
 
 def twice(clock: Clock) -> None:
@@ -387,6 +388,20 @@ def short(clock: Clock) -> None:
         optimizer.step()
         optimizer.zero_grad()
         clock.step(loss, ids.numel())
+
+
+def too_short(clock: Clock) -> None:
+    model = Tiny()
+    optimizer = adam(model)
+    for ids in batches(steps=9):
+        model(ids).backward()
+        optimizer.step()
+        clock.step()
+
+
+def raising(clock: Clock) -> None:
+    too_short(clock)
+    raise KeyError("no such file of data")
 
 
 def many_passes(clock: Clock) -> None:

@@ -16,6 +16,7 @@ from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.settings.spec import Spec
 
 #: Two ranks that train until they are ended.
 ENDLESS = TrainSpec(
@@ -26,7 +27,7 @@ _pools: list[tuple[ServerPool, Path]] = []
 
 
 def launch(
-    spec: TrainSpec,
+    spec: Spec,
     folder: Path,
     watch: Callable[[Progress], None] = lambda _: None,
     *,
@@ -39,7 +40,7 @@ def launch(
     return LocalLauncher().launch(LaunchRequest(spec=spec, folder=folder, gpus=(), warm=warm, **values), watch)
 
 
-def launched(spec: TrainSpec, folder: Path, *, start: str = "warm", **more: Any) -> Launch:
+def launched(spec: Spec, folder: Path, *, start: str = "warm", **more: Any) -> Launch:
     """One that ended well."""
     record = launch(spec, folder, start=start, **more)
     assert isinstance(record, Launch), record

@@ -90,7 +90,8 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        return sum(p.numel() for root in self.roots for p in root.parameters())
+        # DeepSpeed keeps those that it has parted elsewhere.
+        return sum(getattr(p, "ds_numel", p.numel()) for root in self.roots for p in root.parameters())
 
 
 def _is_compiled(module: nn.Module, part: nn.Module) -> bool:

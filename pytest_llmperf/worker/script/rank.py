@@ -133,7 +133,7 @@ class Rank:
             self._keep(None, self._new_tokens())
         if not self._steps.is_settled:
             moment = _Moment(self._measurement.boundary(), time.time(), is_profiled())
-            self._beat.step = self._num_steps or self._steps.num_calls + len(calls)  # as far as anybody can tell
+            self._beat.step = self._num_steps or self._steps.num_steps + 1  # as far as anybody can tell
         if any(self._ends_the_last_step(call, moment) for call in calls):
             return True
         if moment is not None:
@@ -142,7 +142,7 @@ class Rank:
         if self._num_optimizers > known and (self._model is None or self._spec.training > 1):
             self._model = Model.found(self._model)  # a later training has another
         if self._steps.is_over:
-            raise StepsError(f"training {self._spec.training} of the script ended after {self._num_steps} steps")
+            raise self._ended_early(f"training {self._spec.training} of the script")
         return False
 
     def _ends_the_last_step(self, call: Call, moment: _Moment | None) -> bool:
@@ -211,15 +211,14 @@ class Rank:
         self._beat.stop()
 
     def _record(self, record: RankRecord) -> RankRecord:
-        """``record``, whose first step begins with the process and whose first tokens nobody counted."""
-        warmup = self._spec.warmup_steps
+        """``record``, whose first step begins with the process, and in whose first ones nobody counted tokens."""
         record = replace(record, step_seconds=(round(self._first_step_seconds, 6), *record.step_seconds[1:]))
-        counted = record.step_tokens[warmup:]
+        counted = [tokens for tokens in record.step_tokens if tokens]
         if not counted:
             return record
         usual = round(sum(counted) / len(counted))
-        tokens = (usual,) * warmup + counted
-        return replace(record, tokens_per_step=usual, step_tokens=tokens if len(set(tokens)) > 1 else ())
+        all_ = tuple(tokens or usual for tokens in record.step_tokens)
+        return replace(record, tokens_per_step=usual, step_tokens=all_ if len(set(all_)) > 1 else ())
 
     def _evidence(self, found: Mapping[str, Any], record: RankRecord, remarks: Iterable[str]) -> dict[str, Any]:
         """``found``, and what was seen of the steps."""
@@ -245,16 +244,21 @@ class Rank:
         if self._measurement.is_over:
             self.finish(remarks, is_ended=True)
             return
-        spec = self._spec
-        if not self._steps.num_calls:
+        steps, wanted = self._steps, self._spec.training
+        if not steps.num_calls:
             raise StepsError(
                 f"{self._passes} backward passes and no call of an optimizer were seen; expected one of torch.optim or "
                 "of a class made of torch.optim.Optimizer: steps of others cannot be counted"
             )
-        raise StepsError(
-            f"the script ended by itself after {self._num_steps or self._steps.num_calls} steps, expected "
-            f"{spec.steps + TRACED_STEPS} (steps={spec.steps}, and {TRACED_STEPS} that are traced): let it train "
-            "longer, or lower steps"
+        if steps.phase < wanted:
+            raise StepsError(f"training={wanted}, and the script ended with training {steps.phase}; expected as many")
+        raise self._ended_early("the script")
+
+    def _ended_early(self, what: str) -> StepsError:
+        came, steps = self._num_steps or self._steps.num_steps, self._spec.steps
+        return StepsError(
+            f"{what} ended by itself after {came} steps, expected {steps + TRACED_STEPS} (steps={steps}, and "
+            f"{TRACED_STEPS} that are traced): let it train longer, or lower steps"
         )
 
 

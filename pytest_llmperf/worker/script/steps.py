@@ -55,7 +55,7 @@ class Steps:
         """``step``: the class of the optimizer that is the anchor, or how many calls of it are one step."""
         self._class = step if isinstance(step, str) and step != "auto" else ""
         self._calls_per_step = step if isinstance(step, int) else 1
-        self._training, self._phase = training, 1
+        self._training, self.phase = training, 1  # which of the trainings, one after the other
         self._lives: dict[int, Life] = {}
         self._anchor: int | None = None  # whose calls end steps of this phase, once that is known
         self._repeats = 1
@@ -70,7 +70,7 @@ class Steps:
     @property
     def is_settled(self) -> bool:
         """Whether a step that ends is known at once."""
-        return self._anchor is not None and self._phase == self._training
+        return self._anchor is not None and self.phase == self._training
 
     @property
     def wanted_from(self) -> int:
@@ -113,9 +113,16 @@ class Steps:
         others = [life for life in self._lives.values() if life.count != own.count]
         if not others:
             return []
-        said = "; ".join(f"{_named(life, own)} stepped {life.count}" for life in others[:3])
+        said = ", ".join(f"{_named(life, own)} stepped {_times(life.count)}" for life in others[:3])
         hint = ": say step= if that is the step" if any(life.name != own.name for life in others) else ""
-        return [f"steps are counted by {own.name} ({own.count}); {said} times meanwhile{hint}"]
+        return [f"steps are counted by {own.name} ({own.count}); {said} meanwhile{hint}"]
+
+    @property
+    def num_steps(self) -> int:
+        """Of this phase, as far as anybody knows."""
+        if self._anchor is not None:
+            return self._lives[self._anchor].count
+        return self._most.count if self._lives else 0
 
     @property
     def _most(self) -> Life:
@@ -132,8 +139,8 @@ class Steps:
 
     def _decided(self) -> list[int]:
         phases = trainings(list(self._lives.values()))
-        if len(phases) > 1 and self._phase < self._training:
-            self._phase += len(phases) - 1
+        if len(phases) > 1 and self.phase < self._training:
+            self.phase += len(phases) - 1
             self._begin_phase({key: life for key, life in self._lives.items() if life in phases[-1]})
             return []
         lives = [life for life in phases[0] if not self._class or life.name == self._class]
@@ -147,7 +154,7 @@ class Steps:
         self.is_over, self._repeats = len(phases) > 1, chosen.usual_repeats
         is_whole = chosen.repeats == self._repeats
         whole = chosen.calls if is_whole else chosen.calls[:-1]
-        return whole[self._calls_per_step - 1 :: self._calls_per_step] if self._phase == self._training else []
+        return whole[self._calls_per_step - 1 :: self._calls_per_step] if self.phase == self._training else []
 
     def _begin_phase(self, lives: dict[int, Life]) -> None:
         self._lives, self._anchor, self._foreign = lives, None, {}
@@ -162,15 +169,19 @@ class Steps:
         self._foreign[optimizer] = self._foreign.get(optimizer, 0) + 1
         if self._foreign[optimizer] < _KNOWN:
             return
-        if self._phase == self._training:
+        if self.phase == self._training:
             self.is_over = True
             return
-        self._phase += 1
+        self.phase += 1
         self._begin_phase({key: each for key, each in self._lives.items() if each.calls[0] > last})
 
 
 def _named(life: Life, own: Life) -> str:
     return f"another {life.name}" if life.name == own.name else life.name
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def trainings(lives: Sequence[Life]) -> list[list[Life]]:

@@ -1,0 +1,102 @@
+"""Loops that nobody wrote for us, watched by the real hooks: their steps, losses and tokens as they know them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.golden import Golden
+from tests.worker.scripts import Scripts, Seen
+
+pytestmark = pytest.mark.torchrun
+
+STEPS = 12
+
+NAMES = (
+    "plain accumulation evaluating failing scaler lbfgs gan gan5 muon rare compiled compiled_layers compiled_in_place "
+    "compiled_function compiled_optimizer in_backward checkpointed experts by_functions forking profiled many_passes "
+    "short"
+).split()
+# Each with what its spec says.
+LOOPS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in NAMES},
+    "twice": {"step": 2},
+    "trainings": {"training": 2},
+    "to_the_end": {"end": "script"},
+}
+FAILING: dict[str, tuple[str, dict[str, Any]]] = {
+    "no optimizer": ("by_hand", {}),
+    "too short": ("too_short", {}),
+    "no such optimizer": ("plain", {"step": "Lion"}),
+    "the first of two trainings": ("trainings", {"steps": 45}),
+    "no third training": ("trainings", {"training": 3}),
+    "an error": ("raising", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    """All of them, in forks of one process: torch is imported once."""
+    scripts = Scripts(tmp_path_factory.mktemp("loops"), "loops.py")
+    found = {name: scripts.add(name, **words) for name, words in LOOPS.items()}
+    found |= {name: scripts.add(kind, **words) for name, (kind, words) in FAILING.items()}
+    scripts.run()
+    return found
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_steps_are_those_of_the_script(seen: dict[str, Seen], name: str) -> None:
+    it = seen[name]
+    record = it.share.record
+    assert len(record.step_seconds) == STEPS
+    assert it.seconds_apart < max(0.01 * it.usual_seconds, 0.001)
+    assert record.step_seconds[0] > 0.02  # from the process's begin
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_losses_and_tokens_are_those_of_the_script(seen: dict[str, Seen], name: str) -> None:
+    it = seen[name]
+    own, share = it.own[:STEPS], it.share
+    for index, (_, loss, _) in enumerate(own if share.losses else ()):
+        assert loss is None or share.losses[index] == pytest.approx(loss, abs=1e-6), index
+    if share.evidence["tokens"] == "counted" and own[0][2]:
+        tokens = share.record.step_tokens or (share.record.tokens_per_step,) * STEPS
+        assert list(tokens[2:]) == [tokens for *_, tokens in own[2:]]
+
+
+def test_what_is_not_known_is_said(seen: dict[str, Seen]) -> None:
+    said = {name: {key: seen[name].share.evidence.get(key) for key in ("tokens", "losses")} for name in LOOPS}
+    no_tokens = {name for name, words in said.items() if words["tokens"] == "unknown"}
+    assert no_tokens == {"lbfgs", "gan", "gan5", "compiled_function", "many_passes"}
+    assert {name for name, words in said.items() if words["losses"] == "unknown"} == {"by_functions", "many_passes"}
+    assert seen["scaler"].share.evidence["skipped_steps"] == [3, 4, 9]
+
+
+def test_how_steps_were_counted_and_what_was_in_the_way_is_a_remark(seen: dict[str, Seen], golden: Golden) -> None:
+    remarks = {name: seen[name].share.evidence.get("remarks", []) for name in LOOPS}
+    golden([*remarks["rare"], *remarks["gan"], *remarks["profiled"]])
+    assert not any(remarks[name] for name in LOOPS if name not in ("rare", "gan", "gan5", "profiled"))
+
+
+def test_a_traced_step_is_of_the_script_alone(seen: dict[str, Seen]) -> None:
+    for name in ("plain", "scaler", "twice"):
+        trace = seen[name].share.trace
+        assert trace.steps == 3, trace.none
+    # Steps that are unlike are traced as their mean.
+    counts = {row.name: row.count for row in seen["experts"].share.trace.rows}
+    assert counts["aten::addmm"] == 5  # of 3, 5 and 7
+    assert "own profiler" in seen["profiled"].share.trace.none
+    assert "the script ended before" in seen["short"].share.trace.none
+
+
+def test_a_script_that_goes_on_ends_with_its_own_code(seen: dict[str, Seen]) -> None:
+    assert seen["to_the_end"].ended == 3
+    assert len(seen["to_the_end"].own) == 40
+    assert seen["plain"].ended == "parked"
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_why_nothing_was_measured_is_one_line(seen: dict[str, Seen], name: str, golden: Golden) -> None:
+    assert not list(seen[name].folder.glob("share-*.json"))
+    golden(seen[name].message)

@@ -1,0 +1,61 @@
+"""Scripts of two ranks, launched as a user launches them: their shares are one record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf import ScriptSpec
+from pytest_llmperf.records.launch import Launch
+from tests.worker.launching import launched
+from tests.worker.scripts import FOLDER
+
+pytestmark = pytest.mark.torchrun
+
+
+def trained(words: str, folder: Path, **env: str) -> tuple[Launch, list[list[list[float]]]]:
+    """The record, and each rank's own: when its steps ended, their losses, and their tokens."""
+    home = folder / "home"
+    shutil.copytree(FOLDER, home)
+    command = f"python {words}"
+    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **env}
+    spec = ScriptSpec(command=command, gpus=2, steps=10, warmup_steps=2, env=variables, cwd=str(home))
+    record = launched(spec, folder / "launch", start="cold")
+    own = [path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob("clock-*"))]
+    return record, [[json.loads(line) for line in lines] for lines in own]
+
+
+@pytest.mark.parametrize("kind", ["no_sync", "sharded"])
+def test_two_ranks_of_torchrun_are_one_record(tmp_path: Path, kind: str) -> None:
+    record, own = trained(f"-m torch.distributed.run --standalone --nproc-per-node 2 ranks.py {kind}", tmp_path)
+    assert_is(record, own)
+    collectives = {row.name for row in record.trace.rows if row.name.startswith("c10d::")}
+    wanted = {"no_sync": "c10d::allreduce_", "sharded": "c10d::_reduce_scatter_base_"}
+    assert wanted[kind] in collectives
+
+
+def test_ranks_that_the_script_spawns_are_one_record(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    assert_is(*trained("ranks.py spawn", tmp_path, PORT=str(port)))
+
+
+def assert_is(record: Launch, own: list[list[list[float]]]) -> None:
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    for rank, lines in zip(record.ranks, own, strict=True):
+        assert len(rank.step_seconds) == 10
+        assert rank.tokens_per_step == lines[2][2]
+        apart = sorted(
+            abs(end[0] - begin[0] - seen)
+            for begin, end, seen in zip(lines[1:], lines[2:], rank.step_seconds[2:], strict=False)
+        )
+        assert apart[2] < 0.002, apart
+    assert record.tokens_per_step == sum(int(lines[2][2]) for lines in own)
+    assert record.losses == pytest.approx([line[1] for line in own[0][:10]], abs=1e-6)
+    assert record.trace.steps == 3, record.trace.none
+    assert record.evidence["tokens"] == "counted"
