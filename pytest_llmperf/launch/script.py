@@ -74,11 +74,7 @@ class ScriptLaunch:
             raise UnstartableError(
                 f"cwd={spec.cwd!r}: {here} is no folder; it is named beside {request.root.resolve()}"
             )
-        libraries = [Path(str(import_module(name).__file__)).parent for name in _LIBRARIES]
-        for name, sources in (("package", [_PACKAGE]), ("libraries", libraries)):
-            (folder / name).mkdir()
-            for source in sources:
-                (folder / name / source.name).symlink_to(source)
+        link_package(folder)
         if spec.workdir == "scratch":
             work = folder / "work"
             work.mkdir()
@@ -250,3 +246,12 @@ class ScriptLaunch:
 
     def _share(self, rank: int) -> Share:
         return codec.read(Share, json.loads((self.folder / SHARE_FILE.format(rank)).read_text(encoding="utf-8")))
+
+
+def link_package(folder: Path) -> None:
+    """Let hooks find this package in ``folder``, and what it needs, where the command's Python has neither."""
+    libraries = [Path(str(import_module(name).__file__)).parent for name in _LIBRARIES]
+    for name, sources in (("package", [_PACKAGE]), ("libraries", libraries)):
+        (folder / name).mkdir()
+        for source in sources:
+            (folder / name / source.name).symlink_to(source)

@@ -28,7 +28,8 @@ QUIET = {
 #: Without these MLflow and Trackio write into the folder where they run.
 UNSET = ("MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID")
 
-_HOOKS = Path(__file__).parents[1] / "worker" / "script" / "path"
+#: The folder that brings hooks into the processes of a command.
+HOOKS = Path(__file__).parents[1] / "worker" / "script" / "path"
 _PATHS = ("PATH", "PYTHONPATH")
 _MOST_ENTRIES, _MOST_SHOWN = 4000, 3
 
@@ -65,7 +66,7 @@ def set_for(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, s
     """
     own: dict[str, str] = {**request.variables, **cast("ScriptSpec", request.spec).env}
     is_ours = request.python == sys.executable
-    paths = filter(None, [str(_HOOKS), own.get("PYTHONPATH", inherited.get("PYTHONPATH"))])
+    paths = filter(None, [str(HOOKS), own.get("PYTHONPATH", inherited.get("PYTHONPATH"))])
     return {
         **QUIET,
         "HF_HUB_OFFLINE": inherited.get("HF_HUB_OFFLINE", "1"),

@@ -261,8 +261,10 @@ class GpuClock(Clock[torch.cuda.Event]):
 class GpuMemory(Memory):
     loss_bytes = 512
 
-    def __init__(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
+    def __init__(self, *, forgets: bool = True) -> None:
+        """``forgets``: peaks count from now on, also for whoever else asks."""
+        if forgets:
+            torch.cuda.reset_peak_memory_stats()
 
     def now(self) -> int:
         return torch.cuda.memory_reserved()

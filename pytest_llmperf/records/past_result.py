@@ -11,6 +11,9 @@ from typing import Any
 from pytest_llmperf.records.launch import Place, host_of, site_of
 from pytest_llmperf.support.codec import Number
 
+#: The verdict of a real run that was watched; its row's file begins with it, and holds it under this name.
+OBSERVED = "observed"
+
 
 @dataclass(frozen=True)
 class PastLaunch:
@@ -63,6 +66,9 @@ class PastResult:
     """What a traced step is made of, by metric; empty where it was not traced."""
     unfinished: str = ""
     """What ended its run before its end."""
+    observed: Mapping[str, float] = field(default_factory=dict)
+    """Of a real run that was watched: its ``steps``; from the first quarter of them to the last the ``drift`` of their
+    time, as a fraction, and bytes that it ``held`` more. Empty of a measurement."""
     calibrations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Of its GPUs, by device, each as its file has it; those that cannot be used are left out."""
 

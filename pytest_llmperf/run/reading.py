@@ -89,6 +89,11 @@ def usual_history() -> Path:
     return state_folder() / "history.sqlite"
 
 
+def usual_observed() -> Path:
+    """Where real runs that are watched leave their rows, a folder each."""
+    return state_folder() / "observed"
+
+
 def _said(option: Option, said: Namespace, ini: Callable[[str], Any]) -> tuple[Any, str]:
     """The value, ``None`` where nobody said one, and who said it."""
     value = getattr(said, option.dest, None) if option.flag else None

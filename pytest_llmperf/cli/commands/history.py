@@ -21,7 +21,7 @@ from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.history.history import History, of_project, scattering
-from pytest_llmperf.run.reading import usual_history
+from pytest_llmperf.run.reading import usual_history, usual_observed
 from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.support import formats, quantities
 from pytest_llmperf.support.suggestions import nearest
@@ -54,7 +54,8 @@ def _since(text: str) -> str:
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    sources = arguments.sources or [usual_history()]
+    usual = [path for path in (usual_history(), usual_observed()) if path.exists()]
+    sources = arguments.sources or usual or [usual_history()]
     found = History.read(sources)
     if found.troubles and not found.results and any(source.exists() for source in sources):
         # Why nothing could be read, and not that there is nothing.
@@ -131,6 +132,7 @@ _MOST_COLUMNS, _LEAST_COLUMNS = 100, 20
 _LABEL = 9
 # A narrower axis would make mountains of a tenth of a per cent.
 _LEAST_SPAN = 0.01
+_MOST_WATCHED = 5
 # Of a step that is no change point.
 _WITH_HOST = "the host changed with it: cannot be told apart"
 
@@ -144,6 +146,7 @@ def case_page(history: CaseHistory, screen: Screen) -> list[str]:
         f"{results[-1].began[:10]}, on {len(hosts)} host{'s' * (len(hosts) != 1)}; digest {plain(history.digest)}"
         + (f"; project {plain(history.project)}" if history.project else "")
     ]
+    lines += [_watched(result) for result in results if result.observed][-_MOST_WATCHED:]
     if not history.segments:
         return [*lines, "every run of it was invalid: nothing to draw"]
     lines += ["", *_chart(history, screen), "", *_levels(history.segments, screen)]
@@ -157,6 +160,16 @@ def case_page(history: CaseHistory, screen: Screen) -> list[str]:
     if history.is_short:
         lines += ["", "too few runs for a change point: it takes two before and two after it"]
     return lines
+
+
+def _watched(result: PastResult) -> str:
+    """A real run, and what became of it on its way."""
+    seen = result.observed
+    told = f"{result.began[:10]}: a real run of {seen['steps']:,.0f} steps, watched"
+    if "drift" in seen:
+        slower, held = formats.percent(seen["drift"]), formats.change_of(seen.get("held", 0.0), "bytes")
+        told += f"; its last quarter against its first: {slower} step time, {held} held"
+    return told + (f"; {plain(result.unfinished)}" if result.unfinished else "")
 
 
 def _change(segment: Segment) -> str:
@@ -318,6 +331,7 @@ def _document(history: CaseHistory) -> dict[str, Any]:
                 "revision": result.revision,
                 "versions": dict(result.versions),
                 "counts": dict(result.counts),
+                "observed": dict(result.observed),
                 "calibrations": {device: dict(made) for device, made in result.calibrations.items()},
             }
             for result in history.results

@@ -6,19 +6,20 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.cli import hook
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, plain, table
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
+from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.trace import COUNTED
+from pytest_llmperf.records.metrics import RATE, measured
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError
 from pytest_llmperf.run.options import SCRIPT
-from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import formats
 
@@ -34,6 +35,8 @@ _OPTIONS = {
     "end": "park: end it after the measured steps; script: let it go on to its own end",
     "workdir": "scratch: run in a folder that shows the files of this one; own: run in this one",
 }
+# They would change a run.
+_NOT_WATCHED = ("steps", "cwd", "seed", "end", "workdir", "gpus")
 _NUMBERS = ("steps", "seed", "tokens", "step")
 
 
@@ -41,6 +44,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, SCRIPT)
     for name, what in _OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=what)
+    add = parser.add_argument
+    add("--observe", action="store_true", help="let a real run go to its own end, and keep its row of history")
+    add("--trace-at", metavar="STEP", type=int, help="with --observe: trace three steps from this one on, for counts")
+    add("--hook-path", action="store_true", help="print what PYTHONPATH needs for LLMPERF_OBSERVE=FOLDER to work")
+    add("--install-hook", action="store_true", help="let LLMPERF_OBSERVE=FOLDER work in all of this Python")
+    add("--remove-hook", action="store_true", help="take that away again")
     what = "the command as you run it, after --: -- torchrun --nproc-per-node 2 train.py"
     parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help=what)
     parser.set_defaults(answer=_answer, usage=parser.error)
@@ -68,23 +77,17 @@ def named_script(arguments: argparse.Namespace) -> ScriptSpec:
         raise CaseError(str(error)) from error
 
 
-@dataclass
-class Tried:
-    """Two launches of one command, to know what of it is the same in both."""
-
-    spec: ScriptSpec
-    run: Run
-    troubles: list[str] = field(default_factory=list)
-
-    def lines(self, screen: Screen) -> Iterator[str]:
-        """What was found, at its end."""
-        terminal = Terminal()
-        try:
-            yield from page(self.spec, self.run.cases(NODEID, terminal).measure(self.spec), screen, self.run.num_gpus)
-        except (CaseFailedError, CannotRunError, RunEndedError) as error:
-            self.troubles += str(error).splitlines()
-        finally:
-            self.run.finish(0, terminal)
+def _tried(spec: ScriptSpec, arguments: argparse.Namespace, troubles: list[str], screen: Screen) -> Iterator[str]:
+    """Launch it twice, and show what of it was the same; ``troubles``: why it did not train."""
+    run, terminal = asked_run(arguments, SCRIPT, launches=2, calibration=False), Terminal()
+    with usage_errors(arguments):
+        run.begin([spec])
+    try:
+        yield from page(spec, run.cases(NODEID, terminal).measure(spec), screen, run.num_gpus)
+    except (CaseFailedError, CannotRunError, RunEndedError) as error:
+        troubles += str(error).splitlines()
+    finally:
+        run.finish(0, terminal)
 
 
 def page(spec: ScriptSpec, launches: Sequence[Launch], screen: Screen, gpus: int) -> Iterator[str]:
@@ -92,7 +95,7 @@ def page(spec: ScriptSpec, launches: Sequence[Launch], screen: Screen, gpus: int
     first, last = launches[0], launches[-1]
     steps, ranks = len(first.step_seconds), len(first.ranks)
     yield f"{spec.command}: {len(launches)} launches of {steps} steps on {formats.counted(ranks, 'rank')}"
-    rows = [*_work(spec, first), *_figures(launches)]
+    rows = [*_rows(spec, launches)]
     columns = [
         Column("what", [name for name, _, _ in rows], right=False),
         Column("found", [plain(found) for _, found, _ in rows], right=False),
@@ -103,56 +106,47 @@ def page(spec: ScriptSpec, launches: Sequence[Launch], screen: Screen, gpus: int
         yield f"note: {plain(note)}"
     if different := first.differences(last):
         yield f"different in the two launches: {'; '.join(map(plain, different))}"
-    yield "exact: the same in both launches; what was not is held as a range"
+    yield "exactly: it was the same in both launches"
     yield "not claimed: what the script learns, and that its update is right; this is no loop of this plugin"
     yield from ("", *_test(spec, gpus))
 
 
-def _work(spec: ScriptSpec, launch: Launch) -> Iterator[tuple[str, str, str]]:
-    setup = launch.evidence.get("setup", {})
-    optimizers = ", ".join(name.rpartition(".")[2] for name in setup.get("optimizers", ())) or "unknown"
-    yield "a step ends with", optimizers if spec.step == "auto" else str(spec.step), "timed as it is"
-    seconds = formats.seconds(launch.median_step_seconds)
-    if launch.evidence.get("tokens") == "unknown":
-        rate = f"{1 / launch.median_step_seconds:.3g} steps/s"
-        yield "speed", f"{rate} ({seconds} a step)", "as steps/s: tokens were not found (--tokens)"
+def _rows(spec: ScriptSpec, launches: Sequence[Launch]) -> Iterator[tuple[str, str, str]]:
+    """What, how much, and how a record holds it, by what the two launches had in common."""
+    first, repeats = launches[0], Repeats.of(launches)
+    rate = measured(launches)[RATE]
+    seconds = formats.seconds(first.median_step_seconds)
+    yield (
+        "a step ends with",
+        str(spec.step if spec.step != "auto" else first.evidence.get("optimizer", "unknown")),
+        "timed as it is",
+    )
+    yield (
+        "speed",
+        f"{formats.tokens_per_second(rate.read([first]))} {rate.label} ({seconds} a step)",
+        "within its tolerance",
+    )
+    if first.evidence.get("tokens") == "unknown":
+        yield "tokens a step", formats.ABSENT, "not found: say --tokens"
     else:
-        rate = f"{formats.tokens_per_second(launch.tokens_per_second)} {spec.rate_unit}/s"
-        yield "speed", f"{rate} ({seconds} a step)", f"as {spec.rate_unit}/s"
-
-
-def _figures(launches: Sequence[Launch]) -> Iterator[tuple[str, str, str]]:
-    """What is the same in all launches is held exactly, the rest as a range."""
-    first = launches[0]
-    if first.evidence.get("tokens") != "unknown":
-        tokens = [tuple(rank.step_tokens or rank.tokens_per_step for rank in each.ranks) for each in launches]
         varies = ", not all steps alike" if first.ranks[0].step_tokens else ""
-        yield "tokens a step", f"{first.tokens_per_step:,}{varies}", _held(tokens)
-    if first.losses:
-        apart = max(abs(a - b) for a, b in zip(first.losses, launches[-1].losses, strict=False))
-        how = "exact" if apart == 0 else f"band: up to {apart:.2g} apart"
-        yield "losses", f"{first.losses[0]:.4f} to {first.losses[-1]:.4f}", how
-    else:
+        yield f"{spec.rate_unit} a step", f"{first.tokens_per_step:,}{varies}", "exactly" if repeats.tokens else "not"
+    if repeats.losses is None:
         yield "losses", formats.ABSENT, "not: backward does not begin with one number"
-    for name in COUNTED if first.trace else ():
-        if not name.startswith("kernels" if first.trace.is_on_host else "operators"):
-            counts = [each.trace.count(name) for each in launches]
-            yield name.removesuffix("_per_step") + " a step", f"{counts[0]:,.6g}", _held(counts)
+    else:
+        band = f"as a band: the same up to step {repeats.losses}"
+        held = "exactly" if repeats.losses == len(first.losses) else band
+        yield "losses", f"{first.losses[0]:.4f} to {first.losses[-1]:.4f}", held
+    for name in (*repeats.counts, *repeats.ranges):
+        low, high = repeats.ranges.get(name, (0, 0))
+        how = "exactly" if name in repeats.counts else f"as a range: {low:,.6g} to {high:,.6g}"
+        yield name.replace("_per_step", " a step"), f"{first.trace.count(name):,.6g}", how
     if not first.trace:
         yield "a traced step", formats.ABSENT, f"not: {first.trace.none}"
-    peaks = [each.peak_reserved_bytes for each in launches]
-    yield "peak memory", formats.memory(peaks[0]), _held(peaks)
-    held = [tuple(rank.allocated_bytes for rank in each.ranks) for each in launches]
+    yield "peak memory", formats.memory(first.peak_reserved_bytes), "within its tolerance"
     if first.allocated_growth is not None:
-        yield "memory kept a step", formats.memory(first.allocated_growth), f"{_held(held)}; a slope is a leak"
-
-
-def _held(values: Sequence[Any]) -> str:
-    if all(value == values[0] for value in values):
-        return "exact"
-    if all(isinstance(value, (int, float)) for value in values) and min(values) > 0:
-        return f"range: {formats.percent(max(values) / min(values) - 1)} apart"
-    return "range: not the same"
+        kept = f"{formats.memory(first.allocated_growth)} more"
+        yield "memory after each step", kept, "exactly" if repeats.memory else "as a slope: a leak"
 
 
 def _test(spec: ScriptSpec, gpus: int) -> Iterator[str]:
@@ -176,9 +170,19 @@ def _quoted(value: object) -> str:
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     """What cannot be had is refused before anything is launched."""
+    if arguments.hook_path:
+        return Answer([str(hook.HOOKS)], for_programs=True)
+    if arguments.install_hook or arguments.remove_hook:
+        return Answer(hook.install() if arguments.install_hook else hook.remove())
     spec = named_script(arguments)
-    run = asked_run(arguments, SCRIPT, launches=2, calibration=False)
-    with usage_errors(arguments):
-        run.begin([spec])
-    tried = Tried(spec, run)
-    return Answer(tried.lines(screen), tried.troubles, acts=True)
+    if arguments.observe:
+        changed = [f"--{name}" for name in _NOT_WATCHED if getattr(arguments, name) is not None]
+        if changed:
+            raise CaseError(
+                f"{changed[0]}: --observe sets nothing of a run; it goes with --tokens, --step and --trace-at"
+            )
+        hook.observe(spec, arguments.trace_at, Terminal().say)
+    if arguments.trace_at:
+        raise CaseError("--trace-at is of a run that is watched: it goes with --observe")
+    troubles = list[str]()
+    return Answer(_tried(spec, arguments, troubles, screen), troubles, acts=True)

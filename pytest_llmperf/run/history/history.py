@@ -16,11 +16,11 @@ from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histori
 from pytest_llmperf.judge.noise import Experience, Noise
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.records.past_result import OBSERVED, PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
 from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.history.past_results import HistoryError, past_results
+from pytest_llmperf.run.history.past_results import HistoryError, observed_result, past_results
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -77,6 +77,8 @@ def _files(path: Path) -> Iterable[Path]:
 
 
 def _read(path: Path) -> list[PastResult]:
+    if path.name.startswith(f"{OBSERVED}-"):
+        return [observed_result(path.read_text(encoding="utf-8"), str(path))]
     with path.open("rb") as file:
         is_store = file.read(len(_SQLITE)) == _SQLITE
     if is_store or path.suffix == ".sqlite":

@@ -1,18 +1,21 @@
-"""The cases of a ``--perf-json`` document as its history keeps them. Pure."""
+"""The cases of a ``--perf-json`` document as its history keeps them, and the row that a real run leaves. Pure."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.metrics import MEMORY
-from pytest_llmperf.records.past_result import PastLaunch, PastResult
+from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult
 from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.run_document import Result, RunDocument
 from pytest_llmperf.report.text import one_line
@@ -133,3 +136,20 @@ def _calibrations(records: Sequence[_Record]) -> Iterator[tuple[str, Mapping[str
 def _versions(environment: _Environment) -> dict[str, str]:
     found = {**environment.versions, "driver": environment.driver}
     return {name: one_line(found[name]) for name in (*_VERSIONS, *_OTHERS) if found.get(name)}
+
+
+def observed_result(text: str, source: str) -> PastResult:
+    """The row of a real run that was watched; where it ran is named as runs name the kind of their machine.
+
+    Raises:
+        HistoryError: it cannot serve.
+    """
+    try:
+        values = json.loads(text)
+        result = codec.read(PastResult, values[OBSERVED], newer=True)
+        name, num_bytes, cores = (values["device"][each] for each in ("name", "memory_bytes", "cores"))
+        gpus = (Gpu(index=0, uuid="", name=name, memory_bytes=num_bytes),) if num_bytes else ()
+        machine = Machine(gpus=gpus, cpu_name=name, cores=cores)
+        return replace(result, machine=machine.gpu_kind if gpus else machine.cpu_kind)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise HistoryError(f"{source}: no row of a run that was watched ({error}); delete it") from error

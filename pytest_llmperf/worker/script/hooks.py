@@ -161,8 +161,11 @@ class Hooks:
 
     def _begun(self, tensors: Any) -> Rank:
         if self._rank is None:
-            self._rank = Rank(self._folder, self._spec, self._project, device_of(tensors), self._resident)
+            self._rank = self._made(device_of(tensors))
         return self._rank
+
+    def _made(self, device: torch.device) -> Rank:
+        return Rank(self._folder, self._spec, self._project, device, self._resident)
 
     def _called(self, rank: Rank, calls: Sequence[Call]) -> None:
         if rank.called(calls):

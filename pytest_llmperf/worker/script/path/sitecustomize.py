@@ -1,6 +1,7 @@
-"""Run by Python at its start in each process of a launched command: waits for torch, and lets its training be watched.
+"""Run by Python at its start in each process of a command: waits for torch, and lets its training be watched.
 
-Its folder is on PYTHONPATH alone and holds nothing else. Until torch is there only the standard library is imported.
+Its folder is on PYTHONPATH alone and holds nothing else; or a ``.pth`` runs it, by another name. Until torch is there
+only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_FOLDER = "LLMPERF_SCRIPT"
+# Each names a folder: that of a launch, which ends the command; and where a real run leaves its row of history.
+_LAUNCHED, _OBSERVED = "LLMPERF_SCRIPT", "LLMPERF_OBSERVE"
 
 
 def _chain() -> None:
@@ -57,27 +59,32 @@ class _WaitsForTorch:
 def _seen(what: str) -> None:
     """Tell the launcher that this process can be watched, and what of its training has begun."""
     try:
-        with open(os.path.join(os.environ[_FOLDER], f"seen-{os.getpid()}"), "w") as file:
+        with open(os.path.join(os.environ[_LAUNCHED], f"seen-{os.getpid()}"), "w") as file:
             file.write(what)
     except OSError:  # its launch is over
         pass
 
 
 def _arrived() -> None:
-    folder = os.environ[_FOLDER]
-    _seen("torch")
+    is_launched = bool(os.environ.get(_LAUNCHED))
+    folder = os.environ[_LAUNCHED if is_launched else _OBSERVED]
+    if is_launched:
+        _seen("torch")
     try:
         # Found before any other version of it; what it needs comes after all that the command has itself.
         package, libraries = os.path.join(folder, "package"), os.path.join(folder, "libraries")
         sys.path.insert(0, package)
         sys.path.append(libraries)
         try:
-            from pytest_llmperf.worker.script.hooks import watch
+            if is_launched:
+                from pytest_llmperf.worker.script.hooks import watch
+            else:
+                from pytest_llmperf.worker.script.production import watch
         finally:
             sys.path.remove(package)
         watch(folder)
     except Exception as error:
-        _fail(folder, error)
+        _fail(folder, error) if is_launched else sys.stderr.write(f"llmperf: this run is not watched: {error!r}\n")
 
 
 def _fail(folder: str, error: BaseException) -> None:
@@ -91,11 +98,14 @@ def _fail(folder: str, error: BaseException) -> None:
         json.dump(failure, file)
 
 
-if os.environ.get(_FOLDER):
+_is_asked = os.environ.get(_LAUNCHED) or os.environ.get(_OBSERVED)
+if os.environ.get(_LAUNCHED):
     _seen("hook")
+if _is_asked and not any(type(one).__name__ == _WaitsForTorch.__name__ for one in sys.meta_path):
     sys.meta_path.insert(0, _WaitsForTorch())
 try:
-    _chain()
+    if __name__ == "sitecustomize":
+        _chain()
 except Exception:
     import traceback
 

@@ -1,0 +1,212 @@
+"""A real run of a user's own training, watched to its end: its row of history, kept in bounded memory and rewritten.
+
+Nothing is set, nothing is ended, and no step waits: instants that the device has passed become seconds as steps go by,
+and a thread writes the row, so that a run that is killed leaves one too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from pytest_llmperf.observe import device as gpu
+from pytest_llmperf.observe.environment import device_name, environment, place_of
+from pytest_llmperf.observe.measurement import HostMemory
+from pytest_llmperf.observe.places import Project
+from pytest_llmperf.observe.tracer import Tracer
+from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult
+from pytest_llmperf.records.trace import COUNTED
+from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.support import codec
+from pytest_llmperf.worker.folder import write_json
+from pytest_llmperf.worker.script.hooks import Hooks
+from pytest_llmperf.worker.script.model import Model
+from pytest_llmperf.worker.script.rank import AnotherRankError, Call, place
+from pytest_llmperf.worker.script.steps import Steps
+
+# Steps of one window, and windows that are kept: where there would be more, neighbours become one.
+_STEPS, _MOST = 64, 256
+_LEAST = 8  # steps of which a row says something
+_WRITE_SECONDS = 30.0
+_NOT_ENDED = "still running, or ended from outside"
+
+# Where an optimizer has its number.
+_NUMBER = "_llmperf"
+
+
+class Ring:
+    """Values of however long a run, as medians of windows."""
+
+    def __init__(self, each: int) -> None:
+        """``each``: how many values are a window, at first."""
+        self.each, self.windows = each, list[float]()
+        self._open: list[float] = []
+
+    def add(self, value: float) -> bool:
+        """Whether a window is full with it."""
+        self._open.append(value)
+        if len(self._open) < self.each:
+            return False
+        self.windows.append(median(self._open))
+        self._open.clear()
+        if len(self.windows) == _MOST:
+            self.windows = [fmean(self.windows[at : at + 2]) for at in range(0, _MOST, 2)]
+            self.each *= 2
+        return True
+
+    @property
+    def middle(self) -> float:
+        return median(self.windows or self._open)
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The means of the first and the last quarter; ``None`` of fewer than four windows."""
+        quarter = len(self.windows) // 4
+        return (fmean(self.windows[:quarter]), fmean(self.windows[-quarter:])) if quarter else None
+
+
+class Production:
+    """Rank 0 of a run: it hears what a ``Rank`` hears."""
+
+    def __init__(self, folder: Path, order: Mapping[str, Any], device: torch.device, resident: int) -> None:
+        self.number, self._world = place()
+        if self.number:
+            raise AnotherRankError
+        self._order, self._device = order, device
+        command = shlex.join(sys.orig_argv).replace("{", "(").replace("}", ")")
+        self._spec = ScriptSpec(**(order.get("spec") or {"command": command, "gpus": self._world}))
+        self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._file = folder / f"{OBSERVED}-{self._started.replace(':', '')}-{os.uname().nodename}-{os.getpid()}.json"
+        self._clock = gpu.clock_of(device)
+        self._memory = HostMemory(resident) if device.type == "cpu" else gpu.GpuMemory(forgets=False)
+        self._steps = Steps(self._spec.step, self._spec.training)
+        self._seconds, self._held = Ring(_STEPS), Ring(1)
+        self._instants: deque[Any] = deque()
+        self._tracer = Tracer(device, is_ours=False)
+        self._model: Model | None = None
+        self._optimizers = self._passes = self._num_steps = self._tokens = self._counted_steps = 0
+        self._counts, self._where = dict[str, float](), environment(device)
+        self._written, self._writer = time.monotonic(), threading.Thread()
+
+    def pass_begins(self, _: torch.Tensor | None) -> None:
+        self._passes += 1
+        self._tokens += self._model.tokens() if self._model else 0
+
+    def pass_ended(self, **_: bool) -> None:
+        if self._model:
+            self._model.tokens()  # what was computed a second time
+
+    def called(self, calls: Sequence[Call]) -> bool:
+        """Optimizers have been called; no step is the last one."""
+        for optimizer, _ in calls:
+            key = vars(optimizer).setdefault(_NUMBER, self._optimizers + 1)
+            self._optimizers = max(self._optimizers, key)
+            if ended := self._steps.call(key, type(optimizer).__name__, self._passes):
+                self._num_steps += len(ended)
+                self._step_ended()
+        return False
+
+    def _step_ended(self) -> None:
+        self._counted_steps += self._model is not None
+        self._model = self._model or Model.found()
+        if self._is_traced():
+            self._instants.clear()
+            return
+        self._instants.append(self._clock.instant())
+        for _ in range(2):  # no step pays for many
+            if len(self._instants) < 2 or not self._clock.has_passed(self._instants[1]):  # noqa: PLR2004 - a distance
+                break
+            if self._seconds.add(self._clock.between(self._instants.popleft(), self._instants[0])):
+                self._held.add(float(self._memory.allocated() or self._memory.now()))
+        if time.monotonic() - self._written > _WRITE_SECONDS and not self._writer.is_alive():
+            self._written = time.monotonic()
+            self._writer = threading.Thread(target=self.write, daemon=True)
+            self._writer.start()
+
+    def _is_traced(self) -> bool:
+        """Whether the tracer was at work in this step, or is from now on."""
+        if self._tracer.is_running:
+            if self._tracer.end_step():
+                trace = self._tracer.trace(None, (), 0)
+                other = "kernels" if trace.is_on_host else "operators"
+                names = [name for name in COUNTED if trace and not name.startswith(other)]
+                self._counts = {name: trace.count(name) for name in names}
+            return True
+        if self._num_steps == self._order.get("trace_at"):
+            self._tracer.begin()
+        return self._tracer.is_running
+
+    def script_ended(self, _remarks: Iterable[str]) -> None:
+        """By itself."""
+        self.write("")
+
+    def write(self, ended: str = _NOT_ENDED) -> None:
+        """Its row so far; ``ended``: what has ended the run before its end."""
+        if self._counted_steps >= _LEAST:
+            write_json(self._file, self._row(ended))
+
+    def _row(self, ended: str) -> Mapping[str, Any]:
+        tokens = self._spec.given_tokens or round(self._world * self._tokens / self._counted_steps)
+        ends, held = self._seconds.ends, self._held.ends
+        told = {"steps": self._num_steps, "drift": ends and ends[1] / ends[0] - 1, "held": held and held[1] - held[0]}
+        where, is_gpu = self._where, gpu.is_gpu(self._device)
+        result = PastResult(
+            run=self._file.stem,
+            machine="",
+            id=self._spec.id,
+            digest=self._spec.digest,
+            nodeid="llmperf script --observe",
+            verdict=OBSERVED,
+            launches=(PastLaunch(self._started, self._seconds.middle, places=(place_of(self._device),)),),
+            tokens_per_step=tokens,
+            ranks=self._world,
+            peak_reserved_bytes=self._memory.peaks()[0],
+            versions={**where.versions, **({"driver": where.driver} if is_gpu else {})},
+            revision=self._order.get("revision", ""),
+            project=self._order.get("project", ""),
+            counts=self._counts,
+            unfinished=ended,
+            observed={name: value for name, value in told.items() if value is not None},
+        )
+        memory = torch.cuda.get_device_properties(self._device).total_memory if is_gpu else 0
+        device = {"name": device_name(self._device), "memory_bytes": memory, "cores": len(os.sched_getaffinity(0))}
+        windows = {"steps": self._seconds.each, "seconds": self._seconds.windows, "held_bytes": self._held.windows}
+        return {OBSERVED: codec.plain(result), "device": device, "windows": windows, "notes": self._steps.notes}
+
+
+class ProductionHooks(Hooks):
+    """Hooks of a run that goes to its own end."""
+
+    def __init__(self, folder: Path, order: Mapping[str, Any]) -> None:
+        super().__init__(folder, ScriptSpec(command="observed"), Project.around(Path.cwd()))
+        self._order = order
+        self._production: Production | None = None
+
+    def _made(self, device: torch.device) -> Any:
+        self._production = Production(self._folder, self._order, device, self._resident)
+        return self._production
+
+    def _fail(self, error: BaseException) -> None:
+        """Also where the script itself raised."""
+        super()._fail(error)
+        if self._production is not None:
+            self._production.write(type(error).__name__)
+
+
+def watch(folder: str) -> None:
+    """Torch has been imported in this process: hear of what trains in it, until it ends by itself."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    file = path / "request.json"
+    ProductionHooks(path, json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}).install()
