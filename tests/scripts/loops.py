@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-STEPS = 40
+STEPS, DEVICE = 40, os.environ.get("DEVICE", "cpu")
 _WORDS, _WIDTH = 101, 32
 
 
@@ -125,9 +125,9 @@ def failing(clock: Clock) -> None:
 def scaler(clock: Clock) -> None:
     """Gradients that overflow skip steps 3, 4 and 9."""
     model = Tiny()
-    optimizer, scales = adam(model), torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    optimizer, scales = adam(model), torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=5)
     for number, ids in enumerate(batches(rows=8), 1):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             losses = [model(part) / 2 for part in ids.split(4)]
         for loss in losses:
             scales.scale(loss).backward()
@@ -404,6 +404,31 @@ def raising(clock: Clock) -> None:
     raise KeyError("no such file of data")
 
 
+def captured(clock: Clock) -> None:
+    """A step that is captured after a few, and replayed: for a GPU alone."""
+    model, ids = Tiny(), torch.randint(_WORDS, (4, 16))
+    optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = model(ids)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    aside = torch.cuda.Stream()
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    for _ in range(STEPS):
+        graph.replay()
+        clock.step(loss)
+
+
 def many_passes(clock: Clock) -> None:
     """More losses than are kept."""
     weight = nn.Parameter(torch.ones(1))
@@ -418,4 +443,5 @@ def many_passes(clock: Clock) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.set_default_device(DEVICE)
     globals()[sys.argv[1]](Clock())
