@@ -45,6 +45,8 @@ class Fake:
     """0: five times as long as the others."""
     reserved_bytes: int = 2**30
     loss: float = 6.0
+    losses: tuple[float, ...] | None = None
+    """In place of ``loss``; empty: nobody knows them."""
     fail: str = ""
     """Kind of failure; empty for success."""
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -93,9 +95,9 @@ def launch_of(spec: Spec, fake: Fake | None = None) -> Launch:
         train_seconds=spec.steps * fake.step_seconds,
         warmup_steps=spec.warmup_steps,
         parameters=1000,
-        losses=(fake.loss,) * spec.steps,
+        losses=(fake.loss,) * spec.steps if fake.losses is None else tuple(fake.losses),
         ranks=ranks,
-        evidence={**(evidence_of(spec) if isinstance(spec, TrainSpec) else {}), **fake.evidence},
+        evidence={**(evidence_of(spec) if isinstance(spec, TrainSpec) else {"tokens": "counted"}), **fake.evidence},
         environment=environment,
         health=Health(foreign_processes=fake.foreign_processes, power_watts=fake.power_watts),
         trace=trace_of(fake.trace) if fake.trace else Trace(none=OLDER),

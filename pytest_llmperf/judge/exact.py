@@ -175,10 +175,10 @@ def _listed(names: Sequence[str]) -> str:
 # Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare. And
 # circumstances, which are no property of the training: where a scheduler placed the ranks, how they were started, and
 # why they ended. A checkpoint has a figure for its size, of which a few bytes say in which step it was written. Epochs
-# follow from the number of steps.
+# follow from the number of steps. What a user wrote anew is what is judged: it stands beside the verdict (decision 69).
 _TOLD_ELSEWHERE = frozenset(
     {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries", "checkpoint_bytes"}
-    | {"epochs", "found", "remarks", "skipped_steps"}
+    | {"epochs", "found", "remarks", "skipped_steps", "sources"}
 )
 
 # What one launch could not see is no change.
@@ -224,8 +224,7 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
     for topic, facts in _topics(launch.evidence).items():
         # What old records do not tell of is not compared.
         told = [(each, theirs[topic]) for each, theirs in known if topic in theirs]
-        # What a user wrote anew is what is judged: it is told beside the verdict (decision 72).
-        if not told or topic in _TOLD_ELSEWHERE or (topic == "setup.sources" and launch.is_script):
+        if not told or topic in _TOLD_ELSEWHERE:
             continue
         newest, then = told[-1]
         for name in sorted({*facts, *then}):

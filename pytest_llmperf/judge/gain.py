@@ -68,6 +68,10 @@ def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Boun
     different pairs, and two pairs have to break its bound by themselves too; throughput by paired statistics. Without
     bounds the ratios are only told.
     """
+    units = {measured([launch])[RATE].unit for pair in pairs for launch in pair}
+    if len(units) > 1:
+        how = "say tokens= of the script whose tokens nobody knows"
+        return Judgement("invalid", f"a ratio of {' and '.join(sorted(units))} says nothing: {how}", ())
     throughput, undecided = _throughput(pairs, bounds.get("throughput", Bounds()), policy)
     memory = _memory(pairs, bounds.get("memory", Bounds()), policy.rule)
     checks = [throughput, memory, *_loss(pairs, bounds.get("loss", Bounds()).at_most)]

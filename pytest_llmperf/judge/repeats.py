@@ -1,7 +1,7 @@
 """Repeats: what of a user's own training was the same in all launches that recorded it, and so is exact of it. Pure.
 
 Nobody knows beforehand what of a script repeats: it may seed nothing, draw rows of other lengths, send tokens to other
-experts. So it is found out (decision 72). What repeated is held without tolerance as long as versions and hardware are
+experts. So it is found out (decision 69). What repeated is held without tolerance as long as versions and hardware are
 the same. Of the rest, counts are held as a range, losses as a band, memory by what holds for any case.
 """
 

@@ -92,6 +92,21 @@ class GitHistory:
         return Span(good_end, candidates, (note,) if changed else ())
 
     def python(self, candidate: Candidate) -> str:
+        return probed(str(self._made(candidate) / "python"))
+
+    def tree(self, name: str) -> Path:
+        """``folder`` as it was at the revision ``name``.
+
+        Raises HistoryError where there is no such revision, and NotMadeError where it cannot be had.
+        """
+        made = self._made(Candidate(self._commit("revision", name)))
+        tree = made / "tree" / self.folder.resolve().relative_to(self.root.resolve())
+        if not tree.is_dir():
+            raise NotMadeError(f"there was no {self.folder} at {name}")
+        return tree
+
+    def _made(self, candidate: Candidate) -> Path:
+        """The folder of its interpreter and of its ``tree``."""
 
         def make(folder: Path) -> None:
             tree = folder / "tree"
@@ -117,7 +132,7 @@ class GitHistory:
             ]
             script(folder / "python", lines)
 
-        return probed(str(made("git", (*self.key, candidate.name, sys.executable), make) / "python"))
+        return made("git", (*self.key, candidate.name, sys.executable), make)
 
     def further(self, candidate: Candidate) -> str:
         return shlex.join(["git", "-C", str(self.root), "show", candidate.shown])

@@ -56,6 +56,8 @@ class LaunchRequest:
     timeout_seconds: float
     root: Path = Path()
     """The run's, beside which a script's folder is named."""
+    tree: Path | None = None
+    """That folder as it was at another revision, in whose place a script runs."""
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for this launch alone."""
@@ -159,5 +161,5 @@ def write_request(request: LaunchRequest) -> None:
         "parity": request.parity and codec.plain(request.parity),
     }
     if spec.is_script:
-        content["root"] = str(request.root)
+        content["root"] = str(request.tree or request.root)
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)

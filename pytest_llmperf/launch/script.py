@@ -69,7 +69,7 @@ class ScriptLaunch:
         spec, folder = request.spec, request.folder
         if not isinstance(spec, ScriptSpec):
             return None
-        here = work = spec.folder(request.root)
+        here = work = spec.folder(request.tree or request.root)
         if not here.is_dir():
             raise UnstartableError(
                 f"cwd={spec.cwd!r}: {here} is no folder; it is named beside {request.root.resolve()}"
@@ -78,8 +78,10 @@ class ScriptLaunch:
         if spec.workdir == "scratch":
             work = folder / "work"
             work.mkdir()
-            for entry in here.iterdir():
-                (work / entry.name).symlink_to(entry)
+            # What is in no revision, data say, is there as it is.
+            entries = [*here.iterdir(), *(spec.folder(request.root).iterdir() if request.tree else ())]
+            for name, entry in {entry.name: entry for entry in reversed(entries)}.items():
+                (work / name).symlink_to(entry)
         # A file of its folder is named in full: it is the user's own wherever the command runs.
         is_file = [not word.startswith("-") and (here / word).is_file() for word in spec.argv]
         words = [str(here / word) if named else word for word, named in zip(spec.argv, is_file, strict=True)]

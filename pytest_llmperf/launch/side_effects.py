@@ -66,7 +66,9 @@ def set_for(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, s
     """
     own: dict[str, str] = {**request.variables, **cast("ScriptSpec", request.spec).env}
     is_ours = request.python == sys.executable
-    paths = filter(None, [str(HOOKS), own.get("PYTHONPATH", inherited.get("PYTHONPATH"))])
+    # A package of the project that is installed here as editable is another revision's there.
+    trees = [str(request.tree), str(request.tree / "src")] if request.tree else []
+    paths = filter(None, [str(HOOKS), *trees, own.get("PYTHONPATH", inherited.get("PYTHONPATH"))])
     return {
         **QUIET,
         "HF_HUB_OFFLINE": inherited.get("HF_HUB_OFFLINE", "1"),

@@ -147,6 +147,9 @@ class Perf:
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
         ``spec`` has is where the search begins if its memory cannot be predicted.
         """
+        from pytest_llmperf.run.preconditions import need_sizes
+
+        need_sizes(spec)
         return self._told(self._cases.max_micro_batch(spec))
 
     @_asked

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import RATE, measured
 from pytest_llmperf.report.text import glyphs_of, one_line, shorten_middle
 from pytest_llmperf.support import formats
 
@@ -109,8 +110,9 @@ class LaunchLines:
 
     def finished(self, launch: Launch) -> None:
         """It has left its record."""
+        row = measured([launch])[RATE]
         figures = (
-            f"{formats.tokens_per_second(launch.tokens_per_second_per_gpu)} tokens/s/GPU",
+            f"{formats.tokens_per_second(row.read([launch]))} {row.label}",
             formats.memory(launch.peak_reserved_bytes),
             f"{len(launch.step_seconds)} steps",
             formats.seconds(launch.wall_seconds),

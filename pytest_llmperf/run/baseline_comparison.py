@@ -29,9 +29,9 @@ from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.derived_metrics import Scaling, figures
-from pytest_llmperf.run.launch_notes import compiler_notes, diagnosed, seen_notes, steps_notes
+from pytest_llmperf.run.launch_notes import beside_verdict, compiler_notes, diagnosed, seen_notes, steps_notes
 from pytest_llmperf.run.launch_retry import LaunchRetry
-from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.settings.compilation import is_compiled
 from pytest_llmperf.settings.evidence import LEARNING, lost
 from pytest_llmperf.settings.spec import Spec
@@ -54,9 +54,9 @@ LEARN_ANEW = (
 )
 
 
-def fewest_launches(asked: int, spec: Spec, *, is_recorded: bool) -> int:
-    """How many launches ``spec`` takes at least: what of a script is exact is seen in two that are recorded."""
-    return max(asked, 2) if spec.is_script and is_recorded else asked
+def fewest_launches(asked: int, spec: Spec) -> int:
+    """How many launches tell what of ``spec`` is exact, ``asked`` at least: of a script that is seen in two."""
+    return max(asked, 2) if spec.is_script else asked
 
 
 class BaselineComparison:
@@ -89,10 +89,8 @@ class BaselineComparison:
 
         ``is_recorded``: what is measured is to become a part of the baseline.
         """
-        settings, fewest = (
-            self._run.settings,
-            fewest_launches(self._run.settings.launches, self._spec, is_recorded=is_recorded),
-        )
+        settings = self._run.settings
+        fewest = fewest_launches(settings.launches, self._spec) if is_recorded else settings.launches
         most = max(fewest, settings.max_launches)
         passing = None if is_recorded or fewest > 1 else self._passing(baseline)
         today = datetime.now(timezone.utc).date()
@@ -109,6 +107,7 @@ class BaselineComparison:
                 partial(self._circumstances, baseline),
                 passing=None if self._launches else passing,
                 all_steps=all_steps,
+                turn=Turn(launches=fewest),
                 calibrates=self._calibrates,
             )
             self._launches = (*self._launches, launch)
@@ -180,10 +179,13 @@ class BaselineComparison:
         """What a step is made of; of a script that repeats nothing of its recordings they show nothing."""
         repeats = baseline.repeats if baseline else None
         checks = count_checks(self._launches, baseline.trace if baseline else None, repeats)
-        are_other = any(check.verdict in ("regressed", "changed") for check in checks)
-        if baseline and repeats and repeats.is_chance(self._launches, baseline.explained, are_counts_other=are_other):
-            return tuple(replace(each, verdict=each.verdict and "inconclusive", detail=LEARN_ANEW) for each in checks)
-        return checks
+        other = [check for check in checks if check.verdict in ("regressed", "changed")]
+        if not (baseline and repeats):
+            return checks
+        if not repeats.is_chance(self._launches, baseline.explained, are_counts_other=bool(other)):
+            return checks
+        unsure = {check: replace(check, verdict="inconclusive", detail=LEARN_ANEW) for check in other}
+        return tuple(unsure.get(check, check) for check in checks)
 
     def _phase_checks(self, baseline: Baseline | None) -> PhaseChecks:
         return phase_checks(self._launches, Reference.of(baseline) if baseline else None, self._policy)
@@ -192,7 +194,7 @@ class BaselineComparison:
         """Diagnosed by what the newest trace does that the stored one did not, or a rank that all wait for, if new."""
         launches, run = self._launches, self._run
         result = self._caller.result(Case.of(self._spec), judgement.verdict, judgement.reason, judgement.checks)
-        waits = dict.fromkeys(check.detail for check in judgement.checks if check.detail == WAITS)
+        waits = dict.fromkeys(check.detail for check in judgement.checks if check.detail in (WAITS, LEARN_ANEW))
         # Whether another session of the baseline would have helped its speed to decide; on a CPU that is noise.
         is_open = any(check.metric == RATE and check.verdict == "inconclusive" for check in judgement.checks)
         is_young = baseline is not None and is_open and baseline.sessions == 1 and not run.on_cpu
@@ -212,7 +214,8 @@ class BaselineComparison:
             return result
         newest = next((launch.trace for launch in reversed(launches) if launch.trace), None)
         slow = self._held_up(launches) if not self._held_up(baseline.newest) else ()
-        return diagnosed(result, baseline.trace.trace if baseline.trace else None, newest, slow)
+        before = baseline.trace.trace if baseline.trace else None
+        return diagnosed(beside_verdict(result, baseline.launches[-1], before), before, newest, slow)
 
     def _held_up(self, launches: Sequence[Launch]) -> tuple[str, ...]:
         # A CPU's ranks share its cores, and take them from one another.
@@ -228,6 +231,9 @@ class BaselineComparison:
             isinstance(self._spec, TrainSpec) and is_compiled(self._spec) and baseline is None
         ):  # else a change is told as such
             notes += compiler_notes(launches)
+        asks = self._caller.terms.parity or self._run.settings.parity or self._run.settings.loss_curve
+        if self._spec.is_script and asks:
+            notes.append("parity and loss curves are not asked of a script: what it learns is its own")
         notes += self._held_up(launches)
         unheld = self._scaling.unheld if self._scaling and baseline is None else ""  # else its verdict says so
         notes += [*filter(None, [unheld]), *self._phase_checks(baseline).notes, *seen_notes(launches, baseline)]

@@ -20,7 +20,7 @@ from pytest_llmperf.run.capacity import LAUNCHES, MaxBatchSize
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.conclusion import Recorder, conclude, earlier, failures
 from pytest_llmperf.run.derived_metrics import Scaling
-from pytest_llmperf.run.errors import CannotRunError
+from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.launch_retry import runs_out, should_run_out
 from pytest_llmperf.run.learning_cases import CurveCheck, asked_curve, asks_for_curve, parity
@@ -77,7 +77,8 @@ class Cases:
         known = same.result.loss_curve if same else None
         curve = None if fails else asked_curve(self._caller, self._runner, spec, known)
         shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
-        fewest = fewest_launches(self._settings.launches, spec, is_recorded=self._recorder.wants(baseline))
+        asked, is_recorded = self._settings.launches, self._recorder.wants(baseline)
+        fewest = fewest_launches(asked, spec) if is_recorded else asked
         launches = 1 if fails else fewest + (curve.launches_more if curve else 0)
         withheld = plan.ask(self._caller, case, launches, baseline, shares)
         if withheld:
@@ -193,7 +194,10 @@ class Cases:
         return held if held.fails else None
 
     def _against(self, case: Case, spec: Spec, scaled_from: Spec | None) -> Concluded:
-        withheld = plan.ask(self._caller, case, 2 * self._settings.launches)
+        if self._settings.other_revision and not spec.is_script:
+            why = "holds scripts, whose code is the project's; name the Python of another environment"
+            raise CaseFailedError(f"{spec.id}: --perf-against {self._settings.against} {why}")
+        withheld = plan.ask(self._caller, case, 2 * fewest_launches(self._settings.launches, spec))
         if withheld:
             return Concluded(result=self._caller.result(case, PLANNED, withheld))
         if asks_for_curve(self._caller, spec):

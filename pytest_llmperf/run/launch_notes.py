@@ -17,13 +17,13 @@ from pytest_llmperf.judge.verdict import horizon
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS
 from pytest_llmperf.records.result import USUAL, CaseResult
-from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.support.formats import memory
+from pytest_llmperf.records.trace import COUNTED, Trace, new_places
+from pytest_llmperf.support.formats import first_n, memory
 
 _MOST_STALLED = 0.01
 
 # Of a line that has to say more.
-_MOST_DIFFERENT = 2
+_MOST_DIFFERENT, _MOST_FILES = 2, 3
 
 
 def steps_notes(launches: Sequence[Launch], baseline: Baseline | None, policy: Policy) -> Iterator[str]:
@@ -61,6 +61,24 @@ def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterato
     yield from (f"measured under {fault}" for fault in validity.injected(launches))
     made = (rank.calibration for launch in launches for rank in launch.ranks if rank.calibration)
     yield from dict.fromkeys(f"its GPU's calibration is not used: {each.trouble}" for each in made if each.trouble)
+
+
+def beside_verdict(result: CaseResult, stored: Launch, before: Trace | None) -> CaseResult:
+    """``result`` of a script that does not hold, with the lines that wait or copy anew and the files that are other.
+
+    ``stored`` is what it is held against, and ``before`` what a step of that did.
+    """
+    newest = result.launches[-1]
+    if not newest.is_script or result.verdict == "pass":
+        return result
+    moved = [check.metric for check in result.checks if check.metric in COUNTED and check.verdict not in (None, "pass")]
+    words = []
+    if before and newest.trace:
+        words = [place for metric in moved for place in new_places(metric, before, newest.trace)]
+    then, now = stored.sources, newest.sources
+    files = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+    words = [*words[:_MOST_DIFFERENT], *([f"different: {first_n(files, _MOST_FILES)}"] if files else [])]
+    return replace(result, reason="; ".join([result.reason, *words]))
 
 
 def diagnosed(result: CaseResult, before: Trace | None, after: Trace | None, held_up: Sequence[str] = ()) -> CaseResult:

@@ -7,22 +7,28 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.exact import changed_evidence, changes
+from pytest_llmperf.judge.baseline import StoredTrace
+from pytest_llmperf.judge.exact import changed_evidence, changes, count_checks
 from pytest_llmperf.judge.gain import Bounds, judge_gain
 from pytest_llmperf.judge.phase_checks import growth_checks, phase_checks
+from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge, judge_pairs
+from pytest_llmperf.launch.candidates import HistoryError, NotMadeError
+from pytest_llmperf.launch.histories import GitHistory
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
-from pytest_llmperf.run.baseline_comparison import contradictions
+from pytest_llmperf.run.baseline_comparison import contradictions, fewest_launches
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.derived_metrics import Scaling, figures
+from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.launch_notes import diagnosed
+from pytest_llmperf.run.launch_notes import beside_verdict, diagnosed
 from pytest_llmperf.run.launch_retry import LaunchRetry
 from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.settings.spec import Spec
@@ -40,6 +46,8 @@ class Side:
     python: str = sys.executable
     shown: str = ""
     """What tells people which side it is, where its spec does not."""
+    tree: Path | None = None
+    """The project at another revision, where a script runs there."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +108,37 @@ class PairedComparison:
                 phases = phase_checks(ours, Reference(theirs, theirs, theirs), self._policy)
                 judgement = joined(judgement, phases.checks, undecided=phases.undecided)
                 judgement = joined(judgement, growth_checks(ours, theirs, self._policy.rule.budget), undecided=False)
+                if spec.is_script:  # which need not do the same in each launch
+                    counts = count_checks(ours, StoredTrace.of(theirs), Repeats.of(theirs))
+                    judgement = joined(judgement, counts, undecided=False)
             return scaling.joined(judgement, ours, None) if scaling else judgement
 
-        # As short as it can be typed here: a line about a launch has room for little else.
-        shown = min(python, os.path.relpath(python), key=len)
-        sides = [Side(python, spec, python, f"under {shown}"), Side(sys.executable, spec, shown="under this Python")]
-        turns = self.take_turns(sides, decide)
+        if revision := self._caller.run.settings.other_revision:
+            tree = self._tree(revision)
+            sides = [
+                Side(python, spec, shown=f"at {revision}", tree=tree),
+                Side("the work tree", spec, shown="as it is"),
+            ]
+        else:
+            # As short as it can be typed here: a line about a launch has room for little else.
+            shown = min(python, os.path.relpath(python), key=len)
+            sides = [
+                Side(python, spec, python, f"under {shown}"),
+                Side(sys.executable, spec, shown="under this Python"),
+            ]
+        turns = self.take_turns(sides, decide, fewest=fewest_launches(1, spec))
         result, shared = self._result(case, turns), os.environ.get("PYTHONPATH")
         notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
-        result = replace(result, changed=changes(turns.after, turns.before), notes=(*result.notes, *notes))
+        changed = changes(turns.after, turns.before)
+        changed += tuple(Repeats.of(turns.before).changes(turns.after, turns.before)) if spec.is_script else ()
+        result = replace(result, changed=changed, notes=(*result.notes, *notes))
         return _diagnosed(result, turns)
+
+    def _tree(self, revision: str) -> Path:
+        try:
+            return GitHistory(self._caller.run.rootdir).tree(revision)
+        except (HistoryError, NotMadeError) as error:
+            raise CaseFailedError(f"--perf-against git:{revision}: {error}") from None
 
     def _result(self, case: Case, turns: Turns) -> CaseResult:
         """The second side is the one that it is about."""
@@ -124,24 +153,28 @@ class PairedComparison:
         )
 
     def take_turns(
-        self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement], begun: Pairs = ()
+        self,
+        sides: Sequence[Side],
+        decide: Callable[[Pairs, Sequence[str]], Judgement],
+        begun: Pairs = (),
+        fewest: int = 1,
     ) -> Turns:
         """Pairs until ``decide`` has, after those that were ``begun``; every second one begins with the other side.
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
         """
         settings, retry = self._caller.run.settings, LaunchRetry(self._runner, self._caller.observer.say)
-        pairs = begun
+        pairs, fewest = begun, max(fewest, settings.launches)
         self._caller.run.settle(*(side.spec for side in sides))  # during the turns GPUs are held
         with self._runner.hold(max(side.spec.gpus for side in sides)):
             while True:
                 pairs = (*pairs, self._pair(sides, len(pairs), retry))
-                if len(pairs) < settings.launches and not retry.spoilt:
+                if len(pairs) < fewest and not retry.spoilt:
                     continue
                 both = zip(sides, zip(*pairs, strict=True), strict=True)
                 lines = dict.fromkeys(line for side, launches in both for line in self.troubles(side, launches))
                 judgement = decide(pairs, [*lines, *retry.spoilt])
-                if not judgement.undecided or len(pairs) >= settings.max_launches:
+                if not judgement.undecided or len(pairs) >= max(fewest, settings.max_launches):
                     return Turns(pairs, judgement, retry.notes)
 
     def troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
@@ -160,7 +193,7 @@ class PairedComparison:
         launches: dict[int, Launch] = {}
         for place, index in enumerate(order, 1):
             side = sides[index]
-            turn = Turn(side.python, sides=2, side=side.shown)
+            turn = Turn(side.python, sides=2, side=side.shown, tree=side.tree)
             try:
                 launches[index] = retry.launch(side.spec, 2 * number + place, self._circumstances, turn=turn)
             except LaunchFailed as error:
@@ -178,4 +211,4 @@ class PairedComparison:
 def _diagnosed(result: CaseResult, turns: Turns) -> CaseResult:
     """With what the newest launch of the second side does that that of the first did not."""
     before, after = turns.pairs[-1]
-    return diagnosed(result, before.trace, after.trace)
+    return diagnosed(beside_verdict(result, before, before.trace), before.trace, after.trace)

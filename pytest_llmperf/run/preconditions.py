@@ -59,6 +59,15 @@ def need_a_narrower_training(wide: Spec, scaled_from: Spec) -> None:
             )
 
 
+def need_sizes(spec: Spec) -> None:
+    """Its micro-batch is what its training is told, or a search would launch one size again and again."""
+    if spec.is_script and "{micro_batch_size}" not in spec.to_dict()["command"]:
+        raise CaseFailedError(
+            f"perf.max_micro_batch: the command of {spec.id} has no {{micro_batch_size}}, expected it where the script "
+            "takes its size, e.g. 'python train.py --batch-size {micro_batch_size}'"
+        )
+
+
 def need_nats(loss_within: object) -> None:
     """A bound of losses is a positive number, or none; a ratio's bounds are refused where they are made."""
     if loss_within is not None and not is_positive(loss_within):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.options import CHECK, PYTEST, Option, OptionError, table, why_no_folder
+from pytest_llmperf.run.revision import has_commit
 from pytest_llmperf.run.settings import MAX_LAUNCHES, SLURM_INI, Settings
 from pytest_llmperf.support.files import refused_at
 from pytest_llmperf.support.folders import state_folder
@@ -69,8 +70,14 @@ def read_settings(
 
         values["price"] = Price(values["price"], values["currency"] or "EUR")
     if values["against"]:
-        values["against"] = _python(values["against"])
-        values["against_itself"] = _environment(values["against"]) == _environment(sys.executable)
+        if not values["against"].startswith("git:"):
+            values["against"] = _python(values["against"])
+            values["against_itself"] = _environment(values["against"]) == _environment(sys.executable)
+        elif not has_commit(rootdir, values["against"].removeprefix("git:")):
+            raise UsageError(
+                f"--perf-against {values['against']}: no such revision, and no git repository that has it, at "
+                f"{rootdir}; expected e.g. git:HEAD~1, or an interpreter"
+            )
     if front == PYTEST and (summary := os.environ.get(_STEP_SUMMARY)):
         values["step_summary"] = Path(summary)
     return replace(Settings(**values), **fixed)

@@ -55,6 +55,11 @@ def find_revision(root: Path, baselines: Path) -> Revision:
     return Revision(commit, (*changed, *_untracked(root, baselines)))
 
 
+def has_commit(root: Path, name: str) -> bool:
+    """Whether ``name`` is a revision of the project at ``root``; none is where that is no git checkout."""
+    return bool(_git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"))
+
+
 def _untracked(root: Path, baselines: Path) -> list[str]:
     """Sources and configuration under ``root`` that git neither tracks nor ignores, by their names from there."""
     names = _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")

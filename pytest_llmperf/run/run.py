@@ -88,7 +88,8 @@ class Run(Hardware):
         self.charge()
         if self.settings.dry_run or self.settings.update == "prune":
             return
-        self.site.prepare([sys.executable, self.settings.against or sys.executable], on_cpu=self.on_cpu)
+        other = "" if self.settings.other_revision else self.settings.against
+        self.site.prepare([sys.executable, other or sys.executable], on_cpu=self.on_cpu)
         if not self.is_worker:  # each worker has its own
             self._prepare_flops(specs)
 

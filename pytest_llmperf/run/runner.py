@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_llmperf.launch.device import Gpu
@@ -49,6 +50,8 @@ class Turn:
     """What names it to people."""
     launches: int = 0
     """How many there will be, where that is known beforehand."""
+    tree: Path | None = None
+    """The project at another revision, where a script runs there."""
 
 
 class Runner:
@@ -103,7 +106,7 @@ class Runner:
         run.settle(spec)
         if isinstance(spec, TrainSpec) and run.on_cpu and run.site.is_here:
             need_room(spec, host_memory_bytes())
-        asked: dict[str, Any] = {"python": turn.python, "passing": passing, "all_steps": all_steps}
+        asked: dict[str, Any] = {"python": turn.python, "tree": turn.tree, "passing": passing, "all_steps": all_steps}
         with self._attempt(spec, f"{spec.id} {turn.side}".rstrip(), numbers, calibrates=calibrates, **asked) as attempt:
             attempt.outcome = run.site.launch(attempt.request, attempt.watch, self._observer.say)
         outcome: Launch | Failure = attempt.outcome

@@ -123,9 +123,10 @@ class Settings:
     against: str = option(
         "--perf-against",
         _PYTEST,
-        "compare each case with the same case under this interpreter, in turns on the same GPUs; no baselines",
+        "compare each case with the same case under this interpreter, or each script with the project at git:REVISION, "
+        "in turns on the same GPUs; no baselines",
         default="",
-        metavar="PYTHON",
+        metavar="PYTHON|git:REVISION",
         static="refused",
         repeated=True,
     )
@@ -301,6 +302,11 @@ class Settings:
         """By metric, what the ini file sets."""
         said = {name: getattr(self, f"{name}_tolerance") for name in TOLERANCES}
         return {TOLERANCES[name]: value for name, value in said.items() if value is not None}
+
+    @property
+    def other_revision(self) -> str:
+        """The revision of ``--perf-against git:REVISION``; empty where it names an interpreter."""
+        return self.against.removeprefix("git:") if self.against.startswith("git:") else ""
 
     @property
     def launches_nothing(self) -> str:
