@@ -59,20 +59,25 @@ def own_device() -> torch.device:
 
 #: Whose ``synchronize`` waits, beside what PyTorch warns of in these words.
 WAITING: tuple[Any, ...] = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
-WAIT_WARNING = "called a synchronizing CUDA operation"
+_WAIT_WARNING = "called a synchronizing CUDA operation"
 
 
 @contextmanager
-def warns_of_waits() -> Iterator[None]:
-    """Have PyTorch warn of each operation that waits for the device; whoever asks restores the filters of warnings."""
-    before = torch.cuda.get_sync_debug_mode()
-    warnings.filterwarnings("ignore", message="Synchronization debug mode")  # that it does not see all
-    warnings.filterwarnings("always", message=WAIT_WARNING)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+def heard_of_waits(hear: Callable[[], None]) -> Iterator[None]:
+    """``hear`` is called, where it happens, of each operation that waits for the device and of which PyTorch knows."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+        warnings.showwarning = lambda message, *args, **kwargs: (
+            hear() if _WAIT_WARNING in str(message) else show(message, *args, **kwargs)
+        )
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")  # that it does not see all
+        warnings.filterwarnings("always", message=_WAIT_WARNING)
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 def is_gpu(device: torch.device) -> bool:

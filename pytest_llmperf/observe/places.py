@@ -12,7 +12,6 @@ import linecache
 import os
 import sys
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,9 +23,10 @@ from typing import Any
 import torch
 
 from pytest_llmperf.observe import device as gpu
+from pytest_llmperf.records.trace import LEADS_TO
 from pytest_llmperf.support.redaction import without_secrets
 
-_OURS = __name__.partition(".")[0]
+_OURS, _WATCHING = __name__.partition(".")[0], (__name__, gpu.__name__)
 _STDLIB = Path(os.__file__).resolve().parent
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -56,9 +56,8 @@ class Project:
         path = Path(file).resolve()
         if not path.is_relative_to(self.root) or path.is_relative_to(_STDLIB):
             return ""
-        if {*_INSTALLED, _OURS}.intersection(path.relative_to(self.root).parts):
-            return ""
-        return Path(os.path.relpath(path, self.folder)).as_posix()
+        is_installed = {*_INSTALLED, _OURS}.intersection(path.relative_to(self.root).parts)
+        return "" if is_installed else Path(os.path.relpath(path, self.folder)).as_posix()
 
 
 class Places:
@@ -72,26 +71,13 @@ class Places:
         self._undo = ExitStack()
 
     def begin(self) -> None:
-        is_copy = _is_copy_to_device if self._on_gpu else _is_copy
+        asks = [(torch.Tensor, name) for name in _ASKS.split()]
+        for owner, name in [(owner, "synchronize") for owner in gpu.WAITING] if self._on_gpu else asks:
+            self._wrap(owner, name, "wait", lambda *_: True)
         for name in _COPIES.split():
-            self._wrap(torch.Tensor, name, "copy", functools.partial(is_copy, name))
-        if not self._on_gpu:
-            for name in _ASKS.split():
-                self._wrap(torch.Tensor, name, "wait")
-            return
-        for owner in gpu.WAITING:
-            self._wrap(owner, "synchronize", "wait")
-        self._undo.enter_context(warnings.catch_warnings())
-        self._undo.enter_context(gpu.warns_of_waits())
-        show = warnings.showwarning
-
-        def seen(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-            if gpu.WAIT_WARNING not in str(message):
-                show(message, *args, **kwargs)
-            elif not getattr(self._inside, "wait", False):
-                self._note("wait")
-
-        warnings.showwarning = seen
+            self._wrap(torch.Tensor, name, "copy", functools.partial(_is_copy, name, on_gpu=self._on_gpu))
+        if self._on_gpu:
+            self._undo.enter_context(gpu.heard_of_waits(self._waited))
 
     def end(self) -> None:
         """All is as it was before ``begin``."""
@@ -100,17 +86,18 @@ class Places:
     @property
     def found(self) -> dict[str, dict[str, float]]:
         """By kind and place how often, the most frequent ones; kinds that have none are absent."""
-        kinds = (
-            (kind, sorted(found.items(), key=lambda each: (-each[1], each[0]))) for kind, found in self._found.items()
-        )
-        return {kind: {place: float(count) for place, count in most[:_MOST]} for kind, most in kinds if most}
+        most = {kind: found.most_common(_MOST) for kind, found in self._found.items() if found}
+        return {kind: {place: float(count) for place, count in places} for kind, places in most.items()}
 
-    def _wrap(self, owner: Any, name: str, kind: str, counts: Callable[..., bool] = lambda *_: True) -> None:
-        function, is_own = getattr(owner, name), name in vars(owner)
-        inside = self._inside
+    def _waited(self) -> None:
+        if not getattr(self._inside, "wait", False):
+            self._found["wait"].update(self._here())
+
+    def _wrap(self, owner: Any, name: str, kind: str, counts: Callable[..., bool]) -> None:
+        function, is_own, inside = getattr(owner, name), name in vars(owner), self._inside
 
         @functools.wraps(function)
-        def seen(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             if getattr(inside, kind, False):  # of nested calls the outermost counts
                 return function(*args, **kwargs)
             setattr(inside, kind, True)
@@ -119,39 +106,35 @@ class Places:
             finally:
                 setattr(inside, kind, False)
             if counts(result, args):
-                self._note(kind)
+                self._found[kind].update(self._here())
             return result
 
-        setattr(owner, name, seen)
+        setattr(owner, name, watched)
         self._undo.callback(*((setattr, owner, name, function) if is_own else (delattr, owner, name)))
 
-    def _note(self, kind: str) -> None:
-        """A call of ``kind`` has come from whoever called the one that calls this."""
-        place = self._place(sys._getframe(2))  # noqa: SLF001 - the stack of this thread, and nothing else of it
-        if place:
-            self._found[kind][place] += 1
-
-    def _place(self, frame: FrameType | None) -> str:
-        """The innermost line of the project; else of who is neither torch nor we. Our own calls have none."""
-        inner, is_innermost = "", True
+    def _here(self) -> list[str]:
+        """The innermost line of the project, and the line of a package to which it led; our own calls have none."""
+        inner, is_first = "", True
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - this thread's stack
         while frame is not None:
-            top = _module_of(frame).partition(".")[0]
-            if top == _OURS and is_innermost and frame.f_code.co_name != "seen":
-                return ""
-            if top not in (_OURS, "torch"):
-                file = frame.f_code.co_filename
-                own = self._name_of(file)
+            module = _module_of(frame)
+            top, file = module.partition(".")[0], frame.f_code.co_filename
+            if top == _OURS and is_first and module not in _WATCHING:
+                return []
+            if top != _OURS and top not in sys.stdlib_module_names:
+                is_first = False
+                own = "" if top == "torch" else self._name_of(file)
                 if own:
-                    return _shown(own, file, frame.f_lineno)
-                if not inner and top not in sys.stdlib_module_names and not file.startswith("<"):
-                    inner = _shown(_installed_name(file), file, frame.f_lineno)
-            is_innermost = is_innermost and top in sys.stdlib_module_names
+                    return [LEADS_TO.join(filter(None, [_shown(own, frame), inner]))]
+                if not inner and top != "torch" and not file.startswith("<"):
+                    inner = _shown(_installed_name(file), frame)
             frame = frame.f_back
-        return inner
+        return [inner] if inner else []
 
 
 def _module_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__package__") or frame.f_globals.get("__name__") or "")
+    name = str(frame.f_globals.get("__name__") or "")
+    return str(frame.f_globals.get("__package__") or name) if name == "__main__" else name
 
 
 def _installed_name(file: str) -> str:
@@ -161,23 +144,15 @@ def _installed_name(file: str) -> str:
     return "/".join(parts[at + 1 :])
 
 
-def _shown(name: str, file: str, line: int) -> str:
-    text = without_secrets(" ".join(linecache.getline(file, line).split()))
+def _shown(name: str, frame: FrameType) -> str:
+    text = without_secrets(" ".join(linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()))
     text = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
-    return f"{name}:{line} {text}".rstrip()
+    return f"{name}:{frame.f_lineno} {text}".rstrip()
 
 
-def _is_copy(name: str, result: Any, args: tuple[Any, ...]) -> bool:
-    """Whether another tensor has the content now."""
-    return isinstance(result, torch.Tensor) and (name == "copy_" or result is not args[0])
-
-
-def _is_copy_to_device(name: str, result: Any, args: tuple[Any, ...]) -> bool:
-    """Whether its bytes went as they are: to another device, or into another tensor; a change of type is a kernel."""
-    if not _is_copy(name, result, args):
-        return False
+def _is_copy(name: str, result: Any, args: tuple[Any, ...], *, on_gpu: bool) -> bool:
+    """Whether another tensor has the content now, of a GPU on another device: a change of type is a kernel there."""
     source = args[1] if name == "copy_" and len(args) > 1 else args[0]
-    if not isinstance(source, torch.Tensor) or source.device != result.device:
-        return isinstance(source, torch.Tensor)
-    whole = source.is_contiguous() and result.is_contiguous()
-    return name in ("clone", "copy_") and whole and source.dtype == result.dtype
+    if not (isinstance(result, torch.Tensor) and isinstance(source, torch.Tensor)):
+        return False
+    return source.device != result.device if on_gpu else result is not source

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -87,7 +88,8 @@ class Tracer:
         self._ends.append(time.time_ns())
         self._left -= 1
         if self._left == 1:
-            self._looked_at(self._places.begin)
+            with suppress(Exception):  # a trace without places is one all the same
+                self._places.begin()
         if self._left == 0:
             self._places.end()
             gpu.wait(self._device)
@@ -103,16 +105,8 @@ class Tracer:
         if self._none or self._profile is None:
             return Trace(none=self._none or "it was not begun")
         trace = self._tried(self._read) or Trace(none=self._none)
-        if trace:
-            trace = replace(trace, places=self._places.found)
+        trace = replace(trace, places=self._places.found) if trace else trace
         return with_timed_waits(trace, self._fetched, timed, warmup_steps)
-
-    def _looked_at(self, begin: Callable[[], None]) -> None:
-        """A trace without places is one all the same."""
-        try:
-            begin()
-        except Exception:  # noqa: BLE001 - whatever another version of torch has no more
-            self._places.end()
 
     def _stop(self) -> None:
         if self._profile is not None:

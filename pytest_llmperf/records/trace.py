@@ -211,39 +211,38 @@ def merged(traces: Sequence[Trace]) -> Trace:
     )
 
 
+#: Between a line of the user's project and the line of a package that it led to.
+LEADS_TO = " => "
+
+
 def new_places(metric: str, then: Trace | StaticStep, now: Trace | StaticStep) -> list[str]:
     """Where a step waits or copies more often than ``then``, most first: ``30 a step at train.py:61 (`loss.item()`)``.
 
     Lines above a place come and go: its number is not compared. Where ``then`` names no place, all are new.
     """
-    was, is_ = (
-        [each for kind in COUNTED[metric] for each in trace.places.get(kind, {}).items()] for trace in (then, now)
-    )
-    known, found = dict[str, float](), []
-    for place, count in was:
-        name = _PLACE.sub(r" \2", place)
-        known[name] = known.get(name, 0.0) + count
-    for place, count in is_:
-        name = _PLACE.sub(r" \2", place)
-        left = known.get(name, 0.0)
-        known[name] = max(0.0, left - count)
-        if count > left:
-            found.append((left - count, _PLACE.sub(r"\1 (`\2`)", place)))
-    return [f"{-more:g} a step at {place}" for more, place in sorted(found)]
+    left, found = dict[str, float](), []
+    for kind in COUNTED[metric]:
+        for place, count in then.places.get(kind, {}).items():
+            left[_without_lines(place)] = left.get(_without_lines(place), 0.0) + count
+        for place, count in now.places.get(kind, {}).items():
+            more = count - left.get(_without_lines(place), 0.0)
+            left[_without_lines(place)] = max(0.0, -more)
+            lines = (line.partition(" ") for line in place.split(LEADS_TO))
+            shown = LEADS_TO.join(f"{at} (`{text}`)" if text else at for at, _, text in lines)
+            found += [(-more, f"{more:g} a step at {shown}")] if more > 0 else []
+    return [place for _, place in sorted(found)]
 
 
-# Of ``train.py:61 loss.item()``: the line's number and its text.
-_PLACE = re.compile(r"(:\d+) (.+)$")
+def _without_lines(place: str) -> str:
+    return re.sub(r":\d+(?= |$)", "", place)
 
 
 def _merged_places(by_rank: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
     """Their means over all ranks."""
     found: dict[str, dict[str, float]] = {}
-    for kind in sorted({kind for own in by_rank for kind in own}):
-        of_kind = [own.get(kind, {}) for own in by_rank]
-        for place in sorted({place for own in of_kind for place in own}):
-            count = fmean(own.get(place, 0.0) for own in of_kind)
-            found.setdefault(kind, {})[place] = float(f"{count:.6g}")
+    for kind, place in sorted({(kind, place) for own in by_rank for kind, places in own.items() for place in places}):
+        count = fmean(own.get(kind, {}).get(place, 0.0) for own in by_rank)
+        found.setdefault(kind, {})[place] = float(f"{count:.6g}")
     return found
 
 

@@ -77,6 +77,13 @@ def test_a_copy_is_another_tensor_of_the_same_content(tmp_path: Path) -> None:
     assert seen(users(tmp_path, code), tmp_path)["copy"] == expected
 
 
+def test_a_package_that_the_projects_line_led_to_is_named_beside_it(tmp_path: Path) -> None:
+    inner = users(tmp_path, "def step():\n    torch.ones(1).item()\n", "env/site-packages/stepper/loop.py")
+    outer = users(tmp_path, "def step(train):\n    train()\n")
+    found = seen(lambda: outer(inner), tmp_path)
+    assert found == {"wait": {"train.py:2 train() => stepper/loop.py:2 torch.ones(1).item()": 1.0}}
+
+
 def test_a_package_is_named_from_its_own_folder_on(tmp_path: Path) -> None:
     step = users(tmp_path, "def step():\n    torch.ones(1).item()\n", "env/site-packages/stepper/loop.py")
     # The test itself is of another repository than the user's.

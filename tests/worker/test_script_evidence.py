@@ -98,7 +98,7 @@ def test_no_folder_of_this_machine_is_in_it(launches: list[Launch], project: Pat
 
 
 def test_the_projects_own_files_have_digests(launches: list[Launch]) -> None:
-    assert list(evidence(launches)["sources"]) == ["config/a.yaml", "parts/model.py", "scripts/train.py"]
+    assert list(evidence(launches)["setup"]["sources"]) == ["config/a.yaml", "parts/model.py", "scripts/train.py"]
     assert evidence(launches)["remarks"] == [
         "watch='lost.yaml' is no file of the command's folder; expected a path as seen from there"
     ]
@@ -128,7 +128,7 @@ def test_what_watches_is_no_part_of_it(launches: list[Launch]) -> None:
     setup = evidence(launches)["setup"]
     assert setup["hooks"] == {}
     assert setup["overhead"]["optimizer_hooks"] == 0
-    assert setup["step"]["autograd.backward"] == "torch.autograd"
+    assert "pytest_llmperf" not in str(setup["step"])
 
 
 def test_no_secret_is_kept(launches: list[Launch]) -> None:

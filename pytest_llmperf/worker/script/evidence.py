@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pytest_llmperf.observe import objects
 from pytest_llmperf.observe.objects import name_of, plain
 from pytest_llmperf.observe.places import Project
 from pytest_llmperf.settings.script_spec import ScriptSpec
-from pytest_llmperf.settings.setting import gathered
+from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.support.redaction import redacted, without_secrets
 from pytest_llmperf.worker.installed import short_digest
 from pytest_llmperf.worker.script.model import Model
@@ -28,32 +28,28 @@ from pytest_llmperf.worker.script.model import Model
 
 def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> dict[str, Any]:
     """As a record holds it; called once, after all that is timed."""
+    model.leave()  # how tokens were counted is no part of what trained
     whole = model.roots[0] if len(model.roots) == 1 else nn.ModuleList(model.roots)
-    modules = list(whole.modules())
     # accelerate wraps optimizers in one of its own.
     optimizers = [each for each in model.optimizers if getattr(each, "optimizer", None) is None]
     optimizers.sort(key=lambda each: (name_of(type(each)), -len(each.param_groups)))
     first = optimizers[0] if optimizers else None
-    return gathered(
+    found = gathered(
         {
             "setup": lambda: {"setup": _setup(model, whole, optimizers)},
-            "tokens": lambda: {"tokens": "counted" if model.counts_tokens else "unknown"},
-            "precision": lambda: {"parameter_dtypes": _dtypes(whole)} | _claimed("autocast_dtype", model.autocast),
-            "attention": lambda: _claimed("attention", _attention(whole)),
+            "precision": lambda: {"parameter_dtypes": _twin("precision").parameter_dtypes(whole)},
             "liger": lambda: _liger(whole),
             "compilation": lambda: _twin("compilation").seen_compilation(whole),
             "optimizer": lambda: _twin("optimizer").seen_optimizer(first),
-            "recomputation": lambda: _claimed("gradient_checkpointing", any(map(_is_recomputed, modules)) or None),
-            "parallelism": lambda: _parallelism(whole, ranks),
-            "adapters": lambda: _claimed("adapters", _adapters(modules) or None),
-            "command": lambda: {"command": without_secrets(shlex.join(spec.argv)), "env": redacted(spec.env)},
+            "parallelism": lambda: {"world_size": ranks, **_parallelism(whole, ranks)},
+            "modules": lambda: _of_modules(whole),
             "sources": lambda: _sources(spec, project),
         }
     )
-
-
-def _claimed(name: str, value: Any) -> dict[str, Any]:
-    return {} if value is None else {name: value}
+    found["setup"] = {**found.get("setup", {}), "sources": found.pop("sources", {})}
+    found |= {} if model.autocast is None else {"autocast_dtype": model.autocast}
+    said = {"command": without_secrets(shlex.join(spec.argv)), "env": redacted(spec.env)}
+    return {**found, **said, "tokens": "counted" if model.counts_tokens else "unknown"}
 
 
 def _twin(setting: str) -> Any:
@@ -61,19 +57,17 @@ def _twin(setting: str) -> Any:
     return import_module(f"pytest_llmperf.worker.settings.{setting}")
 
 
-def _setup(model: Model, whole: nn.Module, optimizers: list[Any]) -> dict[str, Any]:
+def _setup(model: Model, whole: nn.Module, optimizers: Sequence[Any]) -> dict[str, Any]:
     found = objects.setup(whole, optimizers[0] if optimizers else None)
     if len(optimizers) > 1:
         found["optimizer"] = {name_of(type(each)): plain(dict(each.defaults)) for each in optimizers}
         found["parameter_groups"] = [group for each in optimizers for group in objects.parameter_groups(each)]
-    config = next((each for each in _configs(whole) if hasattr(each, "to_dict")), None)
-    if config is not None:
-        found["config"] = objects.configuration(config)
-    trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
+    configs = [objects.configuration(config) for config in _configs(whole)[:1]]
     return {
         **found,
+        **({"config": configs[0]} if configs else {}),
         "roots": sorted(name_of(type(root)) for root in model.roots),
-        "trained_share": round(trained / max(1, model.num_parameters), 6),
+        "trained_share": round(1 - found["frozen_parameters"] / max(1, model.num_parameters), 6),
     }
 
 
@@ -83,75 +77,51 @@ def _configs(whole: nn.Module) -> list[Any]:
     return [config for config in configs if getattr(config, "_attn_implementation", None)]
 
 
-def _attention(whole: nn.Module) -> str | None:
-    return ", ".join(sorted({str(config._attn_implementation) for config in _configs(whole)})) or None
-
-
-def _dtypes(whole: nn.Module) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for p in whole.parameters():
-        found[str(p.dtype)] = found.get(str(p.dtype), 0) + p.numel()
-    return dict(sorted(found.items()))
-
-
 def _liger(whole: nn.Module) -> dict[str, Any]:
-    twin, modules = _twin("liger"), list(whole.modules())
+    twin = _twin("liger")
     forwards = twin.liger_forwards(whole)
-    owners = {type(module).__module__: module for module in modules}
-    functions = {name for module in owners.values() for name in twin.liger_functions(module)}
-    return {
-        "liger_modules": len(forwards),
-        "liger_forwards": sorted(set(forwards)),
-        "liger_functions": sorted(functions),
-    }
+    owners = {type(module).__module__: module for module in whole.modules()}
+    functions = sorted({name for module in owners.values() for name in twin.liger_functions(module)})
+    return {"liger_modules": len(forwards), "liger_forwards": sorted(set(forwards)), "liger_functions": functions}
 
 
-def _is_recomputed(module: nn.Module) -> bool:
-    """Whether transformers or torch says so; a script that calls ``checkpoint`` by itself is not seen."""
-    return getattr(module, "gradient_checkpointing", False) is True or type(module).__name__ == "CheckpointWrapper"
-
-
-def _parallelism(whole: nn.Module, ranks: int) -> Any:
-    for module in whole.modules():
-        stage = getattr(module, "zero_optimization_stage", None)
-        if stage is not None:
-            return {"world_size": ranks, "parallelism": f"zero-{stage()}"}
-        strategy = getattr(module, "sharding_strategy", None) if "FullySharded" in type(module).__name__ else None
-        if strategy is not None:
-            return {"world_size": ranks, "parallelism": f"fsdp1 {strategy.name.lower()}"}
-    return _twin("parallelism").seen_parallelism(whole, ranks)
-
-
-def _adapters(modules: list[nn.Module]) -> dict[str, Any]:
-    """PEFT's, by name: their kind, rank, and which modules have them."""
+def _of_modules(whole: nn.Module) -> dict[str, Any]:
+    """What some modules say of themselves, and nothing where none does."""
     found: dict[str, Any] = {}
-    for module in modules:
-        configs = getattr(module, "peft_config", None)
-        for name, config in configs.items() if isinstance(configs, Mapping) else ():
+    if attentions := sorted({str(config._attn_implementation) for config in _configs(whole)}):
+        found["attention"] = ", ".join(attentions)
+    for module in whole.modules():
+        # A script that calls torch's ``checkpoint`` by itself is not seen.
+        if type(module).__name__ == "CheckpointWrapper" or getattr(module, "gradient_checkpointing", False) is True:
+            found["gradient_checkpointing"] = True
+        adapters = getattr(module, "peft_config", None)
+        for name, config in adapters.items() if isinstance(adapters, Mapping) else ():
             targets = getattr(config, "target_modules", None) or ()
-            found[name] = {
-                "kind": type(config).__name__,
-                "rank": getattr(config, "r", None),
-                "targets": targets if isinstance(targets, str) else sorted(targets),
-            }
+            about = f"{type(config).__name__} rank={getattr(config, 'r', None)}"
+            targets = targets if isinstance(targets, str) else " ".join(sorted(targets))
+            found.setdefault("adapters", {})[name] = f"{about} of {targets}"
     return found
+
+
+def _parallelism(whole: nn.Module, ranks: int) -> Mapping[str, Any]:
+    for module in whole.modules():
+        if hasattr(module, "zero_optimization_stage"):
+            return {"parallelism": f"zero-{module.zero_optimization_stage()}"}
+        if type(module).__name__ == "FullyShardedDataParallel":
+            return {"parallelism": f"fsdp1 {module.sharding_strategy.name.lower()}"}
+    return stored_evidence(_twin("parallelism").seen_parallelism(whole, ranks))
 
 
 def _sources(spec: ScriptSpec, project: Project) -> dict[str, Any]:
     """Digests of the project's own files that were imported, and of those that the user watches."""
-    imported = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    # Some modules name a file that there is not.
-    files = {name: Path(file) for file in imported if Path(file).is_file() and (name := project.name_of(file))}
+    imported = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = {name: Path(file) for file in filter(None, imported) if (name := project.name_of(str(file)))}
     missing = []
     for word in spec.watch:
-        there = _named(project.folder, word)
+        watched = [Path(word)] if Path(word).is_absolute() else project.folder.glob(word)
+        there = {os.path.relpath(file, project.folder): file for file in watched if file.is_file()}
         files |= there
         if not there:
             missing.append(f"watch={word!r} is no file of the command's folder; expected a path as seen from there")
-    digests = {name: short_digest(file.read_bytes()) for name, file in sorted(files.items())}
+    digests = {name: short_digest(file.read_bytes()) for name, file in sorted(files.items()) if file.is_file()}
     return {"sources": digests} | ({"remarks": missing} if missing else {})
-
-
-def _named(folder: Path, word: str) -> dict[str, Path]:
-    files = [Path(word)] if Path(word).is_absolute() else folder.glob(word)
-    return {Path(os.path.relpath(file, folder)).as_posix(): file for file in files if file.is_file()}

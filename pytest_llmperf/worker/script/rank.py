@@ -110,7 +110,7 @@ class Rank:
     def pass_begins(self, loss: torch.Tensor | None) -> None:
         """A backward pass, from ``loss``; ``None``: not from one number."""
         self._passes += 1
-        self._pass = None if loss is None else loss.detach(), self._new_tokens()
+        self._pass = None if loss is None else loss.data, self._new_tokens()  # no operator of ours is traced
 
     def pass_ended(self, *, is_whole: bool) -> None:
         """``is_whole``: it raised nothing, so that a step may come of it."""

@@ -6,16 +6,18 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pytest_llmperf.observe.device import allow_tf32, is_gpu
 from pytest_llmperf.settings.precision import FP8_MULTIPLE, FP8_RECIPES, PrecisionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.settings import Training
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -99,6 +101,8 @@ def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
     other = {name: p for name, p in model.named_parameters() if p.dtype != asked}
     if not other:
         return {}
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - a script may have no transformers
+
     with torch.device("meta"):
         twin = AutoModelForCausalLM.from_config(deepcopy(model.config), dtype=asked)
     listed = (getattr(model, name, None) for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"))

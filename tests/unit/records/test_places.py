@@ -61,6 +61,13 @@ def test_an_older_trace_names_no_place_and_then_all_are_named() -> None:
     ]
 
 
+def test_a_line_of_a_package_is_told_with_the_projects_line_that_led_to_it() -> None:
+    place = "train.py:16 trainer.train() => trl/trainer/sft_trainer.py:99 entropy.item()"
+    told = "2 a step at train.py:16 (`trainer.train()`) => trl/trainer/sft_trainer.py:99 (`entropy.item()`)"
+    assert new_places(WAITS, traced(), traced(2, {place: 2})) == [told]
+    assert new_places(WAITS, traced(2, {place.replace("99", "102"): 2}), traced(2, {place: 2})) == []
+
+
 def test_a_check_that_failed_names_the_line_that_waits() -> None:
     stored = StoredTrace.of([launch_of(SPEC, Fake(trace={"kernel": {"gemm": 8}}))])
     now = replace(launch_of(SPEC, Fake()), trace=traced(30, {"train.py:61 loss.item()": 30}))
