@@ -168,7 +168,9 @@ class ScriptLaunch:
         ``gpus`` are those that it was to use.
         """
         shares = self._shares()
-        if not shares or any(self.folder.glob("failure-*.json")):
+        if any(self.folder.glob("failure-*.json")):
+            return replace(ended, returncode=ended.returncode or 1)  # a rank says why, however the command ended
+        if not shares:
             return ended
         if why := self._refused(shares, gpus):
             refusal = {"kind": "refused", "message": why, "tail": [], "time": time.time()}

@@ -83,6 +83,14 @@ def test_a_command_that_ended_by_itself_says_why(project: Path, command: str, ki
     assert failure.kind == kind
 
 
+def test_a_python_that_cannot_have_the_hook_is_told_of(project: Path, golden: Golden) -> None:
+    (project / "torch.py").touch()  # none that could be hooked
+    (project / "train.py").write_text("import torch")
+    failure = launched(project, f"{sys.executable} train.py")
+    assert failure.kind == "refused"
+    golden(failure.message)
+
+
 LOG = """\
 python: can't open file '/x/t.py': [Errno 2] No such file or directory
 E1125 17:42:11.5 71 site-packages/torch/distributed/elastic/multiprocessing/api.py:1010] failed (exitcode: 2)

@@ -92,7 +92,9 @@ def _fail(folder: str, error: BaseException) -> None:
     import time
 
     why = f"the training cannot be watched: {type(error).__name__}: {error}"
-    message = f"{why}; expected msgspec and psutil beside {sys.executable}: install pytest-llmperf there"
+    message = (
+        f"{why}; expected Python 3.10 or later with msgspec and psutil: install pytest-llmperf for {sys.executable}"
+    )
     failure = {"kind": "refused", "message": message, "tail": [], "time": time.time()}
     with open(os.path.join(folder, "failure-0.json"), "w") as file:
         json.dump(failure, file)
