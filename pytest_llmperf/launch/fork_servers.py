@@ -19,6 +19,8 @@ import psutil
 from pytest_llmperf.launch.device import ASK_WITHOUT_A_CONTEXT, NO_GPU, VISIBLE
 from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder, NoAnswerError
 from pytest_llmperf.launch.process import home_of_package, kill_with_children, python_path
+from pytest_llmperf.settings.registry import packages
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.channel import Channel
 
 Say = Callable[[str], None]
@@ -176,6 +178,12 @@ class ServerProcess:
     def _kill(self) -> None:
         with suppress(psutil.Error):
             kill_with_children(psutil.Process(self.pid))
+
+
+def needs(spec: TrainSpec) -> tuple[str, ...]:
+    """What ``spec`` makes a rank import beyond what all import."""
+    wanted = (package.preload for package in packages(spec) if package.preload)
+    return (f"family:{spec.architecture.config['model_type']}", *wanted)
 
 
 @dataclass(frozen=True)

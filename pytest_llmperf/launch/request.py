@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
-from pytest_llmperf.launch.fork_servers import ServerKey, WarmStart
+from pytest_llmperf.launch.fork_servers import ServerKey, WarmStart, needs
 from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.parity import ParityOrder
-from pytest_llmperf.settings.registry import packages
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -96,12 +95,6 @@ def torchrun_words(request: LaunchRequest, meeting: Sequence[str], ranks: int, l
         *(f"--log-dir={request.folder / logs}", "--redirects=3"),
         *("-m", "pytest_llmperf.worker", str(request.folder)),
     ]
-
-
-def needs(spec: TrainSpec) -> tuple[str, ...]:
-    """What ``spec`` makes a rank import beyond what all import."""
-    wanted = (package.preload for package in packages(spec) if package.preload)
-    return (f"family:{spec.architecture.config['model_type']}", *wanted)
 
 
 def server_key(

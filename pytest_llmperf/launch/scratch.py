@@ -23,6 +23,9 @@ from pytest_llmperf.support.guarded_paths import private_folder
 #: Names the folder that each node has for itself.
 SCRATCH = "LLMPERF_SCRATCH"
 
+#: Exit code of a node's agent that could not leave its word in the folder: the only other way to tell.
+UNWRITABLE = 74
+
 _INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 # Compilers keep what they made here: on a shared file system every rank of every node would fight for it.
 _CACHES = {"TRITON_CACHE_DIR": "triton", _INDUCTOR: "inductor"}

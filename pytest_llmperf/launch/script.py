@@ -42,7 +42,6 @@ _SCRIPT_FILE = "script.json"
 _WAY_IN = "LLMPERF_SCRIPT"
 # Whose first file is the script.
 _STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
-_SHOWN_FOLDERS = 3
 # Before it has made a step a launch gets half of its time, and no less than this.
 _FIRST_STEP_SECONDS = 300.0
 
@@ -108,12 +107,7 @@ class ScriptLaunch:
         """Raise UnstartableError where its program, on this ``path``, or its script is not there."""
         program = self.command[0]
         if shutil.which(program, path=path) is None:
-            folders = path.split(os.pathsep)
-            more = f" and {len(folders) - _SHOWN_FOLDERS} more" if len(folders) > _SHOWN_FOLDERS else ""
-            raise UnstartableError(
-                f"{program} is not found in {', '.join(folders[:_SHOWN_FOLDERS])}{more} (PATH); install it, name it "
-                "in full, or start the script by python -m"
-            )
+            raise UnstartableError(f"{program} is not found on PATH={path}; install it, or name it in full")
         script = self.command[self.spec.script]
         starts_it = Path(program).name.startswith(_STARTERS) and script.endswith(".py") and " " not in script
         if starts_it and not (self.work / script).is_file():
@@ -141,22 +135,21 @@ class ScriptLaunch:
         if not pids:
             seen = [path.name.partition("-")[2] for path in self.folder.glob("seen-*") if path.read_text() == "torch"]
             pids = dict(zip(seen, seen, strict=True))
-        found = {}
+        found, parents = dict[str, psutil.Process](), set[int]()
         for rank, pid in pids.items():
             with suppress(psutil.Error, ValueError):
                 process = psutil.Process(int(pid))
                 if process.environ().get(_WAY_IN) == str(self.folder):
+                    parents.add(process.ppid())
                     found[rank] = process
-        parents = {process.ppid() for process in found.values()}
         ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, ASKS)
 
     def is_over(self) -> bool:
         """Whether every rank has left its share, or one the reason of its end; asked often."""
-        return any(self.folder.glob("failure-*.json")) or (self.spec.end == "park" and self._are_all_there())
-
-    def _are_all_there(self) -> bool:
-        first = self.folder / SHARE_FILE.format(0)
-        return first.exists() and all((self.folder / SHARE_FILE.format(n)).exists() for n in range(1, self._world))
+        if any(self.folder.glob("failure-*.json")):
+            return True
+        is_wanted = self.spec.end == "park" and (self.folder / SHARE_FILE.format(0)).exists()
+        return is_wanted and all((self.folder / SHARE_FILE.format(rank)).exists() for rank in range(self._world))
 
     @cached_property
     def _world(self) -> int:
@@ -220,19 +213,15 @@ class ScriptLaunch:
         return ""
 
     def closed(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
-        """The end of it all: ``recorded``, and cleared."""
+        """``recorded``, and without links, lest a copy of the folder holds what they point to, and unneeded scratch."""
         ended = self.recorded(ended, gpus)
-        self.clear(ended)
-        return ended
-
-    def clear(self, ended: Ended) -> None:
-        """Take links away, lest a copy of the folder holds what they point to, and scratch that nobody needs."""
         folders = [self.folder / name for name in ("package", "libraries", "work")]
         if ended.returncode == 0 and self.spec.end == "park":
             shutil.rmtree(folders.pop(), ignore_errors=True)  # of a link it removes the link
         for entry in (entry for folder in folders if folder.is_dir() for entry in folder.iterdir()):
             if entry.is_symlink():
                 entry.unlink()
+        return ended
 
     def _with_tokens(self, record: RankRecord, evidence: Mapping[str, Any], ranks: int) -> RankRecord:
         """``record`` with the tokens that the user told; where nobody knows them each step counts as one."""

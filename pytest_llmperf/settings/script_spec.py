@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_tolerance
+from pytest_llmperf.support.redaction import is_secret
 from pytest_llmperf.support.suggestions import hint
 
 __tracebackhide__ = is_refusal
@@ -113,7 +114,9 @@ class ScriptSpec(Spec):
     def __post_init__(self) -> None:
         object.__setattr__(self, "watch", tuple(self.watch))
         object.__setattr__(self, "env", dict(self.env))
-        for line in self._problems():
+        secrets = [name for name, value in self.env.items() if is_secret(name, str(value))]
+        shown = [f"env has a secret, {name}, which a baseline would show; leave it to the shell" for name in secrets]
+        for line in (*shown, *self._problems()):
             raise SpecError(f"ScriptSpec: {line}")
         if not self.gpus:
             object.__setattr__(self, "gpus", self._ranks_in_command or 1)

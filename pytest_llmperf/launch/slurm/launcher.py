@@ -46,6 +46,7 @@ class SlurmLauncher:
         self._restarts = controller.restarts(self._job)
         self._lost: dict[str, str] = {}
         self._gone: set[str] = set()
+        self._said: set[str] = set()
         self._walls: dict[str, float] = {}
 
     def launch(self, request: LaunchRequest, watch: Watch) -> Launch | Failure:
@@ -120,6 +121,7 @@ class SlurmLauncher:
                     lease = lease_nodes(placement.num_nodes, self._cluster.allocation.key, self._left, self._say)
                     held = stack.enter_context(lease)
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
+                stack.enter_context(ScriptLaunch.announced(request, self._say, self._said))
                 return self._run(request, nodes, placement.ranks_per_node, watch)
         except REFUSALS as error:
             return outcome.refused(request.folder, error)

@@ -33,12 +33,11 @@ from pytest_llmperf.launch.forked_agent import (
 )
 from pytest_llmperf.launch.machine import find_machine
 from pytest_llmperf.launch.request import BEFORE_WORDS
-from pytest_llmperf.launch.scratch import scratch
+from pytest_llmperf.launch.scratch import UNWRITABLE, scratch
 from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.launch.slurm.cluster import node_name, switch
 from pytest_llmperf.launch.slurm.node_server import connected, process_namespace
 from pytest_llmperf.launch.slurm.node_servers import Offer
-from pytest_llmperf.launch.slurm.step_outcome import UNWRITABLE
 from pytest_llmperf.launch.watch import HealthWatch, ProgressReader
 from pytest_llmperf.support.files import write_text
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from pytest_llmperf.launch import process
 from pytest_llmperf.launch.device import NO_GPU
+from pytest_llmperf.launch.fork_servers import needs
 from pytest_llmperf.launch.forked_agent import ColdStartError
 from pytest_llmperf.launch.process import package_path, python_path
-from pytest_llmperf.launch.request import LaunchRequest, lasting_environment, needs
+from pytest_llmperf.launch.request import LaunchRequest, lasting_environment
 from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import Srun

@@ -11,7 +11,6 @@ from typing import NoReturn
 from pytest_llmperf.launch.fork_servers import WarmStart
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.launch.site import AllNodesLostError, Say, Site, SiteError, Wanted, Watch, listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Allocation, NoNodeAnswersError, job_key
@@ -106,8 +105,7 @@ class SlurmSite(Site):
             for node in self.cluster.lost:
                 say(f"node {node} did not answer and is left out")
             self._launcher = SlurmLauncher(self._srun, say=say, servers=self._servers, budget_ends=ends)
-        with ScriptLaunch.announced(request, say, self._said):
-            return self._launcher.launch(request, watch)
+        return self._launcher.launch(request, watch)
 
     def sizes(self, *_: object, **__: object) -> NoReturn:
         raise SiteError("this is launched on this machine alone")

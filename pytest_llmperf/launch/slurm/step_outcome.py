@@ -21,6 +21,7 @@ from typing import Any
 from pytest_llmperf.launch import outcome
 from pytest_llmperf.launch.device import NETWORK
 from pytest_llmperf.launch.process import Ended
+from pytest_llmperf.launch.scratch import UNWRITABLE
 from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import AllocationError, expand_nodes
@@ -44,8 +45,6 @@ _NO_REASON = re.compile(r'srun: error: \S+: tasks? [\d,-]+: Exited with|Try "sru
 # srun tells of a node whose slurmd is gone after 11 s; of one that hangs, never.
 _ASK_SECONDS = 90.0
 _STEP = "llmperf-alive"
-#: Exit code of a node's agent that could not leave its word in the folder: the only other way to tell.
-UNWRITABLE = 74
 # What was written must come: attributes may be cached for a minute. What may never have been written gets less.
 LATE_SECONDS = 90.0
 _LAST_WORDS_SECONDS = 10.0

@@ -21,6 +21,7 @@ from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.setting import SpecError
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 from tests.golden import Golden
@@ -35,10 +36,11 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
-def request_of(project: Path, command: str, *, python: str = sys.executable, **fields: Any) -> LaunchRequest:
+def request_of(project: Path, command: str, **fields: Any) -> LaunchRequest:
+    given = {name: fields.pop(name) for name in ("python", "variables") if name in fields}
     spec = ScriptSpec(command=command, **{"steps": 6, "warmup_steps": 2, **fields})
     folder = project.with_name("launch")
-    return LaunchRequest(spec=spec, folder=folder, gpus=(), timeout_seconds=60.0, root=project, python=python)
+    return LaunchRequest(spec=spec, folder=folder, gpus=(), timeout_seconds=60.0, root=project, **given)
 
 
 def launched(project: Path, command: str, **fields: Any) -> Failure:
@@ -50,7 +52,7 @@ def launched(project: Path, command: str, **fields: Any) -> Failure:
 @pytest.mark.parametrize(
     ("command", "fields"),
     [
-        ("nosuchprogram train.py", {"env": {"PATH": "/a:/b:/c"}}),
+        ("nosuchprogram train.py", {"env": {"PATH": "/a:/b:/c:/d"}}),
         ("python other.py", {}),
         ("python train.py", {"cwd": "elsewhere"}),
     ],
@@ -243,7 +245,12 @@ class TestSideEffects:
     ) -> None:
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.setenv("TRACKIO_SPACE_ID", "mine")
-        golden(self.said(project, env={"API_KEY": "sk-0123456789", "MODE": "a b"}))
+        golden(self.said(project, env={"MODE": "a b"}, variables={"API_KEY": "sk-0123456789"}))
+
+    def test_a_secret_is_no_part_of_a_case(self, golden: Golden) -> None:
+        with pytest.raises(SpecError) as raised:
+            ScriptSpec(command="python train.py", env={"API_KEY": "sk-0123456789"})
+        golden(raised)
 
     def test_what_it_wrote_among_the_users_files_is_said(self, project: Path, golden: Golden) -> None:
         lines = self.said(project, "out/checkpoint-5/model.pt", workdir="own")
@@ -260,9 +267,8 @@ def test_the_users_files_are_shown_and_never_removed(project: Path) -> None:
     script = started(project)
     assert (script.work / "checkpoint-5" / "model.pt").exists()
     share(script, 0)
-    ended = script.recorded(KILLED, ())
+    ended = script.closed(KILLED, ())
     outcome.read(script.folder, script.spec, ended, Progress(phase="finishing"))
-    script.clear(ended)
     assert not script.work.exists()
     assert (project / "checkpoint-5" / "model.pt").exists()
 
@@ -270,6 +276,6 @@ def test_the_users_files_are_shown_and_never_removed(project: Path) -> None:
 def test_what_a_failed_launch_made_is_kept_without_links(project: Path) -> None:
     script = started(project)
     (script.work / "out").mkdir()
-    script.clear(Ended(1, timed_out=False, seconds=1.0))
+    script.closed(Ended(1, timed_out=False, seconds=1.0), ())
     assert [path.name for path in script.work.iterdir()] == ["out"]
     assert not [*(script.folder / "package").iterdir()]
