@@ -198,8 +198,8 @@ def _crept(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: 
     was, now = in_sentence(mean, check.unit), in_sentence(check.value, check.unit)
     whose = f"{was} of {first.recorded_at[:10]}" + f" (mean of {size} acceptances)" * (size > 1)
     since = " since the last reason" if since_reason(baseline.history)[0].reason else ""
-    change = percent(check.value / mean - 1 if mean else None)
-    return f"creep: {check.metric} {now} is {change} from the best accepted{since}, {whose}"
+    change = f"{percent(check.value / mean - 1)} from" if mean else "more than"
+    return f"creep: {check.metric} {now} is {change} the best accepted{since}, {whose}"
 
 
 def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch]) -> Iterator[tuple[Accepted, float]]:

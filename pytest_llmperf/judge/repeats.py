@@ -68,8 +68,9 @@ class Repeats:
         other = "kernels_per_step" if traces and traces[0].is_on_host else "operators_per_step"
         for metric in (one for one in COUNTED if traces and one != other):
             told, first = [trace.count(metric) for trace in traces], _named(traces[0], metric)
-            # Steps that are unlike, in a training that begins otherwise each time, have as many by chance alone.
-            is_chance = losses != steps and any(map(_are_unlike, traces))
+            # Steps that are unlike, in a training that begins otherwise each time, have as many by chance alone. One
+            # that begins alike and logs each tenth step does not.
+            is_chance = not losses and any(map(_are_unlike, traces))
             if metric not in ranges and not is_chance and all(_named(trace, metric) == first for trace in traces):
                 counts.append(metric)
             else:

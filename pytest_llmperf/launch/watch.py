@@ -146,6 +146,8 @@ class HealthWatch:
         for path in self._folder.glob("rank-*.pid"):
             with suppress(OSError, ValueError):
                 own.add(int(path.read_text(encoding="ascii")))
+        # A script's processes are known before they are ranks.
+        own |= {int(path.name.partition("-")[2]) for path in self._folder.glob("seen-*")}
         for sensors in self._sensors:
             self._seen[sensors.gpu.index].append(sensors.sample())
             self._foreign |= dict.fromkeys(sensors.others(own))

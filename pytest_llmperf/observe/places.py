@@ -54,7 +54,7 @@ class Project:
     def name_of(self, file: str) -> str:
         """``file`` as seen from the command's folder; empty where it is not the project's."""
         path = Path(file).resolve()
-        if not path.is_relative_to(self.root) or path.is_relative_to(_STDLIB):
+        if file.startswith("<") or not path.is_relative_to(self.root) or path.is_relative_to(_STDLIB):
             return ""
         is_installed = {*_INSTALLED, _OURS}.intersection(path.relative_to(self.root).parts)
         return "" if is_installed else Path(os.path.relpath(path, self.folder)).as_posix()

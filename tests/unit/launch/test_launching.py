@@ -238,6 +238,17 @@ class TestWhatWasSeenOfTheChip:
             self._spend(clock, watch, Progress(phase="training", step=0), 4)
             assert (watch.health().power_watts, watch.health().clock_reasons) == (0.0, {})
 
+    def test_processes_of_a_script_are_its_own_before_they_are_ranks(
+        self, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        running = {pid: f"GPU 0: pid {pid}" for pid in (11, 12, 13)}
+        monkeypatch.setattr(device.Sensors, "processes", lambda _: running)
+        (tmp_path / "rank-0.pid").write_text("11", encoding="ascii")
+        (tmp_path / "seen-12").write_text("torch", encoding="ascii")
+        with HealthWatch(GPUS[:1], tmp_path) as watch:
+            self._spend(clock, watch, self.TRAINING, 2)
+            assert watch.health().foreign_processes == ("GPU 0: pid 13",)
+
 
 class TestLeases:
     @pytest.fixture(autouse=True)
