@@ -222,7 +222,7 @@ class TestForesight:
     def test_what_launches_told_of_each_step_is_no_hindrance(self) -> None:
         def told(one: Launch) -> Launch:
             steps = len(one.step_seconds)
-            of_steps: dict[str, Any] = {"step_tokens": tuple(range(steps)), "allocated_bytes": (1,) * steps}
+            of_steps: dict[str, Any] = {"step_tokens": (64,) * steps, "allocated_bytes": (1,) * steps}
             return replace(one, ranks=tuple(replace(rank, **of_steps) for rank in one.ranks))
 
         unequal = of([told(launch(0.2, "a", day)) for day in (1, 1, 2)] + [launch(0.203, "b", 3)])
