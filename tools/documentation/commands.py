@@ -66,6 +66,8 @@ def _trouble(words: list[str], parser: pytest.Parser) -> str:  # noqa: PLR0911 -
             return _llmperf(rest)
         case ["python", "-m", str(module), *rest] if module.startswith("tools"):
             return _tool(module.replace(".", "/"), rest)
+        case ["python", "train.py", *_]:  # a reader's own
+            return ""
         case ["python", str(script), *rest] if script.startswith("tools/"):
             return _tool(script.removesuffix(".py"), rest)
         case ["make", *rest]:

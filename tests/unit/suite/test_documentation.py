@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf import Perf, TrainSpec
+from pytest_llmperf import Perf, ScriptSpec, TrainSpec
 from pytest_llmperf.settings.space import read_axes
 from tools import tables
 from tools.documentation.blocks import (
@@ -85,12 +85,16 @@ class TestOfEachBlock:
 
 
 def unknown_keywords(tree: ast.Module) -> list[str]:
-    """Keywords that neither a method of ``perf`` nor ``TrainSpec`` takes."""
+    """Keywords that neither a method of ``perf`` nor a spec takes."""
     found = []
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="perf"), attr=str(name))):
                 known = inspect.signature(getattr(Perf, name)).parameters
+                if name == "script":  # it takes a spec's fields
+                    known = inspect.signature(ScriptSpec.__init__).parameters
+            case ast.Call(func=ast.Name(id="ScriptSpec" as name)):
+                known = inspect.signature(ScriptSpec.__init__).parameters
             case ast.Call(func=ast.Name(id="TrainSpec" | "replace" as name)):
                 known = inspect.signature(TrainSpec.__init__).parameters
             case _:
@@ -362,6 +366,7 @@ _OF_READERS = (
     "perf_tests/test_tuned.py",
     "site/sitecustomize.py",
     "test_mine.py",
+    "test_train.py",
     "train.py",
 )
 _FOLDERS = [REPOSITORY, *(REPOSITORY / name for name in ("pytest_llmperf", "docs"))]
