@@ -19,8 +19,8 @@ from torch import nn
 
 from pytest_llmperf.observe.device import has_gpu, matmul_precision, reduced_precision_reduction, sdpa_kernels
 
-# What watches a script stands around functions of torch; it is none of the script's.
-_OURS, _OUR_HOOKS = "pytest_llmperf.", "pytest_llmperf.worker.script"
+# What watches stands around functions of torch and among hooks; it is no part of a training.
+_OURS = f"{__package__.partition('.')[0]}."
 
 
 def setup(model: nn.Module, optimizer: Any, callables: Callables = MappingProxyType({})) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def defining(function: Any) -> Iterator[str]:
     for _ in range(DEEPEST):
         function = getattr(function, "__func__", function)  # a method's
         name = getattr(function, "__globals__", {}).get("__name__", "built in")
-        if not name.startswith(_OUR_HOOKS):
+        if not name.startswith(_OURS):
             yield name
         function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
         if function is None:

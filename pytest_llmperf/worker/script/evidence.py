@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +24,7 @@ from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.support.redaction import redacted, without_secrets
 from pytest_llmperf.worker.installed import short_digest
-from pytest_llmperf.worker.script.model import Model
+from pytest_llmperf.worker.script.model import Model, numel
 
 
 def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> di
     found = gathered(
         {
             "setup": lambda: {"setup": _setup(model, whole, optimizers)},
-            "precision": lambda: {"parameter_dtypes": _twin("precision").parameter_dtypes(whole)},
+            "precision": lambda: {"parameter_dtypes": _dtypes(whole)},
             "liger": lambda: _liger(whole),
             "compilation": lambda: _twin("compilation").seen_compilation(whole),
             "optimizer": lambda: _twin("optimizer").seen_optimizer(first),
@@ -62,13 +63,22 @@ def _setup(model: Model, whole: nn.Module, optimizers: Sequence[Any]) -> dict[st
     if len(optimizers) > 1:
         found["optimizer"] = {name_of(type(each)): plain(dict(each.defaults)) for each in optimizers}
         found["parameter_groups"] = [group for each in optimizers for group in objects.parameter_groups(each)]
+    number = max(1, sum(map(numel, whole.parameters())))
     configs = [objects.configuration(config) for config in _configs(whole)[:1]]
     return {
         **found,
         **({"config": configs[0]} if configs else {}),
         "roots": sorted(name_of(type(root)) for root in model.roots),
-        "trained_share": round(1 - found["frozen_parameters"] / max(1, model.num_parameters), 6),
+        "trained_share": round(sum(numel(p) for p in whole.parameters() if p.requires_grad) / number, 6),
     }
+
+
+def _dtypes(whole: nn.Module) -> dict[str, int]:
+    """Elements by type."""
+    counts = Counter[str]()
+    for parameter in whole.parameters():
+        counts[str(parameter.dtype)] += numel(parameter)
+    return dict(sorted(counts.items()))
 
 
 def _configs(whole: nn.Module) -> list[Any]:

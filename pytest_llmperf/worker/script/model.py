@@ -90,8 +90,12 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        # DeepSpeed keeps those that it has parted elsewhere.
-        return sum(getattr(p, "ds_numel", p.numel()) for root in self.roots for p in root.parameters())
+        return sum(numel(p) for root in self.roots for p in root.parameters())
+
+
+def numel(parameter: nn.Parameter) -> int:
+    """Its elements; DeepSpeed keeps those that it has parted elsewhere."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _is_compiled(module: nn.Module, part: nn.Module) -> bool:
