@@ -158,7 +158,7 @@ def read(path: Path) -> Stored[Baseline]:
     try:
         for launch in launches:
             launch.differences(launches[-1])
-        for metric in measured().values():
+        for metric in measured(launches).values():
             metric.read(launches)
         _ = stored.baseline.sessions
     except _MALFORMED as error:

@@ -312,6 +312,11 @@ def measured(launches: Sequence[Launch] = ()) -> dict[str, Metric]:
     return found
 
 
+def rate_of(launches: Sequence[Launch]) -> str:
+    """The name of the rate that ``launches`` have."""
+    return measured(launches)[RATE].name
+
+
 _COUNTED = {"sequences": "sequences_per_second_per_gpu", "unknown": "steps_per_second"}
 
 

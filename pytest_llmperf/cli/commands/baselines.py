@@ -34,7 +34,7 @@ from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.loss_curves import CurveBaseline, spans, spreads
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured
+from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured, rate_of
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
 
@@ -136,9 +136,10 @@ def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
     lines: list[str] = []
     for machine, group in by_machine(stored):
         baselines = [one.baseline for one in group]
+        rates = [(one, rate_of(one.launches)) for one in baselines]
         columns = [
             Column("case", [plain(one.id) for one in baselines], right=False),
-            Column(label(RATE), [shown(RATE, figure(one, RATE)) for one in baselines]),
+            Column(label(RATE), [shown(name, figure(one, name)) for one, name in rates]),
             Column(label(MEMORY), [shown(MEMORY, figure(one, MEMORY)) for one in baselines]),
             Column("launches", [str(len(one.launches)) for one in baselines]),
             Column("sessions", [str(one.sessions) for one in baselines]),
@@ -147,8 +148,8 @@ def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
         ]
         if any(len(one.history) > 1 for one in baselines):
             columns += [
-                Column("best", [shown(RATE, best(one.history, RATE)) for one in baselines]),
-                Column("anchor", [shown(RATE, one.anchor.metrics.get(RATE)) for one in baselines]),
+                Column("best", [shown(name, best(one.history, name)) for one, name in rates]),
+                Column("anchor", [shown(name, one.anchor.metrics.get(name)) for one, name in rates]),
             ]
         lines += [*([""] if lines else []), plain(machine), *table(columns, screen)]
     return lines
@@ -194,7 +195,9 @@ def show_page(stored: AnyStored, screen: Screen) -> list[str]:
         first = f"{_sequences(anchor)} sequences of {_day(anchor)}"
         about |= {"largest micro-batch": f"{baseline.size} sequences", "anchor": first}
         return [plain(baseline.id), *facts(about)]
-    since = {name: change(figure(baseline, name), anchor.metrics.get(name)) for name in (RATE, MEMORY)}
+    rate = rate_of(baseline.launches)
+    since = {name: change(figure(baseline, name), anchor.metrics.get(name)) for name in (rate, MEMORY)}
+    now = {name: figure(baseline, name) for name in since}
     environment = baseline.launches[-1].environment
     hardware = {"gpu": environment.gpu, "driver": environment.driver, "platform": environment.platform}
     return [
@@ -202,9 +205,10 @@ def show_page(stored: AnyStored, screen: Screen) -> list[str]:
         *facts(
             {
                 **about,
-                "baseline": f"{_figures({name: figure(baseline, name) for name in measured()})} ({size_of(baseline)})",
+                "baseline": f"{_figures(now, rate)} ({size_of(baseline)})",
+                **({"repeats": baseline.repeats.words(baseline.launches)} if baseline.repeats else {}),
                 "best": _best_figures(baseline),
-                "anchor": f"{_figures(anchor.metrics)} of {_day(anchor)}",
+                "anchor": f"{_figures(anchor.metrics, rate)} of {_day(anchor)}",
                 "since then": ", ".join(f"{label(name)} {formats.percent(one)}" for name, one in since.items()),
             }
         ),
@@ -217,24 +221,27 @@ def show_page(stored: AnyStored, screen: Screen) -> list[str]:
     ]
 
 
-def _figures(metrics: Mapping[str, float]) -> str:
-    return f"{shown(RATE, metrics.get(RATE))} {label(RATE)}, {shown(MEMORY, metrics.get(MEMORY))}"
+def _figures(metrics: Mapping[str, float], rate: str) -> str:
+    # Other rates say their unit.
+    unit = f" {label(RATE)}" if rate == RATE else ""
+    return f"{shown(rate, metrics.get(rate))}{unit}, {shown(MEMORY, metrics.get(MEMORY))}"
 
 
 def _best_figures(baseline: Baseline) -> str:
     """What creep is held against, for people."""
     reason = plain(since_reason(baseline.history)[0].reason)
-    found = {name: value for name in (RATE, MEMORY) if (value := best(baseline.history, name)) is not None}
-    return _figures(found) + (f", since the last reason ({reason})" if reason else "")
+    rate = rate_of(baseline.launches)
+    found = {name: value for name in (rate, MEMORY) if (value := best(baseline.history, name)) is not None}
+    return _figures(found, rate) + (f", since the last reason ({reason})" if reason else "")
 
 
 def _launch_table(launches: Sequence[Launch], screen: Screen) -> list[str]:
-    mean = fmean(launch.tokens_per_second_per_gpu for launch in launches)
+    name, mean = rate_of(launches), fmean(launch.tokens_per_second_per_gpu for launch in launches)
     columns = [
         Column("started", [plain(launch.started_at) for launch in launches], right=False),
         Column("site", [short_site(launch.site) for launch in launches], right=False),
         Column("median step", [f"{launch.median_step_seconds:.4g} s" for launch in launches]),
-        Column(label(RATE), [shown(RATE, launch.tokens_per_second_per_gpu) for launch in launches]),
+        Column(label(name), [shown(name, launch.tokens_per_second_per_gpu) for launch in launches]),
         Column("vs mean", [formats.percent(launch.tokens_per_second_per_gpu / mean - 1) for launch in launches]),
         Column(label(MEMORY), [shown(MEMORY, float(launch.peak_reserved_bytes)) for launch in launches]),
         Column("steps", [str(len(launch.step_seconds)) for launch in launches]),
@@ -277,10 +284,10 @@ def history_page(stored: AnyStored, screen: Screen) -> list[str]:
     if isinstance(baseline, CapacityBaseline):
         columns.append(Column("sequences", [_sequences(entry) for entry in history]))
     else:
-        rates = [entry.metrics.get(RATE) for entry in history]
-        anchor = baseline.anchor.metrics.get(RATE)
+        name = rate_of(baseline.launches)
+        rates, anchor = [entry.metrics.get(name) for entry in history], baseline.anchor.metrics.get(name)
         columns += [
-            Column(label(RATE), [shown(RATE, rate) for rate in rates]),
+            Column(label(name), [shown(name, rate) for rate in rates]),
             Column("vs before", [formats.percent(change(*pair)) for pair in zip(rates, [None, *rates], strict=False)]),
             Column("vs anchor", [formats.percent(change(rate, anchor)) for rate in rates]),
             Column(label(MEMORY), [shown(MEMORY, entry.metrics.get(MEMORY)) for entry in history]),
@@ -312,7 +319,9 @@ def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[
     if mine.machine != theirs.machine:
         lines.append(f"machine: {plain(mine.machine)} -> {plain(theirs.machine)}")
     lines += [f"{name} at best  {_best_figures(one)}" for name, one in (("A", mine), ("B", theirs))]
-    pairs = {name: (figure(mine, name), figure(theirs, name)) for name in measured()}
+    rows = [measured(one.launches).values() for one in (mine, theirs)]
+    both = [row.name for row in rows[0] if row in rows[1]]  # two scripts need not have the same rate
+    pairs = {name: (figure(mine, name), figure(theirs, name)) for name in both}
     columns = [
         Column("", [label(name) for name in pairs], right=False),
         Column("A", [shown(name, one) for name, (one, _) in pairs.items()]),
@@ -357,12 +366,16 @@ def against_page(a: Shelf, b: Shelf, screen: Screen) -> list[str]:
     for machine, group in by_machine(one for one in a.stored if identity(one) in both):
         pairs = [(one.baseline, theirs[identity(one)]) for one in group]
         columns = [Column("case", [plain(one.id) for one, _ in pairs], right=False)]
-        for name in (RATE, MEMORY):
-            values = [(figure(one, name), figure(other, name)) for one, other in pairs]
+        for metric in (RATE, MEMORY):
+            found = [
+                (name, figure(one, name), figure(other, name))
+                for one, other in pairs
+                for name in [rate_of(one.launches) if metric == RATE else metric]
+            ]
             columns += [
-                Column(f"{label(name)} A", [shown(name, one) for one, _ in values]),
-                Column("B", [shown(name, other) for _, other in values]),
-                Column("B/A", [_ratio(*pair) for pair in values]),
+                Column(f"{label(metric)} A", [shown(name, one) for name, one, _ in found]),
+                Column("B", [shown(name, other) for name, _, other in found]),
+                Column("B/A", [_ratio(*pair) for _, *pair in found]),
             ]
         lines += ["", plain(machine), *table(columns, screen)]
         for pair in pairs:

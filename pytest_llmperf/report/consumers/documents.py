@@ -49,7 +49,7 @@ def case_table(cases: Sequence[ExportedCase]) -> list[str]:
         Column("case", [_cut(case.name) for case in cases], right=False),
         *([Column("machine", machines, right=False)] if len({*machines}) > 1 else []),
         Column("verdict", [_cut(case.outcome) for case in cases], right=False),
-        *figure_columns("markdown", [case.result.metrics.get for case in cases]),
+        *figure_columns("markdown", [case.result.figure for case in cases]),
         Column("why", [_cut(case.explanation) for case in cases], right=False),
     ]
     always, nothing = ("case", "verdict"), {"", formats.ABSENT}

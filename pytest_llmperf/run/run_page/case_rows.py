@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, formatted, label
+from pytest_llmperf.records.metrics import METRICS, formatted, label, rate_of
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.page.page_model import Case, Cell, Details, Table
 from pytest_llmperf.report.run_document import Result, RunDocument
@@ -174,13 +174,13 @@ def _launches(result: Result) -> Table:
 
 
 def _launch(name: str, launch: Launch) -> tuple[str, ...]:
-    ranks, health = launch.ranks, launch.health
+    ranks, health, rate = launch.ranks, launch.health, rate_of([launch])
     hosts = ", ".join(sorted({rank.host for rank in ranks}))
     device = ranks[0].device if len(ranks) == 1 else f"{len(ranks)} ranks"
     return (
         *(clipped(text, _LONGEST_NAME) for text in (name, hosts, device)),
         formats.seconds(launch.median_step_seconds),
-        formats.tokens_per_second(launch.tokens_per_second_per_gpu),
+        formatted(rate, launch.tokens_per_second_per_gpu, METRICS[rate].unit),
         formats.memory(launch.peak_reserved_bytes),
         formats.seconds(launch.wall_seconds),
         f"{health.sm_clock_mhz:.0f} MHz" if health.sm_clock_mhz else formats.ABSENT,

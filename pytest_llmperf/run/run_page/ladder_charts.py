@@ -219,7 +219,7 @@ def scaling_section(results: Sequence[Result], stored: StoredFigures) -> Section
     measured: dict[tuple[str, str], _Rates] = {}
     for result in results:
         name, rate = CaseName.parse(result.id), result.figure(RATE).value
-        if name.gpus and rate and rate > 0:
+        if name.gpus and rate and rate > 0 and result.record.has_tokens:
             measured.setdefault((result.machine, name.training), {})[name.gpus] = rate
     machines = {machine for machine, _ in measured}
     rates = {key: dict(now) for key, now in measured.items()}
