@@ -134,7 +134,7 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
         return []
     where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
     if session.settings.static:
-        where = "nothing is launched"
+        where = "no GPU is used"
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
     found = None if session.settings.against else command_line.baselines_further_up(session.config)
     ignored = without_effect(session.config.option) if session.settings.static else ""

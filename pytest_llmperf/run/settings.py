@@ -208,7 +208,7 @@ class Settings:
     static: bool = switch(
         "--perf-static",
         only(PYTEST, check={"flag": "--static"}),
-        "judge without launching or a GPU: operators, arithmetic and predicted memory of each case's step",
+        "judge without a GPU: operators, arithmetic, predicted memory of each case's step; a script's by its tiny form",
     )
     markdown: Path | None = option(
         "--perf-markdown", _PYTEST, "write the run as a page of Markdown", path="file", metavar="FILE"
