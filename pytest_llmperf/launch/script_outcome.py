@@ -38,7 +38,7 @@ def explained(failure: Failure, ended: Ended, progress: Progress, lines: Sequenc
         why = f"its last line: {said_last}" if said_last else ""
         if progress.step:
             how += f" after step {progress.step} of {progress.steps}"
-            why = why or ("somebody killed it" if name else "os._exit, or a training left in the background")
+            why = why or ("somebody killed it" if name else "too few steps, os._exit, or a training in the background")
         else:
             how += " before its first optimizer step"
         message = f"{how}: {why or seen(folder)}"

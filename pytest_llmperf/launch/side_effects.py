@@ -48,15 +48,19 @@ def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]
     dropped = "".join(f", without {name}" for name in UNSET if name in os.environ)
     text = f"{without_secrets(shlex.join(spec.argv))} runs {place}, with {names}{dropped}"
     ends = "nothing of it runs after its measured steps" if spec.end == "park" else "it runs to its own end"
-    if text not in said:
-        said.add(text)
-        say(f"{spec.id}: {text}; {ends}")
+    _say_once(f"{spec.id}: {text}; {ends}", say, said)
     yield
     written = list(islice(_written(here, began), _MOST_SHOWN + 1))
     if written:
-        more = " and more" if len(written) > _MOST_SHOWN else ""
-        told = f"{', '.join(written[:_MOST_SHOWN])}{more}"
-        say(f"{spec.id}: while it ran, files of {here} were written: {told}; give the script another output folder")
+        told = f"{', '.join(written[:_MOST_SHOWN])}{' and more' if len(written) > _MOST_SHOWN else ''}"
+        line = f"{spec.id}: while it ran, files of {here} were written: {told}; give the script another output folder"
+        _say_once(line, say, said)
+
+
+def _say_once(line: str, say: Callable[[str], None], said: set[str]) -> None:
+    if line not in said:
+        said.add(line)
+        say(line)
 
 
 def set_for(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,11 @@ class Hooks:
         atexit.register(self._guarded, self._script_ended)
 
     def _script_ended(self) -> None:
-        if self._rank is not None:
+        if self._rank is None:
+            return
+        try:
             self._rank.script_ended(self._remarks)
-            self._is_out = True
+        except StepsError:
+            if parent_process() is None:  # of a child that raised, its parent prints why
+                raise
+        self._is_out = True
