@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from pytest_llmperf import ScriptSpec
@@ -50,14 +50,14 @@ class Seen:
 
     @property
     def seconds_apart(self) -> float:
-        """By how much step times differ in the better half of all but the first two, in which the model is looked for.
+        """By how much step times differ at least in all but the first two, in which the model is looked for.
 
         On a busy machine the script may wait between the hook and its own clock. Steps that are taken for others
         differ by 2 ms and more: no two neighbours are alike.
         """
         own = [end[0] - begin[0] for begin, end in zip(self.own, self.own[1:], strict=False)][1:]
         apart = [abs(one - seen) for one, seen in zip(own, self.share.record.step_seconds[2:], strict=False)]
-        return quantiles(apart)[0]
+        return sorted(apart)[1]
 
     @property
     def usual_seconds(self) -> float:

@@ -18,8 +18,9 @@ NEEDED = {
     "lora": "peft",
     **dict.fromkeys(("lightning", "lightning_accumulating"), "lightning"),
     **dict.fromkeys(("zero1", "zero2", "zero3"), "deepspeed"),
+    "titan": "torchtitan",
 }
-# DeepSpeed asks for them.
+# Some ask for them.
 ONE_RANK = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
@@ -27,8 +28,13 @@ ONE_RANK = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     """Those that can run here, in forks of one process that has imported what they share."""
     there = {name: package for name, package in NEEDED.items() if find_spec(package)}
-    scripts = Scripts(tmp_path_factory.mktemp("frameworks"), "frameworks.py", ["transformers", *set(there.values())])
-    found = {name: scripts.add(name, ONE_RANK if package == "deepspeed" else {}) for name, package in there.items()}
+    # torchtitan looks for its device when it is imported.
+    imports = ["transformers", *(package for package in dict.fromkeys(there.values()) if package != "torchtitan")]
+    scripts = Scripts(tmp_path_factory.mktemp("frameworks"), "frameworks.py", imports)
+    found = {
+        name: scripts.add(name, ONE_RANK if package in ("deepspeed", "torchtitan") else {})
+        for name, package in there.items()
+    }
     scripts.run()
     return found
 

@@ -41,6 +41,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     scripts = Scripts(tmp_path_factory.mktemp("loops"), "loops.py")
     found = {name: scripts.add(name, **words) for name, words in LOOPS.items()}
     found |= {name: scripts.add(kind, **words) for name, (kind, words) in FAILING.items()}
+    seeds: list[dict[str, Any]] = [{}, {"seed": 7}, {"seed": 7}, {"seed": 8}]
+    found |= {f"seeded {number}": scripts.add("plain", **words) for number, words in enumerate(seeds)}
     scripts.run()
     return found
 
@@ -100,3 +102,9 @@ def test_a_script_that_goes_on_ends_with_its_own_code(seen: dict[str, Seen]) -> 
 def test_why_nothing_was_measured_is_one_line(seen: dict[str, Seen], name: str, golden: Golden) -> None:
     assert not list(seen[name].folder.glob("share-*.json"))
     golden(seen[name].message)
+
+
+def test_a_seed_makes_a_script_repeat_that_does_not_by_itself(seen: dict[str, Seen]) -> None:
+    found = [seen[f"seeded {number}"].share.losses for number in range(4)]
+    assert len(set(found)) == 3  # torch has a seed of its own where nobody seeds
+    assert found[1] == found[2]

@@ -138,7 +138,7 @@ class Hooks:
     def _pass_begins(self, roots: Any) -> None:
         scaled, self._unscaled = self._unscaled, []
         loss = loss_of(roots) if not scaled else scaled[0] if len(scaled) == 1 else None
-        self._begun(roots).pass_begins(loss)
+        (self._rank or self._begun(roots)).pass_begins(loss)
 
     def _pass_ended(self, is_whole: bool) -> None:
         calls, self._calls = self._calls, []
@@ -151,6 +151,8 @@ class Hooks:
         if self._is_out:
             return
         self._num_calls += 1
+        if self._rank is not None and self._rank.is_aside(optimizer):
+            return
         if self._is_inside:
             self._calls.append(Call(optimizer, is_skipped))
         else:
@@ -161,12 +163,9 @@ class Hooks:
         self._called(self._rank or self._begun(parameters), [call])
 
     def _begun(self, tensors: Any) -> Rank:
-        if self._rank is None:
-            self._rank = self._made(device_of(tensors))
+        device = device_of(tensors)
+        self._rank = Rank(self._folder, self._spec, self._project, device, self._resident)
         return self._rank
-
-    def _made(self, device: torch.device) -> Rank:
-        return Rank(self._folder, self._spec, self._project, device, self._resident)
 
     def _called(self, rank: Rank, calls: Sequence[Call]) -> None:
         if rank.called(calls):
@@ -181,6 +180,8 @@ class Hooks:
         @functools.wraps(step)
         def stepped(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._num_calls
+            if self._rank is not None and type(scaler).scale is not scaled:
+                self._rank.losses.are_known = False  # it scales in its own way, as FSDP1's does
             result = step(scaler, optimizer, *args, **kwargs)
             if self._num_calls == before:
                 self._optimizer_called(optimizer, is_skipped=True)

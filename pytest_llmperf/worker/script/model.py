@@ -9,12 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
+# DeepSpeed's.
+_SCALERS = ("LossScaler", "DynamicLossScaler")
+
 
 class Model:
     """What trains here: modules that are part of no other, with parameters that an optimizer has."""
 
-    def __init__(self, roots: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.roots, self.optimizers = roots, optimizers
+    def __init__(
+        self, roots: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], *, scales_losses: bool
+    ) -> None:
+        """``scales_losses``: something of its own multiplies them, so that nobody here knows them."""
+        self.roots, self.optimizers, self.scales_losses = roots, optimizers, scales_losses
         self._tokens = 0
         self.counts_tokens = False
         self.autocast: str | None = None
@@ -27,20 +33,22 @@ class Model:
         """By one walk over all objects; what counts tokens listens from now on, and no more to that of ``before``."""
         if before:
             before.leave()
-        modules, optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
+        modules, optimizers, scales_losses = list[nn.Module](), list[torch.optim.Optimizer](), False
         for thing in gc.get_objects():
             kind = type(thing)
             if issubclass(kind, nn.Module):
                 modules.append(thing)
             elif issubclass(kind, torch.optim.Optimizer) and getattr(thing, "param_groups", None):
                 optimizers.append(thing)
+            elif kind.__name__ in _SCALERS:
+                scales_losses = scales_losses or getattr(thing, "cur_scale", 1) != 1
         children = {id(child) for module in modules for child in module.children()}
         roots = [each for each in modules if id(each) not in children]
         # Some optimizers have flat copies of parameters: then what asks for gradients is what trains.
         held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
         trained = [root for root in roots if any(id(p) in held for p in root.parameters())]
         asking = [root for root in roots if any(p.requires_grad for p in root.parameters())]
-        return cls(trained or asking, optimizers)
+        return cls(trained or asking, optimizers, scales_losses=scales_losses)
 
     def tokens(self) -> int:
         """Of the forward passes since this was asked last."""

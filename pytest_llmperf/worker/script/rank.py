@@ -126,6 +126,10 @@ class Rank:
     def _new_tokens(self) -> int:
         return self._model.tokens() if self._model else 0
 
+    def is_aside(self, optimizer: Any) -> bool:
+        """Whether a call of ``optimizer`` says nothing: there may be hundreds in one backward pass."""
+        return self._steps.is_aside(vars(optimizer).get(_NUMBER), self._passes)
+
     def called(self, calls: Sequence[Call]) -> bool:
         """``calls`` of optimizers ended at this moment; whether the last step has ended with them."""
         known, moment = self._num_optimizers, None
@@ -141,6 +145,7 @@ class Rank:
                 del self._moments[number]
         if self._num_optimizers > known and (self._model is None or self._spec.training > 1):
             self._model = Model.found(self._model)  # a later training has another
+            self.losses.are_known = self.losses.are_known and not self._model.scales_losses
         if self._steps.is_over:
             raise self._ended_early(f"training {self._spec.training} of the script")
         return False

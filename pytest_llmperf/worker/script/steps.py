@@ -60,6 +60,7 @@ class Steps:
         self._anchor: int | None = None  # whose calls end steps of this phase, once that is known
         self._repeats = 1
         self._foreign: dict[int, int] = {}  # calls of others since the anchor's last
+        self._aside: dict[int, Life] = {}  # those that end no step, once that is settled
         self.num_calls = 0
         """Of all optimizers."""
         self.first_call = 0
@@ -78,6 +79,16 @@ class Steps:
         if self._anchor is None:
             return self.first_call - 1
         return self.num_calls if self.is_settled else self._lives[self._anchor].calls[-1]
+
+    def is_aside(self, optimizer: int | None, passes: int) -> bool:
+        """Whether it is known that a call of ``optimizer`` ends no step; it is counted, and ``call`` not asked."""
+        life = self._aside.get(optimizer) if optimizer else None
+        if life is None:
+            return False
+        if life.passes != passes or not passes:
+            life.passes = passes
+            life.count += 1
+        return True
 
     def call(self, optimizer: int, name: str, passes: int) -> list[int]:
         """A call of ``optimizer``, of the class ``name``, has ended, after so many backward passes had begun.
@@ -152,6 +163,8 @@ class Steps:
         chosen = anchor(lives)
         self._anchor = next(key for key, life in self._lives.items() if life is chosen)
         self.is_over, self._repeats = len(phases) > 1, chosen.usual_repeats
+        if self.is_settled:
+            self._aside = {key: life for key, life in self._lives.items() if life is not chosen}
         is_whole = chosen.repeats == self._repeats
         whole = chosen.calls if is_whole else chosen.calls[:-1]
         return whole[self._calls_per_step - 1 :: self._calls_per_step] if self.phase == self._training else []
