@@ -159,4 +159,4 @@ def test_hooks_that_cannot_be_imported_leave_the_training_alone_and_say_why(comm
     hooks.write_text("import msgspec_that_is_not_there", encoding="utf-8")
     assert command.run("train.py") == "trained __main__\n"
     failure = (command.folder / "failure-0.json").read_text(encoding="utf-8")
-    assert "expected msgspec and psutil beside" in failure
+    assert "with msgspec and psutil: install pytest-llmperf for" in failure
