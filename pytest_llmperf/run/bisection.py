@@ -25,6 +25,7 @@ from pytest_llmperf.judge.yardstick import (
     side_of,
 )
 from pytest_llmperf.launch.candidates import History, NoRoomError, NotMadeError, Span
+from pytest_llmperf.launch.histories import GitHistory
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, counts
@@ -374,7 +375,10 @@ class BesideGood:
 
     def _turn(self, candidate: Candidate) -> Turn:
         self._watch(f"{candidate.shown}: its environment")
-        return Turn(candidate.shown, self._spec, self._history.python(candidate), f"at {candidate.shown}")
+        shown = f"at {candidate.shown}"
+        if self._spec.is_script and isinstance(self._history, GitHistory):  # the code that trains is the project's
+            return Turn(candidate.shown, self._spec, shown=shown, tree=self._history.tree(candidate.name))
+        return Turn(candidate.shown, self._spec, self._history.python(candidate), shown)
 
     @property
     def _left(self) -> float:

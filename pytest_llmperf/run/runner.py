@@ -104,6 +104,8 @@ class Runner:
         rounds = max(math.ceil(number / turn.sides), run.settings.launches)
         numbers = number, max(turn.launches, turn.sides * rounds)
         run.settle(spec)
+        if spec.is_script and run.settings.memory_limit_bytes and not run.on_cpu:
+            raise CaseFailedError(f"{spec.id}: --perf-memory-limit holds no script on a GPU; leave it out")
         if isinstance(spec, TrainSpec) and run.on_cpu and run.site.is_here:
             need_room(spec, host_memory_bytes())
         asked: dict[str, Any] = {"python": turn.python, "tree": turn.tree, "passing": passing, "all_steps": all_steps}

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_llmperf.observe.heartbeat import LastWords
 from pytest_llmperf.observe.measurement import resident
+from pytest_llmperf.observe.memory_limit import Headroom, lack_of_memory
 from pytest_llmperf.observe.places import Project
 from pytest_llmperf.records.trained import ASKS
 from pytest_llmperf.settings.script_spec import ScriptSpec
@@ -56,7 +57,10 @@ def watch(folder: str) -> None:
     if spec.seed is not None:
         _seed(spec.seed)
     LastWords(path, os.getpid(), ASKS)  # until it is a rank
-    Hooks(path, spec, Project.around(spec.folder(Path(values["root"])))).install()
+    headroom = Headroom()
+    if values["memory_limit_bytes"]:  # of a CPU: a card's own limit is the script's
+        headroom.cap(torch.device("cpu"), values["memory_limit_bytes"])
+    Hooks(path, spec, Project.around(spec.folder(Path(values["root"]))), headroom).install()
 
 
 def _seed(seed: int) -> None:
@@ -71,8 +75,8 @@ def _seed(seed: int) -> None:
 class Hooks:
     """Those of this process, which is a rank once it has gone backward."""
 
-    def __init__(self, folder: Path, spec: ScriptSpec, project: Project) -> None:
-        self._folder, self._spec, self._project = folder, spec, project
+    def __init__(self, folder: Path, spec: ScriptSpec, project: Project, headroom: Headroom | None = None) -> None:
+        self._folder, self._spec, self._project, self._headroom = folder, spec, project, headroom or Headroom()
         self._resident = resident()
         self._rank: Rank | None = None
         self._is_out = False  # nothing is watched any more
@@ -107,8 +111,9 @@ class Hooks:
     def _fail(self, error: BaseException) -> None:
         """The watching ends here; the launcher is told why."""
         self._is_out = True
-        refused, oom = isinstance(error, StepsError), isinstance(error, torch.OutOfMemoryError)
-        with suppress(Exception):
+        refused = isinstance(error, StepsError)
+        with suppress(Exception), self._headroom.lifted():
+            oom = not refused and lack_of_memory(error, self._headroom) is not None
             number = self._rank.number if self._rank else place()[0]
             write_failure(self._folder, number, error, "refused" if refused else "oom" if oom else "error")
 

@@ -106,6 +106,18 @@ class TestGit:
         path = said.stdout
         assert path.index("/first'") < path.index("/tree'") < path.index("/last'")
 
+    def test_a_script_has_the_tree_of_a_revision_and_of_its_own_folder(self, project: Project) -> None:
+        project.commit("before")
+        (project.folder / "sub").mkdir()
+        (project.folder / "sub" / "train.py").write_text("")
+        project.commit("after")
+        assert (GitHistory(project.folder).tree("HEAD~1") / "mine.py").read_text() == "WORD = 'before'\n"
+        assert (GitHistory(project.folder / "sub").tree("HEAD") / "train.py").exists()
+        with pytest.raises(NotMadeError, match="there was no"):
+            GitHistory(project.folder / "sub").tree("HEAD~1")
+        with pytest.raises(HistoryError, match="no such revision"):
+            GitHistory(project.folder).tree("gone")
+
     def test_what_was_made_is_made_once_and_a_build_runs_in_it(self, project: Project) -> None:
         project.commit("one")
         project.commit("two")
