@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sysconfig
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +32,9 @@ _LINE = (
 
 def observe(spec: ScriptSpec, trace_at: int | None, say: Any) -> NoReturn:
     """Become the command: its output, folder, signals and exit code are its own from here on."""
-    here = Path.cwd()
+    here, program = Path.cwd(), spec.argv[0]
+    if shutil.which(program) is None:
+        raise CaseError(f"{program}: no such program on PATH; expected the command as you run it, e.g. python train.py")
     folder = usual_observed() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir(parents=True)
     link_package(folder)
@@ -42,23 +44,23 @@ def observe(spec: ScriptSpec, trace_at: int | None, say: Any) -> NoReturn:
     (folder / "request.json").write_text(json.dumps(order), encoding="utf-8")
     say(f"{spec.id} is watched and nothing of it is changed; its row: {folder}, shown by llmperf history {spec.id}")
     paths = os.pathsep.join(filter(None, [str(HOOKS), os.environ.get("PYTHONPATH", "")]))
-    os.execvpe(spec.argv[0], spec.argv, {**os.environ, "PYTHONPATH": paths, VARIABLE: str(folder)})  # noqa: S606 - no shell is asked for
+    os.execvpe(program, spec.argv, {**os.environ, "PYTHONPATH": paths, VARIABLE: str(folder)})  # noqa: S606 - no shell is asked for
 
 
-def install() -> Iterator[str]:
+def install() -> str:
     """Bring it into every process of this Python, where the variable is set."""
     file = _pth()
     file.write_text(_LINE.format(variable=VARIABLE, file=str(HOOKS / "sitecustomize.py")), encoding="utf-8")
-    yield f"wrote {file}: without {VARIABLE}=FOLDER it does nothing; llmperf script --remove-hook removes it"
+    return f"wrote {file}: without {VARIABLE}=FOLDER it does nothing; llmperf script --remove-hook removes it"
 
 
-def remove() -> Iterator[str]:
+def remove() -> str:
     """Take it away again."""
     file = _pth()
     if not file.exists():
         raise CaseError(f"{file}: no hook is installed there")
     file.unlink()
-    yield f"removed {file}"
+    return f"removed {file}"
 
 
 def _pth() -> Path:

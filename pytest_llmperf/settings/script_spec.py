@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal
 
@@ -116,7 +117,7 @@ class ScriptSpec(Spec):
         object.__setattr__(self, "env", dict(self.env))
         secrets = [name for name, value in self.env.items() if is_secret(name, str(value))]
         shown = [f"env has a secret, {name}, which a baseline would show; leave it to the shell" for name in secrets]
-        for line in (*shown, *self._problems()):
+        for line in chain(shown, self._problems()):  # the first alone: later ones need what it asks for
             raise SpecError(f"ScriptSpec: {line}")
         if not self.gpus:
             object.__setattr__(self, "gpus", self._ranks_in_command or 1)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import hook
+from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.launch.side_effects import HOOKS
 from pytest_llmperf.run.history.history import History
 from tests.worker.user import REPOSITORY
@@ -109,7 +110,7 @@ def test_an_installed_hook_is_inert_without_its_variable_and_can_be_removed(
     (site,) = (here / "env" / "lib").glob("python*/site-packages")
     (site / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     monkeypatch.setattr(hook, "_pth", lambda: site / "llmperf_hook.pth")
-    (line,) = hook.install()
+    line = hook.install()
     assert "without LLMPERF_OBSERVE=FOLDER it does nothing" in line
     environment = _environment(here)
     asks = "import sys; print([type(one).__name__ for one in sys.meta_path], 'runpy' in sys.modules)"
@@ -122,8 +123,10 @@ def test_an_installed_hook_is_inert_without_its_variable_and_can_be_removed(
     )
     assert (done.returncode, done.stderr) == (7, "")
     assert _row(here / "rows")["observed"]["observed"]["steps"] == 40  # type: ignore[index]
-    assert [*hook.remove()] == [f"removed {site / 'llmperf_hook.pth'}"]
+    assert hook.remove().endswith("llmperf_hook.pth")
     assert not (site / "llmperf_hook.pth").exists()
+    with pytest.raises(CaseError, match="no hook is installed"):
+        hook.remove()
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=3000), st.integers(1, 4))

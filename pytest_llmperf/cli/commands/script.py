@@ -173,16 +173,13 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if arguments.hook_path:
         return Answer([str(hook.HOOKS)], for_programs=True)
     if arguments.install_hook or arguments.remove_hook:
-        return Answer(hook.install() if arguments.install_hook else hook.remove())
-    spec = named_script(arguments)
+        return Answer([hook.install() if arguments.install_hook else hook.remove()])
     if arguments.observe:
         changed = [f"--{name}" for name in _NOT_WATCHED if getattr(arguments, name) is not None]
         if changed:
-            raise CaseError(
-                f"{changed[0]}: --observe sets nothing of a run; it goes with --tokens, --step and --trace-at"
-            )
-        hook.observe(spec, arguments.trace_at, Terminal().say)
+            raise CaseError(f"{changed[0]}: --observe sets nothing of a run; it goes with --tokens, --step, --trace-at")
+        hook.observe(named_script(arguments), arguments.trace_at, Terminal().say)
     if arguments.trace_at:
         raise CaseError("--trace-at is of a run that is watched: it goes with --observe")
-    troubles = list[str]()
+    spec, troubles = named_script(arguments), list[str]()
     return Answer(_tried(spec, arguments, troubles, screen), troubles, acts=True)

@@ -74,6 +74,7 @@ def test_a_script_that_fails_is_told_by_its_last_lines(capsys: pytest.CaptureFix
         ("--cwd", "nowhere", "--", "python", "train.py"),
         ("python 'train.py",),
         ("--", "python", "train.py", "--batch", "{batch}"),
+        ("--trace-at", "5", "--", "python", "train.py"),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -84,6 +85,23 @@ def test_what_cannot_be_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     golden(error)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("word", ["--steps", "--seed", "--cwd", "--end", "--workdir"])
+def test_a_run_that_is_watched_is_not_changed(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main(["script", "--observe", word, "3", "--", "python", "train.py"]) == 1
+    assert capsys.readouterr().err.startswith(f"llmperf: {word}: --observe sets nothing")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_program_that_is_not_there_is_refused_before_anything_is_left(
+    capsys: pytest.CaptureFixture[str], golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMPERF_CACHE_DIR", "state")
+    assert main(["script", "--observe", "--", "pythn", "train.py"]) == 1
+    golden(capsys.readouterr().err)
+    assert not Path("state").exists()
 
 
 @pytest.mark.usefixtures("here")
