@@ -143,7 +143,10 @@ def lines(turns: Turns, spec: ScriptSpec) -> Iterator[str]:
     yield f"the hook's clock beside the script's own: mean step {told}; the worst step {100 * worst:.2f} %"
     squares, freedom = turns.squares()
     medians = [median(map(median, turns.own[hook])) for hook in (True, False)]
-    yield f"with the hook {_change(turns.overhead, squares, freedom, turns.weight)}; medians {_percent(*medians)}"
+    yield (
+        f"with the hook the mean step {_change(turns.overhead, squares, freedom, turns.weight)}; the median step "
+        f"{1000 * medians[0]:.3f} in place of {1000 * medians[1]:.3f} ms ({_percent(*medians)})"
+    )
     first, *others = turns.hooked
     for other in others:
         equal = [
