@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +25,7 @@ from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.records.trace import LEADS_TO
 from pytest_llmperf.support.redaction import without_secrets
 
-_OURS, _WATCHING = __name__.partition(".")[0], (__name__, gpu.__name__)
+_HOME, _WATCHING = Path(__file__).parents[1], (__file__, gpu.__file__)
 _STDLIB = Path(os.__file__).resolve().parent
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -38,25 +37,20 @@ _COPIES = "to cpu cuda type float half bfloat16 double clone contiguous copy_"
 _WIDTH, _MOST = 60, 20
 
 
-@dataclass(frozen=True)
 class Project:
-    """Whose code is the user's own: what is in their repository and was not installed there."""
+    """Whose code is the user's own: what is in the repository around ``folder`` and was not installed there."""
 
-    folder: Path
-    """The command's."""
-    root: Path
-
-    @classmethod
-    def around(cls, folder: Path) -> Project:
-        folder = folder.resolve()
-        return cls(folder, next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder))
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        above = (self.folder, *self.folder.parents)
+        self.root = next((each for each in above if (each / ".git").exists()), self.folder)
 
     def name_of(self, file: str) -> str:
-        """``file`` as seen from the command's folder; empty where it is not the project's."""
+        """``file`` as seen from the folder; empty where it is not the project's."""
         path = Path(file).resolve()
         if file.startswith("<") or not path.is_relative_to(self.root) or path.is_relative_to(_STDLIB):
             return ""
-        is_installed = {*_INSTALLED, _OURS}.intersection(path.relative_to(self.root).parts)
+        is_installed = {*_INSTALLED, _HOME.name}.intersection(path.relative_to(self.root).parts)
         return "" if is_installed else Path(os.path.relpath(path, self.folder)).as_posix()
 
 
@@ -117,11 +111,11 @@ class Places:
         inner, is_first = "", True
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - this thread's stack
         while frame is not None:
-            module = _module_of(frame)
-            top, file = module.partition(".")[0], frame.f_code.co_filename
-            if top == _OURS and is_first and module not in _WATCHING:
+            top, file = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code.co_filename
+            is_ours = file.startswith(f"{_HOME}/")
+            if is_ours and is_first and file not in _WATCHING:
                 return []
-            if top != _OURS and top not in sys.stdlib_module_names:
+            if not is_ours and top not in sys.stdlib_module_names:
                 is_first = False
                 own = "" if top == "torch" else self._name_of(file)
                 if own:
@@ -130,11 +124,6 @@ class Places:
                     inner = _shown(_installed_name(file), frame)
             frame = frame.f_back
         return [inner] if inner else []
-
-
-def _module_of(frame: FrameType) -> str:
-    name = str(frame.f_globals.get("__name__") or "")
-    return str(frame.f_globals.get("__package__") or name) if name == "__main__" else name
 
 
 def _installed_name(file: str) -> str:

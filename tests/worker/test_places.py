@@ -30,7 +30,7 @@ def users(tmp_path: Path, code: str, name: str = "train.py") -> Callable[..., An
 
 
 def seen(step: Callable[..., Any], folder: Path) -> dict[str, dict[str, float]]:
-    places = Places(CPU, Project.around(folder))
+    places = Places(CPU, Project(folder))
     places.begin()
     try:
         step()
@@ -119,7 +119,7 @@ def test_no_operator_is_added_to_what_is_traced(tmp_path: Path) -> None:
 
 def test_a_file_of_the_repository_outside_the_commands_folder_is_the_projects(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
-    project = Project.around(tmp_path / "examples")
+    project = Project(tmp_path / "examples")
     assert project.name_of(str(tmp_path / "examples" / "train.py")) == "train.py"
     assert project.name_of(str(tmp_path / "library" / "loss.py")) == "../library/loss.py"
     assert project.name_of(str(tmp_path / ".venv/lib/site-packages/trl/trainer.py")) == ""
@@ -142,7 +142,7 @@ def step():
     torch.cuda.synchronize()
     warnings.warn("the user's own")
 """
-    places = Places(torch.device("cuda"), Project.around(tmp_path))
+    places = Places(torch.device("cuda"), Project(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("default", message="the user's own")

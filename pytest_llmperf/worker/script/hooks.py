@@ -60,7 +60,7 @@ def watch(folder: str) -> None:
     headroom = Headroom()
     if values["memory_limit_bytes"]:  # of a CPU: a card's own limit is the script's
         headroom.cap(torch.device("cpu"), values["memory_limit_bytes"])
-    Hooks(path, spec, Project.around(spec.folder(Path(values["root"]))), headroom).install()
+    Hooks(path, spec, Project(spec.folder(Path(values["root"]))), headroom).install()
 
 
 def _seed(seed: int) -> None:

@@ -189,7 +189,7 @@ class ProductionHooks(Hooks):
     """Hooks of a run that goes to its own end."""
 
     def __init__(self, folder: Path, order: Mapping[str, Any]) -> None:
-        super().__init__(folder, ScriptSpec(command="observed"), Project.around(Path.cwd()))
+        super().__init__(folder, ScriptSpec(command="observed"), Project(Path.cwd()))
         self._order = order
         self._production: Production | None = None
 

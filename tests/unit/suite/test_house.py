@@ -44,7 +44,7 @@ JOINTS = {
     "run/tuning/trials": 14,
     "run/tuning/tuner": 13,
     "settings/registry": 13,
-    "worker/evidence": 15,
+    "worker/evidence": 14,
     "worker/recipes/huggingface/rank": 15,
 }
 
