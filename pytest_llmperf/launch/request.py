@@ -29,14 +29,8 @@ _NOT_INHERITED = frozenset(
 )
 #: ``python -m torch.distributed.run``: what follows are torchrun's words.
 BEFORE_WORDS = 3
-
-
-class UnstartableError(Exception):
-    """What is asked for cannot be started, in one line."""
-
-
 #: Why a launch could not be started, where that is no failure of what it runs.
-REFUSALS = (ColdStartError, UnstartableError, OSError)
+REFUSALS = (ColdStartError, OSError)
 
 # More threads than cores slow a CPU run down by themselves; on a GPU the host needs few. A user's own script keeps its
 # own number, which may be what it is fast by.

@@ -22,7 +22,7 @@ import psutil
 
 from pytest_llmperf.launch.device import VISIBLE, Gpu
 from pytest_llmperf.launch.process import Ended, ask
-from pytest_llmperf.launch.request import LaunchRequest, UnstartableError
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.side_effects import UNSET, announced, set_for
 from pytest_llmperf.launch.watch import ProgressReader
 from pytest_llmperf.launch.whole_tree import WholeTree
@@ -70,7 +70,7 @@ class ScriptLaunch:
             return None
         here = work = spec.folder(request.tree or request.root)
         if not here.is_dir():
-            raise UnstartableError(
+            raise FileNotFoundError(
                 f"cwd={spec.cwd!r}: {here} is no folder; it is named beside {request.root.resolve()}"
             )
         link_package(folder)
@@ -104,14 +104,14 @@ class ScriptLaunch:
         return cls(ScriptSpec(**spec), folder, **left | {"work": Path(left["work"])})
 
     def check(self, path: str) -> None:
-        """Raise UnstartableError where its program, on this ``path``, or its script is not there."""
+        """Raise FileNotFoundError where its program, on this ``path``, or its script is not there."""
         program = self.command[0]
         if shutil.which(program, path=path) is None:
-            raise UnstartableError(f"{program} is not found on PATH={path}; install it, or name it in full")
+            raise FileNotFoundError(f"{program} is not found on PATH={path}; install it, or name it in full")
         script = self.command[self.spec.script]
         starts_it = Path(program).name.startswith(_STARTERS) and script.endswith(".py") and " " not in script
         if starts_it and not (self.work / script).is_file():
-            raise UnstartableError(f"{script} is not in {self.spec.cwd!r}, the folder that cwd= names")
+            raise FileNotFoundError(f"{script} is not in {self.spec.cwd!r}, the folder that cwd= names")
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What keeps the script quiet, its own variables, and the way in; ``inherited`` is of where it starts."""

@@ -41,7 +41,7 @@ def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]
     if not isinstance(spec, ScriptSpec):
         yield
         return
-    here, began = spec.folder(request.root), time.time()
+    here, began = spec.folder(request.tree or request.root), time.time()
     place = f"in {here} itself" if spec.workdir == "own" else f"in a folder of its own that shows the files of {here}"
     variables = redacted(set_for(request, os.environ))
     names = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in _PATHS)
