@@ -13,8 +13,7 @@ from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.records.failure import LaunchFailed
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.phases import OTHER
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.records.trace import StaticStep
@@ -94,7 +93,7 @@ def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | NoS
         finally:
             live.clear()
             caller.findings.spent += Spent(launches=1, phases={OTHER: request.meter.seconds})
-    if not isinstance(outcome, Launch):
+    if isinstance(outcome, Failure):
         raise LaunchFailed(spec.id, outcome)
     if not outcome.trace:
         return NoStep(f"{spec.id}: not claimed: no trace: {outcome.trace.none}", is_lost=True)
