@@ -23,7 +23,7 @@ from pytest_llmperf.observe.places import Project
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.support.redaction import redacted, without_secrets
-from pytest_llmperf.worker.installed import short_digest
+from pytest_llmperf.worker.installed import patched_files, short_digest
 from pytest_llmperf.worker.script.model import Model, numel
 
 
@@ -68,6 +68,7 @@ def _setup(model: Model, whole: nn.Module, optimizers: Sequence[Any]) -> dict[st
     return {
         **found,
         **({"config": configs[0]} if configs else {}),
+        "patched": patched_files(),
         "roots": sorted(name_of(type(root)) for root in model.roots),
         "trained_share": round(sum(numel(p) for p in whole.parameters() if p.requires_grad) / number, 6),
     }
