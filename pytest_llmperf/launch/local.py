@@ -27,7 +27,6 @@ from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.records.parity import TrainingErrors
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class LocalLauncher:
         run = self._run(request, watch)
         return run if isinstance(run, Failure) else outcome.read_sizes(request.folder, run.ended, run.progress)
 
-    def training_errors(self, request: LaunchRequest, watch: Watch) -> list[TrainingErrors] | Failure:
+    def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
         """What the small trainings that ``request.parity`` asks for did, or why nothing is known of them."""
         run = self._run(request, watch)
         if isinstance(run, Failure):
@@ -151,7 +150,7 @@ class LocalSite(Site):
     def sizes(self, request: LaunchRequest, watch: Watch) -> list[outcome.Tried] | Failure:
         return LocalLauncher().sizes(request, watch)
 
-    def training_errors(self, request: LaunchRequest, watch: Watch) -> list[TrainingErrors] | Failure:
+    def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
         return LocalLauncher().training_errors(request, watch)
 
     def close(self) -> None:

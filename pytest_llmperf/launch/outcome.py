@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pytest_llmperf.launch import last_words
 from pytest_llmperf.launch.last_words import ANSI, remarks_in, want_of_memory
@@ -33,6 +33,9 @@ T = TypeVar("T")
 
 #: The end of a timeout's message.
 LONGER = "; a longer limit is --perf-timeout"
+
+#: What small trainings did.
+Errors: TypeAlias = list[TrainingErrors]
 
 #: A micro-batch size, and its peak allocated bytes where it trained.
 Tried = tuple[int, int | None]
@@ -83,10 +86,10 @@ def sizes_so_far(folder: Path) -> list[Tried]:
         return []
 
 
-def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> list[TrainingErrors] | Failure:
+def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> Errors | Failure:
     """What the small trainings in ``folder`` did, or why nothing is known of them."""
 
-    def errors(values: Any) -> list[TrainingErrors]:
+    def errors(values: Any) -> Errors:
         return [codec.read(TrainingErrors, one) for one in values]
 
     return _from_file(folder, ERRORS_FILE, errors, ended, progress)

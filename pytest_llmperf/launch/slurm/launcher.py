@@ -17,10 +17,9 @@ from pytest_llmperf.launch.site import OutOfTimeError, Say, SiteError, Watch, li
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import NodeFacts, Srun, answer, endpoint
 from pytest_llmperf.launch.slurm.node_servers import NodeServers, Offer
-from pytest_llmperf.launch.slurm.step_outcome import Aftermath, gather, unreachable
+from pytest_llmperf.launch.slurm.step_outcome import Aftermath, Outcome, gather, unreachable
 from pytest_llmperf.launch.watch import ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure
-from pytest_llmperf.records.launch import Launch
 
 # Until all nodes have met: imports from a shared file system may take minutes on the first of many.
 _JOIN_SECONDS = 300
@@ -49,7 +48,7 @@ class SlurmLauncher:
         self._said: set[str] = set()
         self._walls: dict[str, float] = {}
 
-    def launch(self, request: LaunchRequest, watch: Watch) -> Launch | Failure:
+    def launch(self, request: LaunchRequest, watch: Watch) -> Outcome:
         """See ``Site``. A launch that its nodes broke is tried once more on others, where there are any.
 
         A failure names the nodes that are lost to the job where the case could run with them. Raises OutOfTimeError
@@ -99,7 +98,7 @@ class SlurmLauncher:
     def _left(self) -> list[str]:
         return [node.node for node in self._cluster.nodes if node.node not in self._lost]
 
-    def _attempt(self, request: LaunchRequest, watch: Watch) -> Launch | Failure | Aftermath:
+    def _attempt(self, request: LaunchRequest, watch: Watch) -> Outcome | Aftermath:
         placement = self._srun.placed(request.spec.gpus, len(self._left))
         if placement is None:
             unit, gone = "task(s)" if self._srun.on_cpu else "GPU(s)", [*self._cluster.lost, *self._lost]
@@ -128,7 +127,7 @@ class SlurmLauncher:
 
     def _run(
         self, request: LaunchRequest, nodes: Sequence[NodeFacts], per_node: int, watch: Watch
-    ) -> Launch | Failure | Aftermath:
+    ) -> Outcome | Aftermath:
         remaining = self._remaining(request)
         folder, names = request.folder, [node.node for node in nodes]
         step = f"llmperf-{zlib.crc32(str(folder).encode()):08x}"
@@ -169,7 +168,7 @@ class SlurmLauncher:
         timed_out = isinstance(result, Failure) and result.kind == "timeout"
         if timed_out and remaining < request.timeout_seconds:
             raise self._out_of_time(f"{request.spec.id} was ended")
-        if not isinstance(result, Launch):
+        if isinstance(result, Failure | Aftermath):
             return result
         self._walls[request.spec.digest] = ended.seconds
         timed = with_phases(result, lap, progress.read())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pytest_llmperf.launch import outcome
 from pytest_llmperf.launch.device import NETWORK
@@ -123,9 +123,11 @@ class Aftermath:
         return word(self.failure.tail) or "it did not say why"
 
 
-def gather(
-    folder: Path, spec: Spec, nodes: Sequence[str], ended: Ended, progress: Progress
-) -> Launch | Failure | Aftermath:
+#: What becomes of a launch that nodes did not break.
+Outcome: TypeAlias = Launch | Failure
+
+
+def gather(folder: Path, spec: Spec, nodes: Sequence[str], ended: Ended, progress: Progress) -> Outcome | Aftermath:
     """The launch in ``folder``, or why there is none."""
     clean = ended.returncode == 0 and not ended.timed_out
     wait_for(
