@@ -292,7 +292,7 @@ def describe(old: Baseline | None, new: Baseline) -> list[str]:
         return f"{rate:>23}  {memory:>10}"
 
     before = old.history[-1] if old else None
-    held = [f"  {new.repeats.words(new.launches)}"] if new.repeats else []
+    held = [f"  {new.repeats.words(new.launches)}; speed in {row.label}"] if new.repeats else []
     return [f"recorded {new.id} ({size_of(new)})", *side_by_side(before, new.history[-1], new.anchor, figures), *held]
 
 

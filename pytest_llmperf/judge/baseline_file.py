@@ -234,7 +234,8 @@ def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> Non
         if not 0 < entry.launches <= len(rest):
             return  # of older ones, some or all are gone
         rest, own = rest[: -entry.launches], rest[-entry.launches :]
-        low, high = _step_seconds(own)
+        # Of unequal steps it is a mean, and near any median there may be none.
+        low, high = (0.0, math.inf) if any(one.step_tokens for one in own) else _step_seconds(own)
         missing = [] if low <= entry.metrics.get("step_seconds", low) <= high else ["step_seconds"]
         for name, row in METRICS.items():
             if row.is_raw and name in entry.metrics and not _is_near(entry.metrics[name], row.read(own)):

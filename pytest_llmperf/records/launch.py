@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import mul
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -34,6 +33,9 @@ ENVIRONMENT_FILE = "environment.json"
 
 #: Why a record of before traces has none.
 OLDER = "recorded before launches were traced"
+
+# Times the median step: of steps that have other numbers of tokens one that takes so long waits for something.
+_STALLED = 2.0
 
 # What a launch of a single steady step is worth.
 _UNKNOWN = 0.05
@@ -320,7 +322,12 @@ class Launch:
 
     @cached_property
     def median_step_seconds(self) -> float:
-        return median(self.steady_step_seconds)
+        """Of unequal steps the mean by their tokens, which is the rate of the sum, without those that stalled."""
+        middle = median(self.steady_step_seconds)
+        steps = zip(self.step_tokens[self.steady.start :], self.steady_step_seconds, strict=False)
+        usual = [(tokens, seconds) for tokens, seconds in steps if seconds <= _STALLED * middle]
+        whole = sum(tokens for tokens, _ in usual)
+        return math.fsum(tokens * seconds for tokens, seconds in usual) / whole if usual else middle
 
     @property
     def median_error(self) -> float:
@@ -353,11 +360,7 @@ class Launch:
 
     @property
     def tokens_per_second(self) -> float:
-        """At the median step; of unequal steps all tokens in all seconds."""
-        if not (own := self.step_tokens[self.steady.start :]):
-            return self.tokens_per_step / self.median_step_seconds
-        seconds = math.fsum(map(mul, own, self.steady_step_seconds)) / self.tokens_per_step
-        return sum(own) / seconds
+        return self.tokens_per_step / self.median_step_seconds
 
     @property
     def tokens_per_second_per_gpu(self) -> float:

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge.baseline import Baseline, describe
 from pytest_llmperf.judge.baseline_file import read, text_of
 from pytest_llmperf.judge.exact import changes, count_checks
+from pytest_llmperf.judge.noise import log_of
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.repeats import Repeats
+from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.settings.script_spec import ScriptSpec
@@ -194,3 +197,26 @@ class TestChance:
         other = replace(same, ranks=tuple(replace(rank, step_tokens=(68, 60, *(64,) * 6)) for rank in same.ranks))
         assert not baseline.repeats.is_chance([same], baseline.explained, are_counts_other=True)
         assert baseline.repeats.is_chance([other], baseline.explained, are_counts_other=True)
+
+
+class TestUnequalSteps:
+    TOKENS = (64, 64, *(32, 96) * 3)
+
+    def test_the_rate_is_that_of_the_sum_and_a_stall_is_none_of_it(self) -> None:
+        seconds = tuple(0.01 + tokens / 1000 for tokens in self.TOKENS)
+        made = launch(step_tokens=self.TOKENS, step_seconds=seconds)
+        start = made.steady.start
+        assert made.tokens_per_second == pytest.approx(sum(self.TOKENS[start:]) / sum(seconds[start:]))
+        stalled = launch(step_tokens=self.TOKENS, step_seconds=(*seconds[:6], 5.0, seconds[7]))
+        assert stalled.tokens_per_second == pytest.approx(made.tokens_per_second, rel=0.2)
+
+    def test_launches_of_other_tokens_are_compared_by_their_rates(self) -> None:
+        twice = tuple(2 * tokens for tokens in self.TOKENS)
+        before, after = (
+            launch(step_tokens=tokens, tokens_per_step=sum(tokens) // 8, step_seconds=tuple(n / 1000 for n in tokens))
+            for tokens in (self.TOKENS, twice)
+        )
+        assert log_of(before) == pytest.approx(log_of(after))
+        assert recorded(before, after).launches[1].step_tokens == twice, "a file holds it"
+        judgement = judge([after], recorded(before, before), Policy.for_gpu())
+        assert {check.metric: check.verdict for check in judgement.checks}["tokens_per_second_per_gpu"] == "pass"
