@@ -261,6 +261,23 @@ def compiled_function(clock: Clock) -> None:
         clock.step(loss)
 
 
+def compiled_step(clock: Clock) -> None:
+    """All of it, with the backward pass and the optimizer inside."""
+    model = Tiny()
+    optimizer = adam(model)
+
+    @torch.compile(backend="aot_eager")
+    def step(ids: torch.Tensor) -> Any:
+        loss = model(ids)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for ids in batches():
+        clock.step(step(ids))
+
+
 def compiled_optimizer(clock: Clock) -> None:
     model = Tiny()
     optimizer = adam(model)

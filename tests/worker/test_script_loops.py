@@ -15,7 +15,7 @@ STEPS = 12
 
 NAMES = (
     "plain accumulation evaluating failing scaler lbfgs gan gan5 muon rare compiled compiled_layers compiled_in_place "
-    "compiled_function compiled_optimizer in_backward checkpointed experts by_functions forking profiled many_passes "
+    "compiled_function compiled_step compiled_optimizer in_backward checkpointed experts by_functions forking profiled many_passes "
     "short"
 ).split()
 # Each with what its spec says.
@@ -70,7 +70,7 @@ def test_losses_and_tokens_are_those_of_the_script(seen: dict[str, Seen], name: 
 def test_what_is_not_known_is_said(seen: dict[str, Seen]) -> None:
     said = {name: {key: seen[name].share.evidence.get(key) for key in ("tokens", "losses")} for name in LOOPS}
     no_tokens = {name for name, words in said.items() if words["tokens"] == "unknown"}
-    assert no_tokens == {"lbfgs", "gan", "gan5", "compiled_function", "many_passes"}
+    assert no_tokens == {"lbfgs", "gan", "gan5", "compiled_function", "compiled_step", "many_passes"}
     assert {name for name, words in said.items() if words["losses"] == "unknown"} == {"by_functions", "many_passes"}
     assert seen["scaler"].share.evidence["skipped_steps"] == [3, 4, 9]
 

@@ -224,14 +224,15 @@ class Hooks:
             tell(kind, error, traceback)
 
         sys.excepthook = excepthook
-        atexit.register(self._guarded, self._script_ended)
+        atexit.register(self._script_ended)
 
     def _script_ended(self) -> None:
-        if self._rank is None:
+        if self._rank is None or self._is_out:
             return
         try:
             self._rank.script_ended(self._remarks)
-        except StepsError:
-            if parent_process() is None:  # of a child that raised, its parent prints why
-                raise
+        except Exception as error:  # noqa: BLE001 - as above
+            # Of a child that raised its parent prints why.
+            if parent_process() is None or not isinstance(error, StepsError):
+                self._fail(error)
         self._is_out = True

@@ -59,6 +59,7 @@ class Steps:
         self._lives: dict[int, Life] = {}
         self._anchor: int | None = None  # whose calls end steps of this phase, once that is known
         self._repeats = 1
+        self._most = 0  # calls of the most frequent optimizer
         self._foreign: dict[int, int] = {}  # calls of others since the anchor's last
         self._aside: dict[int, Life] = {}  # those that end no step, once that is settled
         self.num_calls = 0
@@ -105,6 +106,7 @@ class Steps:
             life = self._lives[optimizer] = Life(name)
         is_anchor = optimizer == self._anchor
         life.called(number, passes, is_listed=not is_anchor and not self.is_settled)
+        self._most = max(self._most, life.count)
         if self._anchor is None:
             return self._decided() if self._is_known(life) else []
         if not is_anchor:
@@ -124,29 +126,22 @@ class Steps:
         others = [life for life in self._lives.values() if life.count != own.count]
         if not others:
             return []
-        said = ", ".join(f"{_named(life, own)} stepped {_times(life.count)}" for life in others[:3])
+        named = ", ".join(f"{life.name} ({life.count})" for life in others[:3])
         hint = ": say step= if that is the step" if any(life.name != own.name for life in others) else ""
-        return [f"steps are counted by {own.name} ({own.count}); {said} meanwhile{hint}"]
+        return [f"steps are counted by calls of {own.name} ({own.count}), not of {named}{hint}"]
 
     @property
     def num_steps(self) -> int:
         """Of this phase, as far as anybody knows."""
-        if self._anchor is not None:
-            return self._lives[self._anchor].count
-        return self._most.count if self._lives else 0
-
-    @property
-    def _most(self) -> Life:
-        return max(self._lives.values(), key=lambda life: life.count)
+        return self._most if self._anchor is None else self._lives[self._anchor].count
 
     def _is_known(self, life: Life) -> bool:
         """Whether the calls so far tell the anchor; ``life`` has the last one."""
-        most = self._most
-        if life.count < most.count or most.count < _KNOWN:
+        if life.count < self._most or self._most < _KNOWN:
             return False
-        if most.count >= _LATEST:
+        if self._most >= _LATEST:
             return True
-        return all(len(each.calls) > 1 or _since(each, most) > _RARE for each in self._lives.values())
+        return all(len(each.calls) > 1 or _since(each, life) > _RARE for each in self._lives.values())
 
     def _decided(self) -> list[int]:
         phases = trainings(list(self._lives.values()))
@@ -156,7 +151,7 @@ class Steps:
             return []
         lives = [life for life in phases[0] if not self._class or life.name == self._class]
         if not lives:
-            if self._most.count < _LATEST:
+            if self._most < _LATEST:
                 return []
             seen = ", ".join(sorted({life.name for life in phases[0]}))
             raise StepsError(f"step={self._class!r}, and no optimizer of that class steps; expected one of {seen}")
@@ -172,6 +167,7 @@ class Steps:
     def _begin_phase(self, lives: dict[int, Life]) -> None:
         self._lives, self._anchor, self._foreign = lives, None, {}
         self.first_call = min(life.calls[0] for life in lives.values())
+        self._most = max(life.count for life in lives.values())
 
     def _hears_of(self, optimizer: int, life: Life) -> None:
         """Others than the anchor step; where it does not any more, its training is over."""
@@ -187,14 +183,6 @@ class Steps:
             return
         self.phase += 1
         self._begin_phase({key: each for key, each in self._lives.items() if each.calls[0] > last})
-
-
-def _named(life: Life, own: Life) -> str:
-    return f"another {life.name}" if life.name == own.name else life.name
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
 
 
 def trainings(lives: Sequence[Life]) -> list[list[Life]]:

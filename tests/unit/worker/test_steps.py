@@ -128,10 +128,10 @@ def test_what_is_asked_of_calls_reaches_back_no_further_than_it_must() -> None:
     [
         (".a" * 10, []),
         (".am" * 10, []),
-        (".d.d.g" * 10, ["steps are counted by AdamW (10); another AdamW stepped 20 times meanwhile"]),
+        (".d.d.g" * 10, ["steps are counted by calls of AdamW (10), not of AdamW (20)"]),
         (
             (".a" * 10 + ".s") * 2,
-            ["steps are counted by AdamW (20); SGD stepped 2 times meanwhile: say step= if that is the step"],
+            ["steps are counted by calls of AdamW (20), not of SGD (2): say step= if that is the step"],
         ),
     ],
 )
