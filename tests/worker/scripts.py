@@ -78,7 +78,7 @@ class Scripts:
         folder = self.folder / f"{len(self._listed)}-{name}"
         folder.mkdir()
         spec = ScriptSpec(command=f"python {self.script} {name}", **{"steps": 12, "warmup_steps": 2, **words})
-        request = {"spec": spec.to_dict(), "root": str(FOLDER)}
+        request = {"spec": spec.to_dict(), "root": str(FOLDER), "memory_limit_bytes": 0}
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         listed = {"folder": str(folder), "words": [str(FOLDER / self.script), name], "imports": self.imports}
         self._listed.append(listed | {"environment": environment or {}, "parks": spec.end == "park", "ranks": 1})

@@ -15,8 +15,8 @@ STEPS = 12
 
 NAMES = (
     "plain accumulation evaluating failing scaler lbfgs gan gan5 muon rare compiled compiled_layers compiled_in_place "
-    "compiled_function compiled_step compiled_optimizer in_backward checkpointed experts by_functions forking profiled many_passes "
-    "short"
+    "compiled_function compiled_step compiled_optimizer in_backward checkpointed experts by_functions forking profiled "
+    "many_passes short"
 ).split()
 # Each with what its spec says.
 LOOPS: dict[str, dict[str, Any]] = {

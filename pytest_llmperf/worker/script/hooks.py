@@ -84,6 +84,7 @@ class Hooks:
         self._calls: list[Call] = []  # of optimizers, in the pass that runs
         self._num_calls = 0
         self._unscaled: list[torch.Tensor] = []  # losses that were scaled since the last pass
+        self._scales_otherwise = False  # a scaler that does it in its own way, as FSDP1's does
         self._remarks: dict[str, None] = {}
 
     def install(self) -> None:
@@ -143,6 +144,7 @@ class Hooks:
     def _pass_begins(self, roots: Any) -> None:
         scaled, self._unscaled = self._unscaled, []
         loss = loss_of(roots) if not scaled else scaled[0] if len(scaled) == 1 else None
+        loss = None if self._scales_otherwise else loss
         (self._rank or self._begun(roots)).pass_begins(loss)
 
     def _pass_ended(self, is_whole: bool) -> None:
@@ -168,9 +170,11 @@ class Hooks:
         self._called(self._rank or self._begun(parameters), [call])
 
     def _begun(self, tensors: Any) -> Rank:
-        device = device_of(tensors)
-        self._rank = Rank(self._folder, self._spec, self._project, device, self._resident)
+        self._rank = self._made(device_of(tensors))
         return self._rank
+
+    def _made(self, device: torch.device) -> Rank:
+        return Rank(self._folder, self._spec, self._project, device, self._resident)
 
     def _called(self, rank: Rank, calls: Sequence[Call]) -> None:
         if rank.called(calls):
@@ -185,8 +189,7 @@ class Hooks:
         @functools.wraps(step)
         def stepped(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._num_calls
-            if self._rank is not None and type(scaler).scale is not scaled:
-                self._rank.losses.are_known = False  # it scales in its own way, as FSDP1's does
+            self._scales_otherwise = self._scales_otherwise or type(scaler).scale is not scaled
             result = step(scaler, optimizer, *args, **kwargs)
             if self._num_calls == before:
                 self._optimizer_called(optimizer, is_skipped=True)

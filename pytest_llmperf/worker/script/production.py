@@ -107,6 +107,9 @@ class Production:
         if self._model:
             self._model.tokens()  # what was computed a second time
 
+    def is_aside(self, optimizer: Any) -> bool:
+        return self._steps.is_aside(vars(optimizer).get(_NUMBER), self._passes)
+
     def called(self, calls: Sequence[Call]) -> bool:
         """Optimizers have been called; no step is the last one."""
         for optimizer, _ in calls:
