@@ -15,11 +15,11 @@ from typing import Any
 
 from pytest_llmperf.judge.baseline import StoredTrace, other_counts
 from pytest_llmperf.judge.learning_checks import changed_losses
-from pytest_llmperf.judge.repeats import Repeats
+from pytest_llmperf.judge.repeats import Repeats, named
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import counts
 from pytest_llmperf.records.result import Check, Verdict
-from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace, new_places
+from pytest_llmperf.records.trace import COUNTED, UNWANTED, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support.codec import flat
 from pytest_llmperf.support.formats import first_n
@@ -62,8 +62,8 @@ def count_checks(
             verdict = "regressed" if metric.costly and min(told) > baseline else "changed"
         elif name in COUNTED and not _is_timed(launches[-1]):
             # As many as in the baseline, and no launch ran the same: another implementation.
-            then = _of_metric(name, gate.trace)
-            others = [_of_metric(name, launch.trace) != then for launch in launches if launch.trace]
+            then = named(name, gate.trace)
+            others = [named(name, launch.trace) != then for launch in launches if launch.trace]
             verdict = "changed" if all(others) else "pass"
         found.append(
             metric.check(
@@ -127,16 +127,11 @@ def count_of(launch: Launch, name: str) -> float | None:
     return launch.trace.count(name) if launch.trace else None
 
 
-def _of_metric(metric: str, trace: Trace) -> Counts:
-    # A file keeps six digits of a mean over ranks.
-    return {key: float(f"{count:.6g}") for key, count in trace.counts.items() if key[0] in COUNTED[metric]}
-
-
 def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
     """What came and what went, the most frequent first."""
     if name not in COUNTED:
         return ""
-    then, now = _of_metric(name, stored.trace), _of_metric(name, newest.trace)
+    then, now = named(name, stored.trace), named(name, newest.trace)
     gone, come = _moved(then, now)
     places = new_places(name, stored.trace, newest.trace)[:_MOST_NAMES] if come else []
     more = ", ".join([_listed(come), *places])

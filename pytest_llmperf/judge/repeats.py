@@ -59,19 +59,24 @@ class Repeats:
         stored: Sequence[Launch] = (),
         kept: Trace | None = None,
     ) -> Repeats:
-        """What ``launches`` have in common, with those that are ``stored``, of which ``old`` and one trace tell."""
+        """What ``launches`` have in common, with those that are ``stored``, of which ``old`` and one trace tell.
+
+        One alone tells nothing.
+        """
         everyone = (*stored, *launches)
+        are_several = len(everyone) > 1
         traces = [trace for trace in (kept, *(one.trace for one in launches)) if trace]
         losses = _same_losses(everyone) if all(one.losses for one in everyone) else None
         steps = min(len(one.step_seconds) for one in everyone)
         counts, ranges = list[str](), {**old.ranges} if old else dict[str, tuple[float, float]]()
         other = "kernels_per_step" if traces and traces[0].is_on_host else "operators_per_step"
         for metric in (one for one in COUNTED if traces and one != other):
-            told, first = [trace.count(metric) for trace in traces], _named(traces[0], metric)
+            told = [trace.count(metric) for trace in traces]
+            same = len(traces) > 1 and all(named(metric, trace) == named(metric, traces[0]) for trace in traces)
             # Steps that are unlike, in a training that begins otherwise each time, have as many by chance alone. One
             # that begins alike and logs each tenth step does not.
             is_chance = not losses and any(map(_are_unlike, traces))
-            if metric not in ranges and not is_chance and all(_named(trace, metric) == first for trace in traces):
+            if same and metric not in ranges and not is_chance:
                 counts.append(metric)
             else:
                 known = ranges.get(metric, (told[0], told[0]))
@@ -83,8 +88,8 @@ class Repeats:
             losses=losses,
             counts=tuple(counts),
             ranges=ranges,
-            tokens=len({_tokens(one, steps) for one in everyone}) == 1,
-            memory=memory.pop() if len(memory) == 1 else (),
+            tokens=are_several and len({_tokens(one, steps) for one in everyone}) == 1,
+            memory=memory.pop() if are_several and len(memory) == 1 else (),
         )
 
     def words(self, launches: Sequence[Launch]) -> str:
@@ -144,8 +149,10 @@ class Repeats:
         )
 
 
-def _named(trace: Trace, metric: str) -> dict[tuple[str, str], float]:
-    return {key: count for key, count in trace.counts.items() if key[0] in COUNTED[metric]}
+def named(metric: str, trace: Trace) -> dict[tuple[str, str], float]:
+    """What ``metric`` counts in a step, by kind and name."""
+    # A file keeps six digits of a mean over ranks.
+    return {key: float(f"{count:.6g}") for key, count in trace.counts.items() if key[0] in COUNTED[metric]}
 
 
 def _are_unlike(trace: Trace) -> bool:
@@ -158,7 +165,7 @@ def _tokens(launch: Launch, steps: int) -> tuple[object, ...]:
 
 def _memory(launch: Launch, steps: int) -> tuple[tuple[int, ...], ...]:
     """Nothing where only the host's memory is known, which is more than tensors hold."""
-    if not all(rank.allocated_bytes for rank in launch.ranks):
+    if not launch.seen.run.is_on_gpu or not all(rank.allocated_bytes for rank in launch.ranks):
         return ()
     return tuple((rank.peak_allocated_bytes, *rank.allocated_bytes[:steps]) for rank in launch.ranks)
 
@@ -169,6 +176,8 @@ def _same_losses(launches: Sequence[Launch]) -> int:
     Where sums are made in any order losses part within few steps of rounding, and a later one agrees by chance: of
     two recordings in one of eighteen, whose every night would differ (``tools/script_power.py losses``).
     """
+    if len(launches) == 1:
+        return 0
     firsts = [_first_other(one.losses, launches[0].losses, len(one.losses)) for one in launches]
     if not any(firsts):
         return min(len(one.losses) for one in launches)

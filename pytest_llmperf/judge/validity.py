@@ -40,8 +40,9 @@ def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset())
     if launch.digest != spec.digest:
         found.append(f"the record is of other settings (digest {launch.digest}, the spec's is {spec.digest})")
     found += [*unusable(launch), *undeclarable(inactive)]
-    found += _against_settings(spec, launch, inactive) if isinstance(spec, TrainSpec) else []
-    return (*found, *disagreements(launch.evidence, launch.seen))
+    if isinstance(spec, TrainSpec):  # a script's ranks may have been meant to differ
+        found += [*_against_settings(spec, launch, inactive), *disagreements(launch.evidence, launch.seen)]
+    return tuple(found)
 
 
 def _against_settings(spec: TrainSpec, launch: Launch, inactive: frozenset[str]) -> Iterator[str]:

@@ -57,6 +57,12 @@ def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterato
     known = (baseline.launches[-1].seen.run.remarks if baseline else None) or ()
     remarks = dict.fromkeys(line for launch in launches for line in launch.seen.run.remarks or ())
     yield from (line for line in remarks if line not in known)
+    if launches[-1].is_script:
+        told, then = (
+            [*validity.disagreements(one.evidence, one.seen)] if one else []
+            for one in (launches[-1], baseline.launches[-1] if baseline else None)
+        )
+        yield from [line for line in told if line not in then][:_MOST_DIFFERENT]
     yield from trace_notes(launches, baseline.trace if baseline else None)
     yield from (f"measured under {fault}" for fault in validity.injected(launches))
     made = (rank.calibration for launch in launches for rank in launch.ranks if rank.calibration)

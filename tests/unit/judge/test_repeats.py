@@ -27,11 +27,12 @@ from tests.shelf import accept
 
 SPEC = ScriptSpec(command="python train.py", steps=8, warmup_steps=2)
 LOSSES = (9.0, 8.0, 7.0, 6.5, 6.2, 6.1, 6.05, 6.0)
+EVIDENCE = {"tokens": "counted", "device_type": "cuda"}
 COUNTS = {"kernel": {"gemm": 100.0}, "copy": {"Memcpy DtoH": 2.0}, "wait": {"cudaStreamSynchronize": 1.0}}
 
 
 def launch(losses: tuple[float, ...] = LOSSES, counts: Any = COUNTS, **rank: Any) -> Launch:
-    made = launch_of(SPEC, Fake(trace=counts, evidence={"tokens": "counted", "sources": {"train.py": "1"}}))
+    made = launch_of(SPEC, Fake(trace=counts, evidence={**EVIDENCE, "sources": {"train.py": "1"}}))
     rank = {"allocated_bytes": tuple(range(100, 108)), **rank}
     return replace(made, losses=losses, ranks=tuple(replace(each, **rank) for each in made.ranks))
 
@@ -91,7 +92,7 @@ class TestFound:
         assert told(baseline, launch((8.5, *LOSSES[1:])))
 
     def test_unknown_losses_are_not_claimed(self, golden: Golden) -> None:
-        unknown = replace(launch(()), evidence={"tokens": "counted", "losses": "unknown"})
+        unknown = replace(launch(()), evidence={**EVIDENCE, "losses": "unknown"})
         baseline = recorded(unknown, unknown)
         golden(describe(None, baseline)[-1])
         assert told(baseline, unknown) == []
@@ -113,6 +114,11 @@ class TestFound:
             tokens=True,
         )
 
+    def test_one_launch_alone_tells_nothing(self) -> None:
+        found = Repeats.of([launch()])
+        assert (found.counts, found.losses, found.tokens, found.memory) == ((), 0, False, ())
+        assert list(found.changes([launch((8.5, *LOSSES[1:]), counts(gemm=101.0))], [launch()])) == []
+
     def test_our_own_training_has_no_such_finding(self) -> None:
         assert "repeats" not in json.loads(text_of(replace(recorded(launch(), launch()), repeats=None)))
 
@@ -122,7 +128,7 @@ class TestFound:
         assert joined
         assert (joined.launches, joined.ranges) == (3, {"kernels_per_step": (100.0, 101.0)})
         edited = launch(counts=counts(gemm=101.0))
-        edited = replace(edited, evidence={"tokens": "counted", "sources": {"train.py": "2"}})
+        edited = replace(edited, evidence={**EVIDENCE, "sources": {"train.py": "2"}})
         anew = recorded(edited, edited, old=baseline, reason="because").repeats
         assert anew
         assert (anew.launches, anew.ranges) == (2, {})
@@ -161,7 +167,7 @@ class TestHeld:
 
     def test_another_file_is_no_change_and_is_named(self) -> None:
         baseline = recorded(launch(), launch())
-        edited = replace(launch(), evidence={"tokens": "counted", "sources": {"train.py": "2"}})
+        edited = replace(launch(), evidence={**EVIDENCE, "sources": {"train.py": "2"}})
         assert told(baseline, edited) == []
         assert baseline.launches[-1].differences(edited) == ("train.py: 1 -> 2",)
 
@@ -186,7 +192,7 @@ class TestChance:
         assert baseline.repeats.is_chance([other], baseline.explained, are_counts_other=True)
         assert not baseline.repeats.is_chance([other], baseline.explained, are_counts_other=False)
         assert not baseline.repeats.is_chance([launch()], baseline.explained, are_counts_other=True)
-        edited = replace(other, evidence={"tokens": "counted", "sources": {"train.py": "2"}})
+        edited = replace(other, evidence={**EVIDENCE, "sources": {"train.py": "2"}})
         assert not baseline.repeats.is_chance([edited], baseline.explained, are_counts_other=True)
 
     def test_tokens_count_where_they_vary(self) -> None:
