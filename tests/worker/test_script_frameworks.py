@@ -30,9 +30,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     there = {name: package for name, package in NEEDED.items() if find_spec(package)}
     # torchtitan looks for its device when it is imported.
     imports = ["transformers", *(package for package in dict.fromkeys(there.values()) if package != "torchtitan")]
-    scripts = Scripts(tmp_path_factory.mktemp("frameworks"), "frameworks.py", imports)
+    folder = tmp_path_factory.mktemp("frameworks")
+    scripts = Scripts(folder, "frameworks.py", imports)
+    # DeepSpeed compiles some of itself, and waits for ever for one that was killed while it did.
+    alone = {**ONE_RANK, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
     found = {
-        name: scripts.add(name, ONE_RANK if package in ("deepspeed", "torchtitan") else {})
+        name: scripts.add(name, alone if package in ("deepspeed", "torchtitan") else {})
         for name, package in there.items()
     }
     scripts.run()
