@@ -34,6 +34,9 @@ from pytest_llmperf.worker.script.losses import device_of, loss_of
 from pytest_llmperf.worker.script.rank import AnotherRankError, Call, Rank, place
 from pytest_llmperf.worker.script.steps import StepsError
 
+# Losses that are scaled before one pass: which of them it begins from is not known then.
+_SEVERAL = 2
+
 # They only say that another process has failed, which says why itself.
 _OF_OTHERS = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError"}
 
@@ -199,7 +202,7 @@ class Hooks:
         @functools.wraps(scale)
         def scaled(scaler: Any, outputs: Any) -> Any:
             # The loss is kept as it was: to divide it by the scale later would be work for the device.
-            if not self._is_out and isinstance(outputs, torch.Tensor):
+            if not self._is_out and len(self._unscaled) < _SEVERAL and isinstance(outputs, torch.Tensor):
                 self._unscaled.append(outputs.detach())
             return scale(scaler, outputs)
 
