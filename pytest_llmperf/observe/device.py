@@ -147,6 +147,19 @@ def driver() -> str:
         nvml.nvmlShutdown()
 
 
+def memory_bytes(device: torch.device) -> int:
+    """All that the GPU has, as NVML counts, by which machine kinds are named; torch is told less."""
+    known, nvml = int(torch.cuda.get_device_properties(device).total_memory), _initialised()
+    if nvml is None:
+        return known
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu_uuid(device)}")).total)
+    except nvml.NVMLError:
+        return known
+    finally:
+        nvml.nvmlShutdown()
+
+
 def wait(device: torch.device) -> None:
     """Until all work that was issued has ended."""
     if is_gpu(device):
@@ -235,9 +248,9 @@ def clock_of(device: torch.device) -> Clock[Any]:
     return GpuClock() if is_gpu(device) else HostClock()
 
 
-def memory_of(device: torch.device) -> Memory:
-    """Which counts from now on."""
-    return GpuMemory() if is_gpu(device) else HostMemory()
+def memory_of(device: torch.device, since: int | None = None) -> Memory:
+    """Which counts from now on; ``since`` so many bytes were resident: from then on, and no peak is forgotten."""
+    return GpuMemory(forgets=since is None) if is_gpu(device) else HostMemory(since)
 
 
 class GpuClock(Clock[torch.cuda.Event]):

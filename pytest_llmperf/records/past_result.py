@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from pytest_llmperf.records.launch import Place, host_of, site_of
+from pytest_llmperf.records.trace import COUNTED, Trace
 from pytest_llmperf.support.codec import Number
 
 #: The verdict of a real run that was watched; its row's file begins with it, and holds it under this name.
@@ -90,6 +91,12 @@ class PastResult:
     def measurement(self) -> tuple[object, ...]:
         """Which one it is, in whatever file it was found."""
         return self.machine, self.digest, *((launch.started_at, launch.site) for launch in self.launches)
+
+
+def counts_of(trace: Trace) -> dict[str, float]:
+    """What a traced step is made of, by metric: a host's operators, or a device's kernels."""
+    other = "kernels_per_step" if trace.is_on_host else "operators_per_step"
+    return {name: trace.count(name) for name in COUNTED if trace and name != other}
 
 
 @dataclass(frozen=True)

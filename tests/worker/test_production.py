@@ -62,7 +62,9 @@ def test_a_watched_run_keeps_its_output_and_exit_code_and_leaves_a_row(here: Pat
     observe = [sys.executable, "-m", "pytest_llmperf.cli", "script", "--observe", "--trace-at", "150", "--"]
     command = [*observe, sys.executable, "train.py", "300"]
     before = {path.name for path in here.iterdir()}
-    done = subprocess.run(command, cwd=here, env=_environment(here), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=here, env=_environment(here), capture_output=True, text=True, check=False, timeout=120
+    )
     assert (done.returncode, done.stdout) == (7, f"HERE {here}\nMIDDLE\n"), done.stderr
     assert {path.name for path in here.iterdir()} == before | {"state"}
     (result,) = History.read([here / "state" / "observed"]).results

@@ -14,19 +14,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.environment import device_name, environment, place_of
-from pytest_llmperf.observe.measurement import HostMemory
+from pytest_llmperf.observe.environment import environment, place_of
 from pytest_llmperf.observe.places import Project
 from pytest_llmperf.observe.tracer import Tracer
-from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult
-from pytest_llmperf.records.trace import COUNTED
+from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult, counts_of
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_json
@@ -89,13 +89,16 @@ class Production:
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._file = folder / f"{OBSERVED}-{self._started.replace(':', '')}-{os.uname().nodename}-{os.getpid()}.json"
         self._clock = gpu.clock_of(device)
-        self._memory = HostMemory(resident) if device.type == "cpu" else gpu.GpuMemory(forgets=False)
+        self._memory = gpu.memory_of(device, resident)
         self._steps = Steps(self._spec.step, self._spec.training)
         self._seconds, self._held = Ring(_STEPS), Ring(1)
         self._instants: deque[Any] = deque()
         self._tracer = Tracer(device, is_ours=False)
         self._model: Model | None = None
         self._optimizers = self._passes = self._num_steps = self._tokens = self._counted_steps = 0
+        self._gpu_bytes = gpu.memory_bytes(device) if gpu.is_gpu(device) else 0
+        self.losses = SimpleNamespace(are_known=False)
+        """Nobody keeps them."""
         self._counts, self._where = dict[str, float](), environment(device)
         self._written, self._writer = time.monotonic(), threading.Thread()
 
@@ -141,10 +144,7 @@ class Production:
         """Whether the tracer was at work in this step, or is from now on."""
         if self._tracer.is_running:
             if self._tracer.end_step():
-                trace = self._tracer.trace(None, (), 0)
-                other = "kernels" if trace.is_on_host else "operators"
-                names = [name for name in COUNTED if trace and not name.startswith(other)]
-                self._counts = {name: trace.count(name) for name in names}
+                self._counts = counts_of(self._tracer.trace(None, (), 0))
             return True
         if self._num_steps == self._order.get("trace_at"):
             self._tracer.begin()
@@ -157,13 +157,14 @@ class Production:
     def write(self, ended: str = _NOT_ENDED) -> None:
         """Its row so far; ``ended``: what has ended the run before its end."""
         if self._counted_steps >= _LEAST:
-            write_json(self._file, self._row(ended))
+            with suppress(OSError):  # a disk is full: the training goes on, and so does the last row
+                write_json(self._file, self._row(ended))
 
     def _row(self, ended: str) -> Mapping[str, Any]:
         tokens = self._spec.given_tokens or round(self._world * self._tokens / self._counted_steps)
         ends, held = self._seconds.ends, self._held.ends
         told = {"steps": self._num_steps, "drift": ends and ends[1] / ends[0] - 1, "held": held and held[1] - held[0]}
-        where, is_gpu = self._where, gpu.is_gpu(self._device)
+        where = self._where
         result = PastResult(
             run=self._file.stem,
             machine="",
@@ -175,15 +176,14 @@ class Production:
             tokens_per_step=tokens,
             ranks=self._world,
             peak_reserved_bytes=self._memory.peaks()[0],
-            versions={**where.versions, **({"driver": where.driver} if is_gpu else {})},
+            versions={**where.versions, **({"driver": where.driver} if where.driver else {})},
             revision=self._order.get("revision", ""),
             project=self._order.get("project", ""),
             counts=self._counts,
             unfinished=ended,
             observed={name: value for name, value in told.items() if value is not None},
         )
-        memory = torch.cuda.get_device_properties(self._device).total_memory if is_gpu else 0
-        device = {"name": device_name(self._device), "memory_bytes": memory, "cores": len(os.sched_getaffinity(0))}
+        device = {"name": where.gpu, "memory_bytes": self._gpu_bytes, "cores": len(os.sched_getaffinity(0))}
         windows = {"steps": self._seconds.each, "seconds": self._seconds.windows, "held_bytes": self._held.windows}
         return {OBSERVED: codec.plain(result), "device": device, "windows": windows, "notes": self._steps.notes}
 
@@ -197,6 +197,7 @@ class ProductionHooks(Hooks):
         self._production: Production | None = None
 
     def _made(self, device: torch.device) -> Any:
+        """In the place of a rank of a launch, which would stay where it is after its last step."""
         self._production = Production(self._folder, self._order, device, self._resident)
         return self._production
 
