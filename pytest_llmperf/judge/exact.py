@@ -173,7 +173,7 @@ def _listed(names: Sequence[str]) -> str:
 # follow from the number of steps. What a user wrote anew is what is judged: it stands beside the verdict (decision 69).
 _TOLD_ELSEWHERE = frozenset(
     {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries", "checkpoint_bytes"}
-    | {"epochs", "found", "remarks", "skipped_steps", "sources"}
+    | {"epochs", "found", "remarks", "skipped_steps"}
 )
 
 # What one launch could not see is no change.
@@ -219,7 +219,7 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
     for topic, facts in _topics(launch.evidence).items():
         # What old records do not tell of is not compared.
         told = [(each, theirs[topic]) for each, theirs in known if topic in theirs]
-        if not told or topic in _TOLD_ELSEWHERE:
+        if not told or topic in _TOLD_ELSEWHERE or (launch.is_script and topic == "setup.sources"):
             continue
         newest, then = told[-1]
         for name in sorted({*facts, *then}):

@@ -255,7 +255,7 @@ class Launch:
     @property
     def sources(self) -> Mapping[str, Any]:
         """The files of the user's project that took part in a script, each with the digest of its content."""
-        found: Mapping[str, Any] = self.evidence.get("sources", {})
+        found: Mapping[str, Any] = self.seen.run.setup.get("sources", {}) if self.is_script else {}
         return found
 
     @property

@@ -23,7 +23,7 @@ WAITING = {**COUNTS, "wait": {"aten::_local_scalar_dense": 30}}
 
 
 def evidence(digest: str = "aaaa", **more: Any) -> dict[str, Any]:
-    return {"tokens": "counted", "sources": {"train.py": digest}, **more}
+    return {"tokens": "counted", "setup": {"sources": {"train.py": digest}}, **more}
 
 
 @pytest.fixture

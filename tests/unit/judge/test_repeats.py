@@ -32,7 +32,7 @@ COUNTS = {"kernel": {"gemm": 100.0}, "copy": {"Memcpy DtoH": 2.0}, "wait": {"cud
 
 
 def launch(losses: tuple[float, ...] = LOSSES, counts: Any = COUNTS, **rank: Any) -> Launch:
-    made = launch_of(SPEC, Fake(trace=counts, evidence={**EVIDENCE, "sources": {"train.py": "1"}}))
+    made = launch_of(SPEC, Fake(trace=counts, evidence={**EVIDENCE, "setup": {"sources": {"train.py": "1"}}}))
     rank = {"allocated_bytes": tuple(range(100, 108)), **rank}
     return replace(made, losses=losses, ranks=tuple(replace(each, **rank) for each in made.ranks))
 
@@ -128,7 +128,7 @@ class TestFound:
         assert joined
         assert (joined.launches, joined.ranges) == (3, {"kernels_per_step": (100.0, 101.0)})
         edited = launch(counts=counts(gemm=101.0))
-        edited = replace(edited, evidence={**EVIDENCE, "sources": {"train.py": "2"}})
+        edited = replace(edited, evidence={**EVIDENCE, "setup": {"sources": {"train.py": "2"}}})
         anew = recorded(edited, edited, old=baseline, reason="because").repeats
         assert anew
         assert (anew.launches, anew.ranges) == (2, {})
@@ -167,7 +167,7 @@ class TestHeld:
 
     def test_another_file_is_no_change_and_is_named(self) -> None:
         baseline = recorded(launch(), launch())
-        edited = replace(launch(), evidence={**EVIDENCE, "sources": {"train.py": "2"}})
+        edited = replace(launch(), evidence={**EVIDENCE, "setup": {"sources": {"train.py": "2"}}})
         assert told(baseline, edited) == []
         assert baseline.launches[-1].differences(edited) == ("train.py: 1 -> 2",)
 
@@ -192,7 +192,7 @@ class TestChance:
         assert baseline.repeats.is_chance([other], baseline.explained, are_counts_other=True)
         assert not baseline.repeats.is_chance([other], baseline.explained, are_counts_other=False)
         assert not baseline.repeats.is_chance([launch()], baseline.explained, are_counts_other=True)
-        edited = replace(other, evidence={**EVIDENCE, "sources": {"train.py": "2"}})
+        edited = replace(other, evidence={**EVIDENCE, "setup": {"sources": {"train.py": "2"}}})
         assert not baseline.repeats.is_chance([edited], baseline.explained, are_counts_other=True)
 
     def test_tokens_count_where_they_vary(self) -> None:
