@@ -28,11 +28,6 @@ OF_A_TEXT = ("text", "split", "tokenizer", "rows")
 _FIELDS = ("data", *OF_A_TEXT, "tokenise", "data_workers", "data_prefetch", "data_pinned")
 
 
-def has_padding(spec: TrainSpec) -> bool:
-    """Whether its rows are filled up, and come with a mask."""
-    return spec.data == "text" and spec.rows != "packed"
-
-
 def _problems(spec: TrainSpec) -> Iterator[str]:
     if spec.data == "text":
         try:

@@ -63,17 +63,6 @@ def precision_of(spec: TrainSpec) -> str:
     return words.get((spec.model_precision, spec.mixed_precision, spec.tf32), spelled)
 
 
-def compute_precision_of(spec: TrainSpec) -> str:
-    """The type of its matrix products: one of the precisions, or ``fp8`` or ``tf32``."""
-    if spec.fp8 != "no":
-        return "fp8"
-    if spec.mixed_precision != "no":
-        return spec.mixed_precision
-    if spec.model_precision != "fp32":
-        return spec.model_precision
-    return "tf32" if spec.tf32 else "fp32"
-
-
 def label_of(spec: TrainSpec) -> str:
     """Its precision with its recipe of fp8, for people."""
     return spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
@@ -31,11 +31,13 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-_COUNT = _is_count, "a whole number of at least 1"
-_FRACTION = (lambda value: value is None or is_tolerance(value)), A_TOLERANCE
 _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("steps", "warmup_steps", "training", "micro_batch_size"), _COUNT),
-    **dict.fromkeys(("throughput_tolerance", "memory_tolerance"), _FRACTION),
+    **dict.fromkeys(
+        ("steps", "warmup_steps", "training", "micro_batch_size"), (_is_count, "a whole number of at least 1")
+    ),
+    **dict.fromkeys(
+        ("throughput_tolerance", "memory_tolerance"), (lambda value: value is None or is_tolerance(value), A_TOLERANCE)
+    ),
     "tokens": (
         lambda value: value == "auto" or _is_count(value) or bool(_SEQUENCES.fullmatch(str(value))),
         "'auto', a number of tokens a step, or 'sequences:64'",
@@ -95,22 +97,8 @@ class ScriptSpec(Spec):
     throughput_tolerance: float | None = None
     memory_tolerance: float | None = None
 
-    is_script: ClassVar[bool] = True
-
-    def __new__(cls, *args: Any, **given: Any) -> ScriptSpec:  # noqa: PYI034 - typing has no Self before Python 3.11
-        # Here, because dataclass' own __init__ answers an unknown field with a TypeError that knows no nearest one.
-        known = [each.name for each in fields(cls)]
-        if args:
-            raise SpecError(f"ScriptSpec takes its fields by name, e.g. command={args[0]!r}")
-        for name in given:
-            if name not in known:
-                raise SpecError(f"ScriptSpec has no field {name!r}{hint(name, known)}")
-        if "command" not in given:
-            raise SpecError("ScriptSpec needs a command, e.g. command='torchrun --nproc-per-node 2 train.py'")
-        return super().__new__(cls)
-
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
-        return (), {"command": self.command}
+    is_script = True
+    needs = ("command", "torchrun --nproc-per-node 2 train.py")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "watch", tuple(self.watch))
@@ -218,10 +206,6 @@ class ScriptSpec(Spec):
     def capacity_id(self) -> str:
         words = [word.replace("{micro_batch_size}", "max") for word in shlex.split(self.command)[self.script + 1 :]]
         return f"{_slug(self.name)}-max-gpus{self.gpus}" if self.name else self._id(words)
-
-    @property
-    def capacity_digest(self) -> str:
-        return hashed(f"capacity {replace(self, micro_batch_size=1).digest}")
 
     def narrower(self) -> Iterator[Spec]:
         """Those of fewer GPUs, where the command says ``{gpus}``."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pytest_llmperf.settings import models, registry, text_files
-from pytest_llmperf.settings.data import has_padding
 from pytest_llmperf.settings.parallelism import narrower
-from pytest_llmperf.settings.precision import compute_precision_of, precision_fields, precision_of
+from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
 from pytest_llmperf.settings.text_files import TextFiles, TokenizerFiles
-from pytest_llmperf.support.suggestions import hint
 
 __all__ = ["SpecError", "TrainSpec", "known_failure", "precision_fields"]
+
+# For what the fixture has one word.
+_PRECISION = "model_precision, mixed_precision and tf32"
 
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
@@ -118,15 +120,8 @@ class TrainSpec(Spec):
     memory_tolerance: float | None = field(default=None, metadata=_HOW)
     """Fraction by which this case's peak memory may grow; the run's own tolerance where ``None``."""
 
-    def __new__(cls, *args: Any, **given: Any) -> TrainSpec:  # noqa: PYI034 - typing has no Self before Python 3.11
-        # Here, because dataclass' own __init__ answers an unknown field with a TypeError that knows no nearest one.
-        if args:
-            raise SpecError(f"TrainSpec takes its fields by name, e.g. model={args[0]!r}")
-        _check_fields(given)
-        return super().__new__(cls)
-
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
-        return (), {"model": self.model}  # pickle and copy go through __new__ too, and set the fields afterwards
+    needs = ("model", "llama-3.2-1b")
+    no_field = MappingProxyType({"precision": f", which is the fixture's word for three of its fields: {_PRECISION}"})
 
     def __post_init__(self) -> None:
         problem = next(chain(_type_problems(self), registry.value_problems(self)), None)
@@ -160,7 +155,7 @@ class TrainSpec(Spec):
     @property
     def has_padding(self) -> bool:
         """Whether its rows are filled up, and come with a mask."""
-        return has_padding(self)
+        return self.data == "text" and self.rows != "packed"
 
     @property
     def precision(self) -> str:
@@ -175,12 +170,8 @@ class TrainSpec(Spec):
 
     @property
     def digest(self) -> str:
-        """Identity of the work: 16 hex digits, the same on every Python, machine and path.
-
-        The model enters by what its configuration says, a text and its tokenizer by what they say, weights by whether
-        there are any, and fields that only say how long to measure do not enter. A field added later stays out while it
-        has its default, so that digests stored before keep their meaning.
-        """
+        # The model, a text and its tokenizer enter by what they say, weights by whether there are any. A field added
+        # later stays out while it has its default, so that digests stored before keep their meaning.
         work = {
             f.name: getattr(self, f.name)
             for f in fields(self)
@@ -193,18 +184,16 @@ class TrainSpec(Spec):
 
     @property
     def capacity_id(self) -> str:
-        """For people: every setting that is on but the micro-batch size, of which the largest is sought."""
         return re.sub(r"-mbs\d+-", "-maxmbs-", self.id, count=1)
-
-    @property
-    def capacity_digest(self) -> str:
-        """Identity of the search for the largest micro-batch, whatever size it begins at."""
-        return hashed(f"capacity {replace(self, micro_batch_size=1).digest}")
 
     @property
     def compute_precision(self) -> str:
         """The type of the matrix products, which decides the peak: one of the precisions, or ``fp8`` or ``tf32``."""
-        return compute_precision_of(self)
+        if self.fp8 != "no":
+            return "fp8"
+        if self.mixed_precision != "no":
+            return self.mixed_precision
+        return "tf32" if self.tf32 and self.model_precision == "fp32" else self.model_precision
 
     @property
     def compiles(self) -> bool:
@@ -265,19 +254,6 @@ def _type_problems(spec: TrainSpec) -> Iterator[str]:
         # bool is an int to Python, and never one to a user.
         if not isinstance(value, _TYPES[expected]) or (expected != "bool" and isinstance(value, bool)):
             yield f"TrainSpec: {name}={value!r} must be {expected}, not {type(value).__name__}"
-
-
-def _check_fields(values: Mapping[str, Any]) -> None:
-    for name in values:
-        if name == "precision":
-            raise SpecError(
-                "TrainSpec has no field 'precision', which is the fixture's word for three of its fields: "
-                "model_precision, mixed_precision and tf32"
-            )
-        if name not in _DECLARED:
-            raise SpecError(f"TrainSpec has no field {name!r}{hint(name, _DECLARED)}")
-    if "model" not in values:
-        raise SpecError("TrainSpec needs a model, e.g. model='llama-3.2-1b'")
 
 
 # What is known to fail with today's versions: it is launched all the same, and its failure says so.
