@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from statistics import fmean
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from pytest_llmperf.observe.measurement import Clock, HostClock, HostMemory, Memory
+from pytest_llmperf.observe.measurement import Clock, HostMemory, Memory
 from pytest_llmperf.records.launch import CLOCK_REASONS, THROTTLES
 from pytest_llmperf.records.memory_shortage import Room
 from pytest_llmperf.records.trace import Kind
@@ -136,15 +136,8 @@ def product_versions() -> dict[str, str]:
 
 def driver() -> str:
     """Version of the GPU's driver; ``unknown`` where it cannot be asked."""
-    nvml = _initialised()
-    if nvml is None:
-        return "unknown"
-    try:
-        return str(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError:
-        return "unknown"
-    finally:
-        nvml.nvmlShutdown()
+    with _initialised() as nvml:
+        return str((nvml and _asked(nvml, "nvmlSystemGetDriverVersion")) or "unknown")
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -243,9 +236,9 @@ def without_tf32() -> Iterator[None]:
             products.fp32_precision = precision
 
 
-def clock_of(device: torch.device) -> Clock[Any]:
+def clock_of(device: torch.device) -> Clock:
     """Whose instants are in the order of the device's work."""
-    return GpuClock() if is_gpu(device) else HostClock()
+    return GpuClock() if is_gpu(device) else Clock()
 
 
 def memory_of(device: torch.device, since: int | None = None) -> Memory:
@@ -253,7 +246,7 @@ def memory_of(device: torch.device, since: int | None = None) -> Memory:
     return GpuMemory(forgets=since is None) if is_gpu(device) else HostMemory(since)
 
 
-class GpuClock(Clock[torch.cuda.Event]):
+class GpuClock(Clock):
     """CUDA events on the current stream: what the GPU did, whatever the host did meanwhile."""
 
     def instant(self) -> torch.cuda.Event:
@@ -308,10 +301,9 @@ class GpuSensors:
     """One GPU's; every look is kept."""
 
     def __init__(self, nvml: Any, device: torch.device) -> None:
-        self._nvml, self._handle = nvml, None
+        self._nvml = nvml
+        self._handle = _asked(nvml, "nvmlDeviceGetHandleByUUID", f"GPU-{gpu_uuid(device)}") if nvml else None
         self.looks: list[Look] = []
-        if nvml is not None:
-            self._handle = self._ask("nvmlDeviceGetHandleByUUID", f"GPU-{gpu_uuid(device)}")
 
     @property
     def power_limit_watts(self) -> float:
@@ -337,37 +329,37 @@ class GpuSensors:
         )
 
     def _of(self, name: str, *arguments: Any) -> Any:
-        return None if self._handle is None else self._ask(name, self._handle, *arguments)
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """NVML's answer, or ``None``: a container, a virtual GPU or an old driver may not tell everything."""
-        try:
-            return getattr(self._nvml, name)(*arguments)
-        except (AttributeError, ValueError, self._nvml.NVMLError):
-            return None
+        return None if self._handle is None else _asked(self._nvml, name, self._handle, *arguments)
 
 
 @contextmanager
 def sensors(device: torch.device) -> Iterator[GpuSensors]:
     """Those of ``device``; they tell nothing of a CPU, and where there is no package, no library or no driver."""
-    nvml = _initialised() if is_gpu(device) else None
-    try:
+    with _initialised() if is_gpu(device) else nullcontext() as nvml:
         yield GpuSensors(nvml, device)
+
+
+@contextmanager
+def _initialised() -> Iterator[Any]:
+    try:
+        import pynvml as nvml  # noqa: PLC0415 - another environment may have the training's own packages alone
+
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - no package, no library, no driver
+        nvml = None
+    try:
+        yield nvml
     finally:
-        if nvml is not None:
+        if nvml:
             nvml.nvmlShutdown()
 
 
-def _initialised() -> Any:
+def _asked(nvml: Any, name: str, *arguments: Any) -> Any:
+    """NVML's answer, or ``None``: a container, a virtual GPU or an old driver may not tell everything."""
     try:
-        import pynvml as nvml  # noqa: PLC0415 - another environment may have the training's own packages alone
-    except ImportError:
+        return getattr(nvml, name)(*arguments)
+    except (AttributeError, ValueError, nvml.NVMLError):
         return None
-    try:
-        nvml.nvmlInit()
-    except (nvml.NVMLError, OSError):
-        return None
-    return nvml
 
 
 def mean(values: Sequence[float | None]) -> float:

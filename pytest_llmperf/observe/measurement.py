@@ -7,7 +7,6 @@ read after the last one; on the CPU the work is done when the host says so.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
 import os
 import time
@@ -15,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap, takewhile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,29 +28,31 @@ from pytest_llmperf.records.trained import Trained
 Instant = TypeVar("Instant")
 
 
-class Clock(ABC, Generic[Instant]):
-    """Instants in the order of the work; the distances between them, read once the work is done."""
+class Clock:
+    """Instants in the order of the work; the distances between them, read once the work is done.
+
+    This one is the host's, whose work is done when it says so; ``device`` has a GPU's.
+    """
 
     def __init__(self) -> None:
-        self._marks: list[Instant] = []
+        self._marks: list[Any] = []
 
-    @abstractmethod
-    def instant(self) -> Instant:
+    def instant(self) -> Any:
         """The end of all work issued so far."""
+        return time.perf_counter()
 
-    @abstractmethod
-    def has_passed(self, instant: Instant) -> bool:
+    def has_passed(self, instant: Any) -> bool:  # noqa: ARG002 - a GPU's need not have
         """Whether the work is beyond it by now; waits for nothing."""
+        return True
 
-    @abstractmethod
-    def between(self, start: Instant, end: Instant) -> float:
+    def between(self, start: Any, end: Any) -> float:
         """Seconds; both have passed."""
+        return float(end - start)
 
-    @abstractmethod
     def wait(self) -> None:
         """Until all work has ended."""
 
-    def mark(self, instant: Instant | None = None) -> None:
+    def mark(self, instant: Any = None) -> None:
         """Keep ``instant``, or this one, as one that ``seconds`` goes by."""
         self._marks.append(self.instant() if instant is None else instant)
 
@@ -61,27 +62,13 @@ class Clock(ABC, Generic[Instant]):
 
     def so_far(self) -> tuple[float, ...]:
         """The times, in seconds, between the marks that the work has passed by now; waits for nothing."""
-        passed = itertools.takewhile(self.has_passed, self._marks)
-        return tuple(itertools.starmap(self.between, itertools.pairwise(passed)))
+        passed = takewhile(self.has_passed, self._marks)
+        return tuple(starmap(self.between, pairwise(passed)))
 
     def seconds(self) -> tuple[float, ...]:
         """The time from each mark to the next, in seconds; waits for the work to end."""
         self.wait()
         return self.so_far()
-
-
-class HostClock(Clock[float]):
-    def instant(self) -> float:
-        return time.perf_counter()
-
-    def has_passed(self, instant: float) -> bool:  # noqa: ARG002 - the host has done what it says
-        return True
-
-    def between(self, start: float, end: float) -> float:
-        return end - start
-
-    def wait(self) -> None:
-        return None
 
 
 class Memory(ABC):
@@ -171,17 +158,17 @@ def _peak_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class Exchange(Generic[Instant]):
+class Exchange:
     """One rank's meetings with the others: how long it waits in each step with nothing of its own left to compute."""
 
-    def __init__(self, clock: Clock[Instant]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._hooks: list[RemovableHandle] = []
         self._last: torch.Tensor | None = None
         self._passes = 0
-        self._arrived: Instant | None = None
-        self._meetings: list[tuple[Instant, Instant]] = []
-        self._steps: list[list[tuple[Instant, Instant]]] = []
+        self._arrived: Any = None
+        self._meetings: list[tuple[Any, Any]] = []
+        self._steps: list[list[tuple[Any, Any]]] = []
         self._is_known = True
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -243,7 +230,7 @@ class Boundary(Generic[Instant]):
 class Measurement:
     """Filled while the rank trains; ``trained`` reads it once it is over."""
 
-    def __init__(self, clock: Clock[Any], memory: Memory, exchange: Exchange[Any] | None) -> None:
+    def __init__(self, clock: Clock, memory: Memory, exchange: Exchange | None) -> None:
         self.step_seconds: tuple[float, ...] = ()
         self.is_begun = self.is_over = False
         """A pass has ended; all timed steps have."""

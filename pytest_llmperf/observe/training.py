@@ -173,7 +173,7 @@ class ObservedTraining:
 class Ending:
     """Once more steps would say nothing that matters, every rank ends at the same step: one rank's part in that."""
 
-    def __init__(self, plan: Plan, clock: Clock[Any], place: Place) -> None:
+    def __init__(self, plan: Plan, clock: Clock, place: Place) -> None:
         """``place`` is this rank's; where all of them are chooses from ``plan.passing``."""
         self._plan, self._clock = plan, clock
         self._looks = frozenset(() if plan.all_steps else looks(plan.min_steps, plan.steps))
@@ -229,7 +229,7 @@ _SIDE, _TRIAL_PRODUCTS = 4096, 100
 class Burner:
     """Burns a share of each step on ``device``, called at a step's end."""
 
-    def __init__(self, device: torch.device, clock: Clock[Any], *, slow: float, hold: int, hang: int) -> None:
+    def __init__(self, device: torch.device, clock: Clock, *, slow: float, hold: int, hang: int) -> None:
         """``slow`` is a share of the step time, ``hold`` bytes, ``hang`` the step that never ends."""
         self._share, self._hang, self._device, self._clock = slow, hang, device, clock
         self._held = torch.zeros(hold, dtype=torch.uint8, device=device) if hold else None

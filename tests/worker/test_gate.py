@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed import TCPStore  # noqa: E402 - it needs torch
 
 from pytest_llmperf.observe import training  # noqa: E402
-from pytest_llmperf.observe.measurement import HostClock  # noqa: E402
+from pytest_llmperf.observe.measurement import Clock  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -126,7 +126,7 @@ def plan_of(
     )
 
 
-class FakeClock(HostClock):
+class FakeClock(Clock):
     def __init__(self, times: list[float]) -> None:
         super().__init__()
         self._times = times

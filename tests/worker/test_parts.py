@@ -32,7 +32,7 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
 from pytest_llmperf.observe import device, environment, objects  # noqa: E402
-from pytest_llmperf.observe.measurement import Exchange, HostClock, HostMemory  # noqa: E402
+from pytest_llmperf.observe.measurement import Clock, Exchange, HostMemory  # noqa: E402
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import installed, setup  # noqa: E402
 from pytest_llmperf.worker import setup as callables  # noqa: E402
@@ -219,7 +219,7 @@ def test_tokens_are_the_same_for_one_seed_and_within_the_vocabulary() -> None:
 
 
 def test_the_host_clock_tells_the_time_between_marks() -> None:
-    clock = HostClock()
+    clock = Clock()
     clock.mark()
     time.sleep(0.05)
     clock.mark()
@@ -249,7 +249,7 @@ def test_the_exchange_is_watched_by_the_last_gradient_alone() -> None:
 
 def test_a_pass_without_that_gradient_leaves_nothing_to_tell() -> None:
     first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    watch = Exchange(HostClock())
+    watch = Exchange(Clock())
     watch.watch([*first.parameters(), *second.parameters()])
     for layer in (first, second):
         layer(torch.ones(1, 2)).sum().backward()
@@ -258,7 +258,7 @@ def test_a_pass_without_that_gradient_leaves_nothing_to_tell() -> None:
     assert watch.seconds() == ()
 
 
-class CountingClock(HostClock):
+class CountingClock(Clock):
     """Each instant is one second after the one before."""
 
     instants = 0

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
-from pytest_llmperf.observe.measurement import HostClock
+from pytest_llmperf.observe.measurement import Clock
 from pytest_llmperf.observe.training import Burner
 from pytest_llmperf.records.launch import RankRecord
 from pytest_llmperf.records.trained import Trained
@@ -51,7 +51,7 @@ def train(
     layers = (torch.nn.Embedding(_VOCABULARY, _WIDTH), torch.nn.Linear(_WIDTH, _VOCABULARY))
     model = torch.nn.Sequential(*layers).to(device)
     parameters = [*model.parameters()]
-    clock, injection, losses = HostClock(), Injection.from_environment(spec.gpus), list[float]()
+    clock, injection, losses = Clock(), Injection.from_environment(spec.gpus), list[float]()
     burner = None
     if injection.concerns(rank):
         burner = Burner(device, clock, slow=injection.slow, hold=injection.hold, hang=injection.hang)
