@@ -71,7 +71,7 @@ def signatures(name: str, value: Any) -> Iterator[str]:
     elif not inspect.isclass(value):
         yield f"{name}{inspect.signature(value)}"
     else:
-        yield f"{name}{inspect.signature(value)}" if is_dataclass(value) else name
+        yield f"{name}{inspect.signature(value.__init__)}" if is_dataclass(value) else name  # its fields
         kinds = value.__annotations__ if is_dataclass(value) else {}
         yield from (f"{name}.{own}: {kind}" for own, kind in sorted(kinds.items()))
         for own in sorted(own for own in vars(value) if not own.startswith("_") and own not in kinds):
