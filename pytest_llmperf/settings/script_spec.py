@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
@@ -97,8 +97,8 @@ class ScriptSpec(Spec):
     throughput_tolerance: float | None = None
     memory_tolerance: float | None = None
 
-    is_script = True
-    needs = ("command", "torchrun --nproc-per-node 2 train.py")
+    is_script: ClassVar[bool] = True
+    _needs = ("command", "torchrun --nproc-per-node 2 train.py")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "watch", tuple(self.watch))

@@ -31,26 +31,26 @@ class Spec(ABC):
     is_script: ClassVar[bool] = False
     """Whether a user's own command trains, of which nothing is known but what is seen."""
 
-    needs: ClassVar[tuple[str, str]]
+    _needs: ClassVar[tuple[str, str]]
     """The field that it cannot do without, and an example of its value."""
-    no_field: ClassVar[Mapping[str, str]] = {}
+    _no_field: ClassVar[Mapping[str, str]] = {}
     """Words that are no field, and what they are."""
 
     def __new__(cls, *args: Any, **given: Any) -> Spec:  # noqa: PYI034 - typing has no Self before Python 3.11
         # Here, because dataclass' own __init__ answers an unknown field with a TypeError that knows no nearest one.
-        needed, example = cls.needs
+        needed, example = cls._needs
         known = [each.name for each in fields(cast("Any", cls))]
         if args:
             raise SpecError(f"{cls.__name__} takes its fields by name, e.g. {needed}={args[0]!r}")
         for name in given:
             if name not in known:
-                raise SpecError(f"{cls.__name__} has no field {name!r}{cls.no_field.get(name) or hint(name, known)}")
+                raise SpecError(f"{cls.__name__} has no field {name!r}{cls._no_field.get(name) or hint(name, known)}")
         if needed not in given:
             raise SpecError(f"{cls.__name__} needs a {needed}, e.g. {needed}={example!r}")
         return super().__new__(cls)
 
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
-        needed = self.needs[0]
+        needed = self._needs[0]
         return (), {needed: getattr(self, needed)}  # pickle and copy go through __new__ too, and set the others later
 
     @property

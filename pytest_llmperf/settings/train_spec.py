@@ -120,8 +120,8 @@ class TrainSpec(Spec):
     memory_tolerance: float | None = field(default=None, metadata=_HOW)
     """Fraction by which this case's peak memory may grow; the run's own tolerance where ``None``."""
 
-    needs = ("model", "llama-3.2-1b")
-    no_field = MappingProxyType({"precision": f", which is the fixture's word for three of its fields: {_PRECISION}"})
+    _needs = ("model", "llama-3.2-1b")
+    _no_field = MappingProxyType({"precision": f", which is the fixture's word for three of its fields: {_PRECISION}"})
 
     def __post_init__(self) -> None:
         problem = next(chain(_type_problems(self), registry.value_problems(self)), None)
