@@ -138,11 +138,9 @@ def judge_step(now: StaticStep, stored: StaticStep | None) -> Judgement:
             return Judgement("pass", f"the same step with {versions}", checks)
         return Judgement("changed", f"{versions}: {moved}", checks)
     verdict = worst_of(check.verdict for check in checks)
-    reason = "the same step"
-    if verdict != "pass":
-        moved_most = [check for check in checks if check.verdict == verdict]
-        reason = ", ".join(_sentence(check) for check in moved_most)
-    return Judgement(verdict, reason, checks)
+    if verdict == "pass":
+        return Judgement(verdict, "the same step", checks)
+    return Judgement(verdict, ", ".join(_sentence(check) for check in checks if check.verdict == verdict), checks)
 
 
 def news(now: StaticStep, stored: StaticStep) -> str:

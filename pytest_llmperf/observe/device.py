@@ -142,15 +142,10 @@ def driver() -> str:
 
 def memory_bytes(device: torch.device) -> int:
     """All that the GPU has, as NVML counts, by which machine kinds are named; torch is told less."""
-    known, nvml = int(torch.cuda.get_device_properties(device).total_memory), _initialised()
-    if nvml is None:
-        return known
-    try:
-        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu_uuid(device)}")).total)
-    except nvml.NVMLError:
-        return known
-    finally:
-        nvml.nvmlShutdown()
+    with _initialised() as nvml:
+        handle = nvml and _asked(nvml, "nvmlDeviceGetHandleByUUID", f"GPU-{gpu_uuid(device)}")
+        memory = handle and _asked(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    return int(memory.total if memory else torch.cuda.get_device_properties(device).total_memory)
 
 
 def wait(device: torch.device) -> None:

@@ -266,7 +266,7 @@ class Measurement:
                 self._real_tokens.append(real_tokens)
 
     def end_gradients(self, norm: Any) -> None:
-        """A step's are clipped, and had this norm before."""
+        """A step's are clipped, before its update, and had this norm before."""
         if len(self._norms) < _FIRST_STEPS and isinstance(norm, torch.Tensor):
             self._norms.append(norm.detach())
 

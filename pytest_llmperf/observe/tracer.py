@@ -25,7 +25,7 @@ from torch.profiler import profile
 
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.places import Places, Project
-from pytest_llmperf.records.trace import Kind, Trace, TraceRow, short_name
+from pytest_llmperf.records.trace import Key, Kind, Trace, TraceRow, short_name
 
 #: Two that agree could have lost the same; a fourth says no more.
 STEPS = 3
@@ -222,9 +222,8 @@ def read(events: Iterable[Any], *, on_host: bool) -> Activities:
     return found
 
 
-# What it was, by kind and name, and its nanoseconds.
-_Key = tuple[str, str]
-_Item = tuple[_Key, int]
+# What it was, and its nanoseconds.
+_Item = tuple[Key, int]
 
 
 def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: bool = True) -> Trace:
@@ -248,7 +247,7 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: boo
             raise IncompleteTraceError(
                 f"its steps are not alike ({one[kind, name]} and {other[kind, name]} of {kind} {name})"
             )
-    spent: dict[_Key, list[int]] = defaultdict(list)
+    spent: dict[Key, list[int]] = defaultdict(list)
     for items in steps:
         for key, nanoseconds in items:
             spent[key].append(nanoseconds)

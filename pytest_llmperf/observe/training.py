@@ -127,10 +127,6 @@ class ObservedTraining:
             self._exchange.end_pass()
         self.measurement.end_pass(loss, tokens, real_tokens)
 
-    def gradients_clipped(self, norm: Any) -> None:
-        """Before the update; they had this norm before they were."""
-        self.measurement.end_gradients(norm)
-
     def step_ended(self, step: int, at: Boundary[Any] | None = None) -> Literal["goes on", "measured", "over"]:
         """``step``, from 1: all its work has been issued, now or ``at`` a moment before.
 
@@ -180,9 +176,8 @@ class Ending:
         self._store: Store | None = None
         self._places = [place]
         self._why = GOES_ON
-        if (
-            plan.ranks > 1 and plan.is_ours
-        ):  # the server is torchrun's agent, or rank 0's process group; either way it is there
+        if plan.ranks > 1 and plan.is_ours:
+            # The server is torchrun's agent, or rank 0's process group; either way it is there.
             server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
             self._store = PrefixStore("llmperf", server)
             self._store.set(f"place-{plan.rank}", json.dumps(asdict(place)))

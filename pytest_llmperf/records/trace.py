@@ -99,6 +99,7 @@ def rank_work(counts: Sequence[Mapping[Key, float]], exchange_seconds: Sequence[
     return tuple(found)
 
 
+@sparse("steps", "ranks", "step_seconds", "busy_seconds", "exposed_seconds", "data_seconds", "rows")
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """One step, the mean of those that were traced, which had the same rows with the same counts."""
@@ -149,13 +150,10 @@ class Trace:
         """Rows by kind and name, so that each is one line of a sorted file; the reason alone where there are none."""
         if self.none:
             return {"none": self.none}
-        values = plain_fields(self)
-        del values["none"]
         rows: dict[str, dict[str, list[float]]] = {}
         for row in self.rows:
             rows.setdefault(row.kind, {})[row.name] = [row.count, row.seconds]
-        some = {name: found for name in ("by_rank", "places") if (found := values.pop(name))}
-        return values | {"rows": rows} | some
+        return {**plain_fields(self), "rows": rows}
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Trace:
@@ -250,6 +248,7 @@ def _merged_places(by_rank: Sequence[Mapping[str, Mapping[str, float]]]) -> dict
 _CALLERS = frozenset("aten::item aten::is_nonzero aten::to aten::_to_copy aten::clone aten::contiguous".split())
 
 
+@sparse()
 @dataclass(frozen=True, kw_only=True)
 class StaticStep:
     """One rank's step without noise: as fake tensors tell it, or as a CPU takes it of a script made small."""
@@ -286,9 +285,7 @@ class StaticStep:
 
     def to_plain(self) -> dict[str, Any]:
         """With a sum: nobody edits a count by hand unseen."""
-        values = plain_fields(self)
-        places = values.pop("places")
-        return {**values, **({"places": places} if places else {}), "sum": _sum(self)}
+        return {**plain_fields(self), "sum": _sum(self)}
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> StaticStep:

@@ -21,10 +21,8 @@ class Spec(ABC):
     """World size: GPUs, or ranks on the CPU."""
     micro_batch_size: int
     steps: int
-    """Optimizer steps of one launch at most, the first one included."""
     min_steps: int
     warmup_steps: int
-    """Steps left out of the steady rate at least, the first one included."""
     throughput_tolerance: float | None
     memory_tolerance: float | None
 
@@ -85,8 +83,7 @@ class Spec(ABC):
 
     def changed(self, **values: Any) -> Spec:
         """The same with other values of these fields."""
-        changed: Spec = replace(cast("Any", self), **values)
-        return changed
+        return cast("Spec", replace(cast("Any", self), **values))
 
     def narrower(self) -> Iterator[Spec]:
         """Every spec that is the same work for each GPU on fewer of them, from one GPU on."""
@@ -107,11 +104,7 @@ def hashed(text: str) -> str:
 
 
 def read_spec(values: Mapping[str, Any]) -> Spec:
-    """The spec with these fields, of whichever kind.
-
-    Raises:
-        SpecError: an unknown field, or an invalid value.
-    """
+    """The spec with these fields, of whichever kind; SpecError: an unknown field, or an invalid value."""
     # Imported here: each of them is a Spec.
     from pytest_llmperf.settings.script_spec import ScriptSpec  # noqa: PLC0415
     from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415

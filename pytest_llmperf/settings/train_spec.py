@@ -124,10 +124,8 @@ class TrainSpec(Spec):
     _no_field = MappingProxyType({"precision": f", which is the fixture's word for three of its fields: {_PRECISION}"})
 
     def __post_init__(self) -> None:
-        problem = next(chain(_type_problems(self), registry.value_problems(self)), None)
-        if problem is None and (line := next(registry.clashes(self), None)) is not None:
-            problem = f"{self.id}: {line}"
-        if problem is not None:
+        clashes = (f"{self.id}: {line}" for line in registry.clashes(self))
+        for problem in chain(_type_problems(self), registry.value_problems(self), clashes):  # the first alone
             raise SpecError(problem)
 
     @property
@@ -136,20 +134,12 @@ class TrainSpec(Spec):
 
     @property
     def text_files(self) -> TextFiles:
-        """What ``data="text"`` reads.
-
-        Raises:
-            SpecError: there is no such text, or no such split of it.
-        """
+        """What ``data="text"`` reads; SpecError: there is no such text, or no such split of it."""
         return _resolved("TrainSpec: ", text_files.resolve_text, self.text, self.split)
 
     @property
     def tokenizer_files(self) -> TokenizerFiles:
-        """By what ``data="text"`` is made tokens.
-
-        Raises:
-            SpecError: there is no such tokenizer.
-        """
+        """By what ``data="text"`` is made tokens; SpecError: there is no such tokenizer."""
         return _resolved("TrainSpec: ", text_files.resolve_tokenizer, self.tokenizer)
 
     @property
@@ -164,7 +154,7 @@ class TrainSpec(Spec):
 
     @property
     def id(self) -> str:
-        """For people and ``-k``: the model, and every setting that is on."""
+        """The model, and every setting that is on."""
         parts = [self.architecture.slug, *registry.words_in_id(self), f"gpus{self.gpus}"]
         return "-".join(part for part in parts if part)
 
@@ -218,11 +208,7 @@ class TrainSpec(Spec):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
-        """The spec with these fields.
-
-        Raises:
-            SpecError: an unknown field (with the nearest known one) or an invalid value.
-        """
+        """The spec with these fields; SpecError: an unknown one (with the nearest known one), or an invalid value."""
         return cls(**values)
 
 
@@ -242,18 +228,13 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "float | None": (float, int, type(None)),
 }
 
-# By name as it is declared; asked once, since a suite makes hundreds of specs.
-_DECLARED: Mapping[str, str] = {each.name: str(each.type) for each in fields(TrainSpec)}
-
 
 def _type_problems(spec: TrainSpec) -> Iterator[str]:
-    for name, expected in _DECLARED.items():
-        value = getattr(spec, name)
-        if type(value) in _TYPES[expected]:
-            continue
+    for each in fields(spec):
+        value, expected = getattr(spec, each.name), str(each.type)
         # bool is an int to Python, and never one to a user.
         if not isinstance(value, _TYPES[expected]) or (expected != "bool" and isinstance(value, bool)):
-            yield f"TrainSpec: {name}={value!r} must be {expected}, not {type(value).__name__}"
+            yield f"TrainSpec: {each.name}={value!r} must be {expected}, not {type(value).__name__}"
 
 
 # What is known to fail with today's versions: it is launched all the same, and its failure says so.

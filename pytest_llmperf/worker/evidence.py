@@ -27,31 +27,30 @@ from pytest_llmperf.worker.settings import (
 )
 from pytest_llmperf.worker.setup import setup
 
+#: Tried last of all.
+attention_kernel = attention.attention_kernel
 
-class Witnesses:
-    """Who watches a training of ``spec``, one for each setting; made before its Trainer is."""
 
-    def __init__(self, spec: TrainSpec, model: PreTrainedModel) -> None:
-        self._witnesses: Mapping[str, Callable[[Training], Any]] = {
-            "run": _run,
-            "precision": precision.Witness(spec, model),
-            "attention": attention.witness,
-            "liger": liger.Witness(),
-            "compilation": compilation.witness,
-            "optimizer": optimizer.witness,
-            "recomputation": recomputation.witness,
-            "parallelism": parallelism.witness,
-            "data": data.witness,
-            "setup": lambda training: {"setup": setup(training.trainer, training.model, training.optimizer)},
-        }
+def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
+    """Let each setting's witness watch a training, before its Trainer is made.
 
-    #: Tried last of all.
-    attention_kernel = staticmethod(attention.attention_kernel)
-
-    def collect(self, trainer: Trainer, model: PreTrainedModel) -> dict[str, Any]:
-        """All that they saw, as a record holds it; called once, after all that is timed."""
-        training = Training(trainer, model)
-        return gathered({name: partial(witness, training) for name, witness in self._witnesses.items()})
+    What is returned is called once, after all that is timed: it gives all that they saw, as a record holds it.
+    """
+    witnesses: Mapping[str, Callable[[Training], Any]] = {
+        "run": _run,
+        "precision": precision.Witness(spec, model),
+        "attention": attention.witness,
+        "liger": liger.Witness(),
+        "compilation": compilation.witness,
+        "optimizer": optimizer.witness,
+        "recomputation": recomputation.witness,
+        "parallelism": parallelism.witness,
+        "data": data.witness,
+        "setup": lambda training: {"setup": setup(training.trainer, training.model, training.optimizer)},
+    }
+    return lambda trainer: gathered(
+        {name: partial(witness, Training(trainer, model)) for name, witness in witnesses.items()}
+    )
 
 
 def _run(training: Training) -> RunEvidence:

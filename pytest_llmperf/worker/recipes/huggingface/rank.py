@@ -19,7 +19,7 @@ from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
-from pytest_llmperf.worker.evidence import Witnesses
+from pytest_llmperf.worker.evidence import attention_kernel, watched
 from pytest_llmperf.worker.folder import Request
 from pytest_llmperf.worker.recipes.huggingface.data import training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
@@ -56,11 +56,11 @@ def train(
         checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir)))
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
-    witnesses = Witnesses(spec, model)
+    evidence = watched(spec, model)
 
     @cache  # what stays the same is gathered once
     def seen() -> Trained:
-        facts = witnesses.collect(trainer, model)
+        facts = evidence(trainer)
         facts |= data.evidence(len(observed.measurement.step_seconds) * spec.sequences_per_step)
         facts |= observed.ending.evidence | (checkpoint.evidence if checkpoint else {})
         facts |= {"remarks": remarks} if remarks else {}
@@ -78,7 +78,7 @@ def train(
     if inspection:
         later = replace(later, learning=inspection.learning(trainer, model, failed))
     # Last of all one more sequence is tried.
-    return replace(seen(), later=replace(later, attention_kernel=witnesses.attention_kernel(trainer, model)))
+    return replace(seen(), later=replace(later, attention_kernel=attention_kernel(trainer, model)))
 
 
 def _plan(spec: TrainSpec, request: Request) -> Plan:

@@ -116,7 +116,7 @@ class WatchedTrainer(Trainer):
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
-        self._observed.gradients_clipped(norm)
+        self._observed.measurement.end_gradients(norm)
         if self._inspected:
             self._inspected.before_update(self, self.model)
         return norm
