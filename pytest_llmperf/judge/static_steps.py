@@ -250,10 +250,9 @@ def _said(cases: Sequence[CaseResult]) -> str:
 
 def _range(metric: str, cases: Sequence[CaseResult]) -> str:
     """Of those cases where it moved, from the least to the most."""
-    found = [check for result in cases if (check := result.check(metric)) is not None and check.baseline is not None]
-    changes = sorted({check.value - check.baseline for check in found if check.baseline is not None} - {0.0})
-    number = sum(1 for check in found if check.value != check.baseline)
-    if not changes:
+    found = [check for each in cases if (check := each.check(metric)) and check.baseline not in (None, check.value)]
+    if not found:
         return ""
+    changes = sorted(check.value - (check.baseline or 0.0) for check in found)
     ends = dict.fromkeys(change_of(change, found[0].unit) for change in (changes[0], changes[-1]))
-    return f"{label(metric)} {' to '.join(ends)} in {number}"
+    return f"{label(metric)} {' to '.join(ends)} in {len(found)}"

@@ -63,6 +63,11 @@ def parameter_groups(optimizer: Any) -> list[str]:
     return [f"{len(g['params'])} lr={g.get('lr')} weight_decay={g.get('weight_decay')}" for g in groups]
 
 
+def numel(parameter: nn.Parameter) -> int:
+    """Its elements; DeepSpeed keeps those that it has parted elsewhere."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
 def dropout(model: nn.Module) -> dict[str, str]:
     """Every probability that is not zero and how often, by who has it: a dropout module, or a module's own field."""
     found: dict[str, Counter[float]] = {}

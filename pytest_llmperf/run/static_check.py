@@ -56,7 +56,8 @@ class StaticCheck:
             places = self._store.places(spec)
             stored = {place.machine: place.stored for place in places if place.stored is not None}
             step = step_of(caller, spec, [known.step for known in stored.values()])
-            dates = (f"{_where(machine)}{known.recorded_at[:10]}" for machine, known in stored.items())
+            where = {machine: "" if machine == ANY_MACHINE else f"{machine}, " for machine in stored}
+            dates = (f"{where[machine]}{known.recorded_at[:10]}" for machine, known in stored.items())
             held_against = f"static figures of {'; '.join(dates)}" if stored else "none"
             if isinstance(step, NoStep):
                 # What could be told before and cannot be now is no case that does not concern this gate; where whoever
@@ -122,10 +123,6 @@ class StaticCheck:
         if self._update == BESIDE_LAUNCHES and place.stored.step.other_versions(step):
             return False
         return self._update in ("all", BESIDE_LAUNCHES) and place.stored.step != step
-
-
-def _where(machine: str) -> str:
-    return "" if machine == ANY_MACHINE else f"{machine}, "
 
 
 def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -> list[str]:

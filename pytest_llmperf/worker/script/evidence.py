@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Any
 from torch import nn
 
 from pytest_llmperf.observe import objects
-from pytest_llmperf.observe.objects import name_of, plain
+from pytest_llmperf.observe.objects import name_of, numel, plain
 from pytest_llmperf.observe.places import Project
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.support.redaction import redacted, without_secrets
 from pytest_llmperf.worker.installed import patched_files, short_digest
-from pytest_llmperf.worker.script.model import Model, numel
+from pytest_llmperf.worker.script.model import Model
 
 
 def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> dict[str, Any]:
@@ -32,13 +31,13 @@ def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> di
     model.leave()  # how tokens were counted is no part of what trained
     whole = model.roots[0] if len(model.roots) == 1 else nn.ModuleList(model.roots)
     # accelerate wraps optimizers in one of its own.
-    optimizers = [each for each in model.optimizers if getattr(each, "optimizer", None) is None]
-    optimizers.sort(key=lambda each: (name_of(type(each)), -len(each.param_groups)))
+    own = (each for each in model.optimizers if getattr(each, "optimizer", None) is None)
+    optimizers = sorted(own, key=lambda each: (name_of(type(each)), -len(each.param_groups)))
     first = optimizers[0] if optimizers else None
     found = gathered(
         {
             "setup": lambda: {"setup": _setup(model, whole, optimizers)},
-            "precision": lambda: {"parameter_dtypes": _dtypes(whole)},
+            "precision": lambda: {"parameter_dtypes": dict(sorted(_twin("precision").parameter_dtypes(whole).items()))},
             "liger": lambda: _liger(whole),
             "compilation": lambda: _twin("compilation").seen_compilation(whole),
             "optimizer": lambda: _twin("optimizer").seen_optimizer(first),
@@ -72,14 +71,6 @@ def _setup(model: Model, whole: nn.Module, optimizers: Sequence[Any]) -> dict[st
         "roots": sorted(name_of(type(root)) for root in model.roots),
         "trained_share": round(sum(numel(p) for p in whole.parameters() if p.requires_grad) / number, 6),
     }
-
-
-def _dtypes(whole: nn.Module) -> dict[str, int]:
-    """Elements by type."""
-    counts = Counter[str]()
-    for parameter in whole.parameters():
-        counts[str(parameter.dtype)] += numel(parameter)
-    return dict(sorted(counts.items()))
 
 
 def _configs(whole: nn.Module) -> list[Any]:

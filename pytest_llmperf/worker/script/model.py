@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_llmperf.observe.objects import numel
+
 # DeepSpeed's.
 _SCALERS = ("LossScaler", "DynamicLossScaler")
 
@@ -25,7 +27,8 @@ class Model:
         self.counts_tokens = False
         self.autocast: str | None = None
         """The type to which a forward pass casts, empty: to none; ``None``: nobody could see it."""
-        self._leave: Callable[[], None] = lambda: None
+        self.leave: Callable[[], None] = lambda: None
+        """Listen no more."""
         self._listen()
 
     @classmethod
@@ -55,10 +58,6 @@ class Model:
         found, self._tokens = self._tokens, 0
         return found
 
-    def leave(self) -> None:
-        """Listen no more."""
-        self._leave()
-
     def _listen(self) -> None:
         """At the widest embedding of the models that train; where it is compiled, at the compiled module's own call."""
         embeddings = [m for root in self.roots for m in root.modules() if isinstance(m, nn.Embedding)]
@@ -66,12 +65,11 @@ class Model:
             return
         widest = max(embeddings, key=lambda each: each.num_embeddings)
         compiled = next((each for root in self.roots for each in root.modules() if _is_compiled(each, widest)), None)
-        if compiled is None:
-            self._leave = widest.register_forward_pre_hook(self._called, with_kwargs=True).remove
-        elif hasattr(compiled, "_orig_mod"):
-            self._leave = compiled.register_forward_pre_hook(self._called, with_kwargs=True).remove
-        else:
+        if compiled is not None and not hasattr(compiled, "_orig_mod"):
             self._listen_to(compiled)
+            return
+        module = widest if compiled is None else compiled  # not by truth: that may be a length, which it has none of
+        self.leave = module.register_forward_pre_hook(self._called, with_kwargs=True).remove
 
     def _listen_to(self, compiled: nn.Module) -> None:
         """One that was compiled in place: a hook of its own would be compiled with it."""
@@ -84,7 +82,7 @@ class Model:
         def leave() -> None:
             compiled._compiled_call_impl = call
 
-        compiled._compiled_call_impl, self._leave = counted, leave
+        compiled._compiled_call_impl, self.leave = counted, leave
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
@@ -99,11 +97,6 @@ class Model:
     @property
     def num_parameters(self) -> int:
         return sum(numel(p) for root in self.roots for p in root.parameters())
-
-
-def numel(parameter: nn.Parameter) -> int:
-    """Its elements; DeepSpeed keeps those that it has parted elsewhere."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _is_compiled(module: nn.Module, part: nn.Module) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pytest_llmperf.observe.device import allow_tf32, is_gpu
+from pytest_llmperf.observe.objects import numel
 from pytest_llmperf.settings.precision import FP8_MULTIPLE, FP8_RECIPES, PrecisionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.settings import Training
@@ -88,7 +89,7 @@ def parameter_dtypes(model: nn.Module) -> dict[str, int]:
     """Parameters by type, as they were before anything wrapped the model."""
     counts = Counter[str]()
     for parameter in model.parameters():
-        counts[str(parameter.dtype)] += parameter.numel()
+        counts[str(parameter.dtype)] += numel(parameter)
     return dict(counts)
 
 
