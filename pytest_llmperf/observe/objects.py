@@ -97,7 +97,8 @@ def hooks(model: nn.Module) -> dict[str, int]:
 
 def _optimizer_hooks(optimizer: Any) -> int:
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    return sum(_number(torch.optim.optimizer, f"_global{name}") + _number(optimizer, name) for name in names)
+    of_all = sys.modules.get(torch.optim.Optimizer.__module__)  # torch.optim has no such name
+    return sum(_number(of_all, f"_global{name}") + _number(optimizer, name) for name in names)
 
 
 def _number(owner: Any, name: str) -> int:
