@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-NEED_TORCH = ("slurm", "worker")
+NEED_TORCH = ("scripts", "slurm", "worker")
 
 
 def out_of_place(folder: str, markers: Collection[str]) -> str:

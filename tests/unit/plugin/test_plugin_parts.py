@@ -232,6 +232,7 @@ class TestRunner:
             on_cpu=True,
             site=Site(wanted),
             job=NoJob(),
+            rootdir=Path(),
             settings=SimpleNamespace(launches=1, memory_limit_bytes=0, trace=True, timeout_seconds=1.0),
             launch_seconds=1.0,
             settle=lambda _spec: None,
@@ -372,7 +373,15 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
     )
     made = replace(made, ranks=ranks, environment=replace(made.environment, gpu="NVIDIA H200"))
     session: Any = SimpleNamespace(
-        settings=SimpleNamespace(launches=1, max_launches=1, tolerances={}, calibration=True, all_steps=10),
+        settings=SimpleNamespace(
+            launches=1,
+            max_launches=1,
+            tolerances={},
+            calibration=True,
+            all_steps=10,
+            parity=False,
+            loss_curve=False,
+        ),
         rule=Rule(),
         experience=Experience.of([], Policy.for_gpu().noise),
         knowledge=None,
