@@ -21,7 +21,7 @@ from typing import Any
 _SECONDS = 300.0
 # What hooks need, now or for their evidence.
 _SETTINGS = (f"pytest_llmperf.worker.settings.{name}" for name in "compilation liger optimizer parallelism".split())
-_OURS = ("pytest_llmperf.worker.script.hooks", *_SETTINGS)
+_OURS = ("pytest_llmperf.worker.script.torch_hooks", *_SETTINGS)
 
 
 def run(script: dict[str, Any]) -> int:
@@ -34,7 +34,7 @@ def run(script: dict[str, Any]) -> int:
     os.environ.update(script["environment"], OWN_CLOCK=str(folder / "clock"), LLMPERF_SCRIPT=str(folder))
     sys.argv[:] = words
     sys.path.insert(0, str(Path(words[0]).parent))
-    importlib.import_module("pytest_llmperf.worker.script.hooks").watch(str(folder))
+    importlib.import_module("pytest_llmperf.worker.script.torch_hooks").watch(str(folder))
     try:
         runpy.run_path(words[0], run_name="__main__")
     except SystemExit as error:

@@ -30,10 +30,10 @@ from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult,
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_json
-from pytest_llmperf.worker.script.hooks import Hooks
 from pytest_llmperf.worker.script.model import Model
-from pytest_llmperf.worker.script.rank import AnotherRankError, Call, place
 from pytest_llmperf.worker.script.steps import Steps
+from pytest_llmperf.worker.script.torch_hooks import Hooks
+from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, place
 
 # Steps of one window, and windows that are kept: where there would be more, neighbours become one.
 _STEPS, _MOST = 64, 256

@@ -77,7 +77,7 @@ def _arrived() -> None:
         sys.path.append(libraries)
         try:
             if is_launched:
-                from pytest_llmperf.worker.script.hooks import watch
+                from pytest_llmperf.worker.script.torch_hooks import watch
             else:
                 from pytest_llmperf.worker.script.production import watch
         finally:

@@ -31,8 +31,8 @@ from pytest_llmperf.records.trained import ASKS
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.worker.folder import write_failure
 from pytest_llmperf.worker.script.losses import device_of, loss_of
-from pytest_llmperf.worker.script.rank import AnotherRankError, Call, Rank, place
 from pytest_llmperf.worker.script.steps import StepsError
+from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, Rank, place
 
 # Losses that are scaled before one pass: which of them it begins from is not known then.
 _SEVERAL = 2
