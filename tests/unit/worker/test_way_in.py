@@ -68,7 +68,7 @@ def command(tmp_path: Path) -> Command:
     hooks.mkdir(parents=True)
     for each in (hooks, hooks.parent, hooks.parent.parent):
         (each / "__init__.py").touch()
-    (hooks / "hooks.py").write_text(
+    (hooks / "torch_hooks.py").write_text(
         "import os\nfrom pathlib import Path\n\n\ndef watch(folder):\n"
         '    with (Path(folder) / f"watched-{os.getpid()}").open("x"):\n        pass\n',
         encoding="utf-8",
@@ -155,7 +155,7 @@ def test_a_python_that_reads_no_variables_is_not_watched_and_left_as_it_is(comma
 
 
 def test_hooks_that_cannot_be_imported_leave_the_training_alone_and_say_why(command: Command) -> None:
-    hooks = command.folder / "package" / "pytest_llmperf" / "worker" / "script" / "hooks.py"
+    hooks = command.folder / "package" / "pytest_llmperf" / "worker" / "script" / "torch_hooks.py"
     hooks.write_text("import msgspec_that_is_not_there", encoding="utf-8")
     assert command.run("train.py") == "trained __main__\n"
     failure = (command.folder / "failure-0.json").read_text(encoding="utf-8")
