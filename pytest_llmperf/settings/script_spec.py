@@ -53,6 +53,9 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 #: Fields that say how long to measure, or by what to judge: no part of the identity.
 _HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny")
 
+#: Fields of the identity that the words of a command do not show: an id ends with digits of the digest for them.
+_IN_ID = frozenset({"cwd", "tokens", "step", "training", "seed", "env"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptSpec(Spec):
@@ -180,12 +183,12 @@ class ScriptSpec(Spec):
     def id(self) -> str:
         if self.name:
             return f"{_slug(self.name)}-gpus{self.gpus}"
-        return self._id(self.argv[self.script + 1 :])
+        return self._id(self.argv[self.script + 1 :], self.digest)
 
-    def _id(self, words: Sequence[str]) -> str:
+    def _id(self, words: Sequence[str], digest: str) -> str:
         made = _slug("-".join([self.slug, *words]))
-        if len(made) > _LONGEST_ID:
-            made = f"{made[:_LONGEST_ID]}-{self.digest[:6]}"
+        if len(made) > _LONGEST_ID or _IN_ID & self._unusual_work().keys():
+            made = f"{made[:_LONGEST_ID]}-{digest[:6]}"
         return f"{made}-gpus{self.gpus}"
 
     @property
@@ -194,18 +197,23 @@ class ScriptSpec(Spec):
 
         A field that came later stays out while it has its default.
         """
-        work: dict[str, Any] = {"argv": self.argv}
+        work = {"argv": self.argv, **self._unusual_work(), "gpus": self.gpus}
+        return hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
+
+    def _unusual_work(self) -> dict[str, Any]:
+        """What says what work is, beside the command and the GPUs, and is not at its default."""
+        work = {}
         for each in fields(self):
             value = getattr(self, each.name)
             usual = {} if each.name == "env" else each.default
             if each.name not in (*_HOW, "command", "micro_batch_size", "gpus") and value != usual:
                 work[each.name] = value
-        return hashed(json.dumps({**work, "gpus": self.gpus}, sort_keys=True, separators=(",", ":")))
+        return work
 
     @property
     def capacity_id(self) -> str:
         words = [word.replace("{micro_batch_size}", "max") for word in shlex.split(self.command)[self.script + 1 :]]
-        return f"{_slug(self.name)}-max-gpus{self.gpus}" if self.name else self._id(words)
+        return f"{_slug(self.name)}-max-gpus{self.gpus}" if self.name else self._id(words, self.capacity_digest)
 
     def narrower(self) -> Iterator[Spec]:
         """Those of fewer GPUs, where the command says ``{gpus}``."""
