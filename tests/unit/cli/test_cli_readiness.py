@@ -110,10 +110,10 @@ class TestRefused:
         golden(line)
 
     @pytest.mark.parametrize("text", [ALONE, ALONE + "mode = array\n"])
-    def test_a_job_that_sbatch_refuses(self, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    def test_a_job_that_sbatch_refuses(self, capsys: pytest.CaptureFixture[str], golden: Golden, text: str) -> None:
         program("sbatch", "echo 'invalid account' >&2; exit 1")
         assert submit(text) == 1
-        assert "sbatch refused: invalid account" in capsys.readouterr().err
+        golden(capsys.readouterr().err)
         assert [*Path(".llmperf/nightly").glob("2*")] == []
         assert "  not submitted: mine.ini: sbatch refused: invalid account" in nights()
 
@@ -136,7 +136,6 @@ class TestTaken:
         assert submit(MINIMAL, *dry) == 0
         lines = capsys.readouterr().out.splitlines()
         golden(lines[0])
-        assert "write exclusive = yes" in lines[0]
 
     @pytest.mark.parametrize("text", [MINIMAL + "[sbatch]\noptions = --exclusive=user\n", LOCAL])
     def test_where_nobody_shares_nobody_is_warned(self, capsys: pytest.CaptureFixture[str], text: str) -> None:
@@ -158,7 +157,6 @@ class TestTaken:
         assert submit(ALONE + "mail = a@b\n") == 0
         warning = capsys.readouterr().out.splitlines()[0]
         golden(warning)
-        assert f"{tmp_path}/.llmperf/nightly/nights.txt says why" in warning
 
     def test_a_night_that_is_never_merged_is_seen_too(self, tmp_path: Path) -> None:
         program("sbatch", f"echo x >> {tmp_path}/asked; /usr/bin/wc -l < {tmp_path}/asked")

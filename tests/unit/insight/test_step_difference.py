@@ -251,10 +251,11 @@ class TestExplain:
         assert code == 0
         golden(out)
 
-    def test_of_several_results_one_is_named(self, tmp_path: Path, run: Run) -> None:
+    def test_of_several_results_one_is_named(self, tmp_path: Path, run: Run, golden: Golden) -> None:
         file = self.results(tmp_path, KERNELS, KERNELS)
         code, _, err = run("explain", str(file))
-        assert (code, f"it has 2 cases, name one: {file}:case-0" in err) == (1, True)
+        assert code == 1
+        golden(err)
         assert run("explain", f"{file}:case-1")[0] == 0
         assert "no case case-7" in run("explain", f"{file}:case-7")[2]
 
@@ -263,9 +264,10 @@ class TestExplain:
         assert code == 1
         golden(err)
 
-    def test_a_file_that_is_not_there_is_no_case(self, run: Run) -> None:
+    def test_a_file_that_is_not_there_is_no_case(self, run: Run, golden: Golden) -> None:
         code, _, err = run("explain", SPEC.id, "nobody.json")
-        assert (code, "nobody.json: no such file; expected one of --perf-json" in err) == (1, True)
+        assert code == 1
+        golden(err)
 
     def test_two_cases_are_said_to_be_two(self, tmp_path: Path, run: Run, golden: Golden) -> None:
         _, out, _ = run("explain", SPEC.id, str(self.results(tmp_path, KERNELS)))

@@ -96,10 +96,11 @@ class TestSmallSteps:
         assert len(crept) == 1
         assert "of 2026-01-" in crept[0]
 
-    def test_memory_that_grows_a_little_at_a_time_needs_a_reason(self) -> None:
+    def test_memory_that_grows_a_little_at_a_time_needs_a_reason(self, golden: Golden) -> None:
         grown = [on("a", reserved_bytes=round(2**30 * 1.009**n)) for n in range(1, 21)]
         number, baseline, said = refused_at(refreshed(None, on("a")), grown)
-        assert (number, "creep: peak_reserved_bytes 1.02 GiB is +1.8 %" in said) == (2, True)
+        assert number == 2
+        golden(said)
         assert judged(baseline, grown[0])[1] == ()
 
     def test_a_first_step_that_grows_is_creep_too(self) -> None:

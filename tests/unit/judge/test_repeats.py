@@ -181,7 +181,7 @@ class TestHeld:
         baseline = recorded(training(), training())
         assert [line for line in told(baseline, training()) if "mean loss" in line] == []
         doubled = launch(tuple(2 * loss for loss in LOSSES))
-        assert any("mean loss of the last 4 steps" in line for line in told(baseline, doubled))
+        assert any("mean loss" in line for line in told(baseline, doubled))
 
 
 class TestChance:

@@ -15,6 +15,7 @@ from pytest_llmperf.judge.exact import count_checks
 from pytest_llmperf.records.trace import Trace, merged, new_places
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of
+from tests.golden import Golden
 
 WAITS = "synchronisations_per_step"
 SPEC = TrainSpec(model="llama-tiny")
@@ -42,23 +43,20 @@ def test_of_several_ranks_a_place_has_their_mean() -> None:
     assert merged([one, other]).places == {"wait": {"a.py:1 x.item()": 1.5, "b.py:9 y.item()": 0.5}}
 
 
-def test_only_a_place_that_waits_more_often_is_new() -> None:
+def test_only_a_place_that_waits_more_often_is_new(golden: Golden) -> None:
     then = traced(3, {"train.py:9 loss.item()": 2, "train.py:50 norm.item()": 1})
     now = traced(33, {"train.py:11 loss.item()": 2, "train.py:52 norm.item()": 1, "train.py:61 seen.item()": 30})
-    assert new_places(WAITS, then, now) == ["30 a step at train.py:61 (`seen.item()`)"]
+    golden(new_places(WAITS, then, now))
     assert new_places(WAITS, now, then) == []
 
 
-def test_one_line_written_twice_is_new_once() -> None:
+def test_one_line_written_twice_is_new_once(golden: Golden) -> None:
     then, now = traced(1, {"train.py:9 x.item()": 1}), traced(2, {"train.py:9 x.item()": 1, "train.py:10 x.item()": 1})
-    assert new_places(WAITS, then, now) == ["1 a step at train.py:10 (`x.item()`)"]
+    golden(new_places(WAITS, then, now))
 
 
-def test_an_older_trace_names_no_place_and_then_all_are_named() -> None:
-    assert new_places(WAITS, traced(30), traced(31, {"train.py:61 x.item()": 30, "lib.py:2": 1})) == [
-        "30 a step at train.py:61 (`x.item()`)",
-        "1 a step at lib.py:2",
-    ]
+def test_an_older_trace_names_no_place_and_then_all_are_named(golden: Golden) -> None:
+    golden(new_places(WAITS, traced(30), traced(31, {"train.py:61 x.item()": 30, "lib.py:2": 1})))
 
 
 def test_a_line_of_a_package_is_told_with_the_projects_line_that_led_to_it() -> None:
@@ -68,19 +66,19 @@ def test_a_line_of_a_package_is_told_with_the_projects_line_that_led_to_it() -> 
     assert new_places(WAITS, traced(2, {place.replace("99", "102"): 2}), traced(2, {place: 2})) == []
 
 
-def test_a_check_that_failed_names_the_line_that_waits() -> None:
+def test_a_check_that_failed_names_the_line_that_waits(golden: Golden) -> None:
     stored = StoredTrace.of([launch_of(SPEC, Fake(trace={"kernel": {"gemm": 8}}))])
     now = replace(launch_of(SPEC, Fake()), trace=traced(30, {"train.py:61 loss.item()": 30}))
     check = next(check for check in count_checks([now], stored) if check.metric == WAITS)
     assert check.verdict == "regressed"
-    assert check.detail == "more: cudaStreamSynchronize (30 a step), 30 a step at train.py:61 (`loss.item()`)"
+    golden(check.detail)
 
 
-def test_fewer_waits_name_no_line() -> None:
+def test_fewer_waits_name_no_line(golden: Golden) -> None:
     before = replace(launch_of(SPEC, Fake()), trace=traced(30, {"train.py:61 loss.item()": 30}))
     now = replace(launch_of(SPEC, Fake()), trace=traced(1, {"train.py:70 x.item()": 1}))
     check = next(check for check in count_checks([now], StoredTrace.of([before])) if check.metric == WAITS)
-    assert check.detail == "fewer: cudaStreamSynchronize (29 a step)"
+    golden(check.detail)
 
 
 def test_a_diagnosis_names_the_line_that_waits() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.worker.script.steps import Steps, StepsError
+from tests.golden import Golden
 
 NAMES = {"a": "AdamW", "m": "Muon", "d": "AdamW", "g": "AdamW", "s": "SGD", "o": "Outer", "z": "AdamW"}
 
@@ -66,9 +67,10 @@ def test_the_class_that_is_named_ends_steps() -> None:
     assert heard(late, step="SGD")[0] == meant(late)
 
 
-def test_a_class_that_never_steps_is_refused_with_those_that_do() -> None:
-    with pytest.raises(StepsError, match=r"^step='Lion', and no optimizer .* expected one of AdamW, Muon$"):
+def test_a_class_that_never_steps_is_refused_with_those_that_do(golden: Golden) -> None:
+    with pytest.raises(StepsError) as error:
         heard(".ma" * 30, step="Lion")
+    golden(error)
 
 
 def test_a_training_that_ends_before_its_steps_is_over() -> None:
