@@ -209,22 +209,19 @@ def _sentence(check: Check) -> str:
 _MOST_FILES = 3
 
 
-def refusal(case: str, result: CaseResult, wanted: Sequence[Place], changed: Sequence[str], reason: str) -> str:
-    """Why the step of ``result`` is not recorded at the ``wanted`` places; empty where it may be.
+def refuse_unexplained(case: str, result: CaseResult, changed: Sequence[str]) -> None:
+    """Raise a ``BaselineError`` where the step of ``result`` may not replace one without a reason.
 
     ``changed`` are the files of its tree that are in no commit.
     """
-    if reason or not any(place.stored for place in wanted):
-        return ""
     if result.verdict in ("regressed", "changed"):
         word = "worse" if result.verdict == "regressed" else "another step"
-        return f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"'
+        raise BaselineError(f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"')
     if changed:
-        return (
+        raise BaselineError(
             f"{case}: the working tree has uncommitted changes ({first_n(changed, _MOST_FILES)}); "
             "commit them, or say why with --perf-reason"
         )
-    return ""
 
 
 # What other versions do to the steps of a run, in a line for each set of them: news before a GPU is paid for.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StoredStep
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refusal
+from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refuse_unexplained
 from pytest_llmperf.judge.store import BaselineStore, read
 from pytest_llmperf.records.result import VERDICTS, CaseResult
 from pytest_llmperf.records.trace import StaticStep
@@ -99,9 +99,6 @@ class StaticCheck:
         if not wanted:
             return result, ""
         revision = self._run.revision
-        refused = refusal(spec.id, result, wanted, revision.changed, settings.reason)
-        if refused:
-            return result, f"not recorded: {refused}"
         new = StoredStep(
             step=step,
             recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -109,6 +106,8 @@ class StaticCheck:
             revision=revision.commit,
         )
         try:
+            if not settings.reason and any(place.stored for place in wanted):
+                refuse_unexplained(spec.id, result, revision.changed)
             for place in wanted:
                 self._store.record(place, spec, new, self._recorded_by, on_cpu=self._run.on_cpu)
         except BaselineError as error:

@@ -220,9 +220,6 @@ class ScriptSpec(Spec):
         widths = range(1, self.gpus) if "{gpus}" in self.command else ()
         return (replace(self, gpus=gpus) for gpus in widths)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "watch": list(self.watch)}
-
     def folder(self, root: Path) -> Path:
         """Where the command is written to run."""
         return (root / self.cwd).resolve()

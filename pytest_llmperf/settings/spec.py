@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, cast
 
 from pytest_llmperf.settings.setting import SpecError, is_refusal
+from pytest_llmperf.support.codec import plain_fields
 from pytest_llmperf.support.suggestions import hint
 
 __tracebackhide__ = is_refusal  # a refusal is about the caller's line
@@ -90,7 +91,7 @@ class Spec(ABC):
         return iter(())
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(cast("Any", self))
+        return plain_fields(self)
 
 
 def is_narrower(narrow: Spec, wide: Spec) -> bool:
@@ -109,4 +110,4 @@ def read_spec(values: Mapping[str, Any]) -> Spec:
     from pytest_llmperf.settings.script_spec import ScriptSpec  # noqa: PLC0415
     from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415
 
-    return ScriptSpec(**values) if "command" in values else TrainSpec.from_dict(values)
+    return ScriptSpec(**values) if "command" in values else TrainSpec(**values)
