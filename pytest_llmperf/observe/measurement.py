@@ -11,7 +11,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise, starmap, takewhile
@@ -306,6 +306,7 @@ class Measurement:
         # Losses that are kept by this measurement are no growth of the training's.
         own = passes[-1] // steps * self._memory.loss_bytes if keeps_losses else 0
         held = [end.held for end in self._ends]
+        losses = torch.stack(self._losses).float().cpu() if self._losses else torch.empty(0)
         # Ranks of sharded weights add theirs up here. None where the loss's scale made one infinite.
         whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in self._norms]
         norms = tuple(torch.stack(whole).float().tolist()) if whole else ()
@@ -324,15 +325,9 @@ class Measurement:
         )
         return Trained(
             record=record,
-            losses=self._losses_of(spans),
+            # Those of micro-batches are scaled so that they add up to their step's.
+            losses=tuple(float(losses[span].sum()) for span in spans) if self._losses else (),
             gradient_norms=norms if all(map(math.isfinite, norms)) else (),
             train_seconds=self._seconds,
             **facts,
         )
-
-    def _losses_of(self, spans: Sequence[slice]) -> tuple[float, ...]:
-        """Of each step; those of micro-batches are scaled so that they add up to their step's."""
-        if not self._losses:
-            return ()
-        losses = torch.stack(self._losses).float().cpu()
-        return tuple(float(losses[span].sum()) for span in spans)
