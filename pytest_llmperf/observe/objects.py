@@ -11,7 +11,6 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ from pytest_llmperf.observe.device import has_gpu, matmul_precision, reduced_pre
 _OURS = f"{__package__.partition('.')[0]}."
 
 
-def setup(model: nn.Module, optimizer: Any, callables: Callables = MappingProxyType({})) -> dict[str, Any]:
-    """By topic; every value is plain data that JSON holds unchanged."""
+def setup(model: nn.Module, optimizer: Any, callables: Callables) -> dict[str, Any]:
+    """By topic; every value is plain data that JSON holds unchanged. ``callables``: as ``of_a_step`` takes them."""
     return {
         "modules": dict(sorted(Counter(name_of(type(module)) for module in model.modules()).items())),
         "dropout": dropout(model),

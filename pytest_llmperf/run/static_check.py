@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -56,8 +57,7 @@ class StaticCheck:
             places = self._store.places(spec)
             stored = {place.machine: place.stored for place in places if place.stored is not None}
             step = step_of(caller, spec, [known.step for known in stored.values()])
-            where = {machine: "" if machine == ANY_MACHINE else f"{machine}, " for machine in stored}
-            dates = (f"{where[machine]}{known.recorded_at[:10]}" for machine, known in stored.items())
+            dates = (("" if on == ANY_MACHINE else f"{on}, ") + known.recorded_at[:10] for on, known in stored.items())
             held_against = f"static figures of {'; '.join(dates)}" if stored else "none"
             if isinstance(step, NoStep):
                 # What could be told before and cannot be now is no case that does not concern this gate; where whoever
@@ -153,14 +153,10 @@ def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
     """Return what of ``results`` is in a baseline of launches now, and which test recorded it; a script's small form
     is a launch, which only those who ask for it wait for."""
     updated = {result.digest for result in results if result.updated}
-    if not updated:
-        return {}
-    found = {}
-    try:
-        for entry in BaselineStore(run.settings.baselines).entries(run.machine_kind):
+    store, found = BaselineStore(run.settings.baselines), {}
+    with suppress(BaselineError, ValueError):
+        for entry in store.entries(run.machine_kind) if updated else ():
             baseline = read(entry.path, Baseline) if entry.digest in updated else None
             if baseline is not None and entry.copy_of is None and not (spec := read_spec(baseline.spec)).is_script:
                 found[spec] = baseline.recorded_by
-    except (BaselineError, ValueError):
-        return found
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.settings.setting import (
@@ -47,13 +47,8 @@ def on_one_gpu(spec: TrainSpec) -> TrainSpec:
     return replace(spec, gpus=1, parallelism="ddp")
 
 
-def narrower(wide: TrainSpec) -> Iterator[TrainSpec]:
-    """Every spec that is narrower than ``wide``, from one GPU on."""
-    return (spec for gpus in range(1, wide.gpus) if (spec := _on_fewer(wide, gpus)) is not None)
-
-
-def _on_fewer(wide: TrainSpec, gpus: int) -> TrainSpec | None:
-    # One GPU has nothing to share: DDP's figure serves every parallelism.
+def on_fewer(wide: TrainSpec, gpus: int) -> TrainSpec | None:
+    """The same work for each of so many; one has nothing to share, and DDP's figure serves every parallelism."""
     try:
         return on_one_gpu(wide) if gpus == 1 else replace(wide, gpus=gpus)
     except SpecError:  # a parallelism that takes more GPUs than these

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pytest_llmperf.settings import models, registry, text_files
-from pytest_llmperf.settings.parallelism import narrower
+from pytest_llmperf.settings.parallelism import on_fewer
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
@@ -200,7 +200,7 @@ class TrainSpec(Spec):
         return self.architecture.slug
 
     def narrower(self) -> Iterator[Spec]:
-        return narrower(self)
+        return (spec for gpus in range(1, self.gpus) if (spec := on_fewer(self, gpus)) is not None)
 
     @property
     def passes_per_step(self) -> int:

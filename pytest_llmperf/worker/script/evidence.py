@@ -58,7 +58,7 @@ def _twin(setting: str) -> Any:
 
 
 def _setup(model: Model, whole: nn.Module, optimizers: Sequence[Any]) -> dict[str, Any]:
-    found = objects.setup(whole, optimizers[0] if optimizers else None)
+    found = objects.setup(whole, optimizers[0] if optimizers else None, {})
     if len(optimizers) > 1:
         found["optimizer"] = {name_of(type(each)): plain(dict(each.defaults)) for each in optimizers}
         found["parameter_groups"] = [group for each in optimizers for group in objects.parameter_groups(each)]

@@ -20,7 +20,6 @@ from pytest_llmperf.judge.stats import Difference, Rule
 from pytest_llmperf.judge.verdict import Decided, Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict
-from pytest_llmperf.settings.parallelism import narrower
 from pytest_llmperf.settings.spec import is_narrower
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
@@ -231,8 +230,8 @@ def test_a_series_differs_in_its_gpus_alone() -> None:
     assert not is_narrower(WIDE, ONE)
     assert not is_narrower(WIDE, WIDE)
     assert not is_narrower(replace(ONE, attention="eager"), WIDE)
-    assert [spec.gpus for spec in narrower(WIDE)] == [1, 2, 3]
-    assert all(is_narrower(spec, WIDE) for spec in narrower(WIDE))
+    assert [spec.gpus for spec in WIDE.narrower()] == [1, 2, 3]
+    assert all(is_narrower(spec, WIDE) for spec in WIDE.narrower())
     # What cannot be sharded as the wide one is has nothing to do with it, and is no error.
     sharded = replace(WIDE, gpus=4, mixed_precision="no", parallelism="fsdp_hybrid")
     assert not is_narrower(ONE, sharded)
