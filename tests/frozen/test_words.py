@@ -74,6 +74,8 @@ def signatures(name: str, value: Any) -> Iterator[str]:
         yield f"{name}{inspect.signature(value.__init__)}" if is_dataclass(value) else name  # its fields
         kinds = value.__annotations__ if is_dataclass(value) else {}
         yield from (f"{name}.{own}: {kind}" for own, kind in sorted(kinds.items()))
-        for own in sorted(own for own in vars(value) if not own.startswith("_") and own not in kinds):
+        ours = (base for base in value.__mro__ if base.__module__.startswith("pytest_llmperf"))
+        names = {own for base in ours for own in vars(base) if not own.startswith("_") and own not in kinds}
+        for own in sorted(names):
             member = getattr(value, own)
             yield f"{name}.{own}{inspect.signature(member) if callable(member) else ''}"
