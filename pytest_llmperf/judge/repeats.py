@@ -121,6 +121,8 @@ class Repeats:
     def changes(self, launches: Sequence[Launch], stored: Sequence[Launch]) -> Iterator[str]:
         """A line for each thing that is in none of ``launches`` as in those that are ``stored``."""
         newest = stored[-1]
+        if self.losses is not None and not any(one.losses for one in launches):
+            yield "losses: known -> unknown, since backward does not begin with one number any more"
         comparable = [one for one in launches if _are_alike(one, newest)]
         exact = [_first_other(one.losses, newest.losses, self.losses or 0) for one in comparable]
         if exact and all(exact):

@@ -77,9 +77,10 @@ class Store(Generic[T]):
         if stored is not None:
             for what, found, expected in (("machine", stored.machine, machine), ("digest", stored.digest, digest)):
                 if found != expected:
+                    apart = "; two scripts of one id are told apart by name=" if spec.is_script else ""
                     raise BaselineError(
                         f"{path}: it is of {what} {found}, expected {expected} for {case}; move it where it belongs, "
-                        "or delete it and record anew with --update-baselines=new"
+                        f"or delete it and record anew with --update-baselines=new{apart}"
                     )
         return stored
 

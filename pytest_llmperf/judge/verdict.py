@@ -16,7 +16,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import CONFIRMED_BY, Difference, Rule, decide, interval, may_be_its_gpu
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, Metric, measured
+from pytest_llmperf.records.metrics import METRICS, Metric, measured, rate_of
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of
 from pytest_llmperf.support.formats import in_sentence, percent
 
@@ -75,7 +75,7 @@ def _judged(
     launches: Sequence[Launch], held: Reference, difference: Difference, policy: Policy, extra: Sequence[Check]
 ) -> Judgement:
     found = []
-    for name, metric in measured(launches).items():
+    for name, metric in measured([*launches, *held.stored]).items():
         check = _new(metric, launches, policy.tolerances.get(name))
         if metric.rule == "speed":
             found.append(_speed(check, launches, difference, policy, policy.on_known.get(name)))
@@ -113,7 +113,12 @@ def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> It
     tokens = sorted({launch.tokens_per_step for launch in launches})
     if len(tokens) > 1 and not launches[0].is_script:
         yield f"launches differ in their tokens a step: {', '.join(map(str, tokens))}"
-    for launch in baseline.launches if baseline else ():
+    stored = baseline.launches if baseline else ()
+    rates = dict.fromkeys(rate_of([launch]) for launch in (*stored, *launches))
+    if len(rates) > 1:
+        how = "say tokens=, or delete its baseline and record it anew"
+        yield f"{' and '.join(rates)} do not compare, since its tokens were not counted in each launch: {how}"
+    for launch in stored:
         yield from (f"the baseline cannot serve: {line}" for line in unusable(launch))
 
 

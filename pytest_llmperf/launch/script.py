@@ -27,7 +27,15 @@ from pytest_llmperf.launch.side_effects import UNSET, announced, set_for
 from pytest_llmperf.launch.watch import ProgressReader
 from pytest_llmperf.launch.whole_tree import WholeTree
 from pytest_llmperf.records import trace as traces
-from pytest_llmperf.records.launch import ENVIRONMENT_FILE, RECORD_FILE, SHARE_FILE, Environment, Launch, RankRecord
+from pytest_llmperf.records.launch import (
+    ENVIRONMENT_FILE,
+    NO_RANKS,
+    RECORD_FILE,
+    SHARE_FILE,
+    Environment,
+    Launch,
+    RankRecord,
+)
 from pytest_llmperf.records.trained import ASKS, Share, merged
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import codec
@@ -81,8 +89,9 @@ class ScriptLaunch:
             entries = [*here.iterdir(), *(spec.folder(request.root).iterdir() if request.tree else ())]
             for name, entry in {entry.name: entry for entry in reversed(entries)}.items():
                 (work / name).symlink_to(entry)
-        # A file of its folder is named in full: it is the user's own wherever the command runs.
-        is_file = [not word.startswith("-") and (here / word).is_file() for word in spec.argv]
+        # A file of its folder is named in full: it is the user's own wherever the command runs. A word without a dot or
+        # a slash may be a choice that a file happens to be named as; one that is too long for a name is no file.
+        is_file = [word[:1] != "-" and {*word} & {*"./"} and os.path.isfile(here / word) for word in spec.argv]  # noqa: PTH113
         words = [str(here / word) if named else word for word, named in zip(spec.argv, is_file, strict=True)]
         variables = set_for(request, os.environ) | {_WAY_IN: str(folder)}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -164,6 +173,9 @@ class ScriptLaunch:
         if any(self.folder.glob("failure-*.json")):
             return replace(ended, returncode=ended.returncode or 1)  # a rank says why, however the command ended
         if not shares:
+            if ended.returncode and not ended.timed_out:
+                for path in (self.folder / NO_RANKS).glob("failure-*.json"):
+                    path.replace(self.folder / path.name)
             return ended
         if why := self._refused(shares, gpus):
             refusal = {"kind": "refused", "message": why, "tail": [], "time": time.time()}
@@ -171,6 +183,8 @@ class ScriptLaunch:
             return replace(ended, returncode=1, timed_out=False)
         where = codec.read(Environment, json.loads((self.folder / ENVIRONMENT_FILE).read_text(encoding="utf-8")))
         evidence = merged([each.evidence for each in shares])
+        if any(each.evidence.get("tokens") == "unknown" for each in shares):  # a stage of a pipeline embeds none
+            evidence["tokens"] = "unknown"
         if self.spec.end == "script" and (ended.timed_out or ended.returncode):
             how = "was ended at its time limit" if ended.timed_out else f"ended with {ended.returncode}"
             remark = f"the command {how}, after what was measured"

@@ -116,6 +116,6 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     if "PYTHONPATH" in found:
         # The launcher puts this package's own there, so that any interpreter finds it: none of the user's.
         paths = found["PYTHONPATH"].split(os.pathsep)
-        users = [path for path in paths if (Path(path) / _PACKAGE.name).resolve() != _PACKAGE]
+        users = [path for path in paths if not (Path(path) / _PACKAGE.name).resolve().is_relative_to(_PACKAGE)]
         found["PYTHONPATH"] = os.pathsep.join(users)
     return {name: value for name, value in found.items() if value}

@@ -28,6 +28,9 @@ RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
 #: That of what one rank of a user's own training saw.
 SHARE_FILE = "share-{}.json"
 
+#: The folder of the failures of processes that were no ranks: they count where the command itself fails.
+NO_RANKS = "no-ranks"
+
 #: That of its environment, which is there before it trains.
 ENVIRONMENT_FILE = "environment.json"
 

@@ -307,8 +307,8 @@ def measured(launches: Sequence[Launch] = ()) -> dict[str, Metric]:
         if (counted := launch.evidence.get("tokens")) in _COUNTED:
             found |= {RATE: METRICS[_COUNTED[counted]]}
             del found["tokens_per_second"]
-        if not launch.losses:
-            del found["final_loss"]
+    if not all(launch.losses for launch in launches):
+        del found["final_loss"]
     return found
 
 

@@ -24,7 +24,9 @@ _RANKS = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)(=(?P
 _BLANK = re.compile(r"\{(\w*)\}")
 _FILLED = ("gpus", "micro_batch_size")
 _SEQUENCES = re.compile(r"sequences:([1-9]\d*)")
-_LONGEST_ID = 80
+_LONGEST_ID, _LONGEST_NAME = 80, 120
+# Modules that start ranks: what follows their names is theirs, and what follows any other's is the script's.
+_LAUNCHERS = ("torch", "accelerate", "deepspeed")
 
 
 def _is_count(value: object) -> bool:
@@ -46,6 +48,11 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_count(value) or (isinstance(value, str) and bool(value)),
         "'auto', an optimizer's class, or a number of its calls",
     ),
+    "gpus": (lambda value: value == 0 or _is_count(value), "a whole number of at least 1"),
+    "seed": (lambda value: value is None or _is_count(value) or value == 0, "a whole number of at least 0"),
+    "cwd": (lambda value: isinstance(value, str), "a folder's name"),
+    "name": (lambda value: isinstance(value, str) and len(value) <= _LONGEST_NAME, f"at most {_LONGEST_NAME} letters"),
+    "env": (lambda value: all(isinstance(each, str) for each in value.values()), "text of each variable"),
     "workdir": (lambda value: value in ("scratch", "own"), "scratch or own"),
     "end": (lambda value: value in ("park", "script"), "park or script"),
 }
@@ -104,10 +111,11 @@ class ScriptSpec(Spec):
     _needs = ("command", "torchrun --nproc-per-node 2 train.py")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "watch", tuple(self.watch))
+        object.__setattr__(self, "watch", (self.watch,) if isinstance(self.watch, str) else tuple(self.watch))
         object.__setattr__(self, "env", dict(self.env))
-        secrets = [name for name, value in self.env.items() if is_secret(name, str(value))]
-        shown = [f"env has a secret, {name}, which a baseline would show; leave it to the shell" for name in secrets]
+        secrets = [f"env has a secret, {name}," for name, value in self.env.items() if is_secret(name, str(value))]
+        secrets += [f"{name} has a secret," for name in ("command", "tiny") if _has_secret(getattr(self, name))]
+        shown = [f"{secret} which a baseline would show; leave it to the shell" for secret in secrets]
         for line in chain(shown, self._problems()):  # the first alone: later ones need what it asks for
             raise SpecError(f"ScriptSpec: {line}")
         if not self.gpus:
@@ -137,8 +145,10 @@ class ScriptSpec(Spec):
     @property
     def _ranks_in_command(self) -> int | None:
         """What the command tells its launcher; ``None``: nothing, or a word for all GPUs."""
-        words = shlex.split(self.command)
-        for word, following in zip(words, [*words[1:], ""], strict=True):
+        words, at = shlex.split(self.command), self.script
+        if words[at].endswith(".py") or (at and words[at].partition(".")[0] not in _LAUNCHERS):
+            words = words[:at]
+        for word, following in zip(words, [*words[1:], ""], strict=False):
             if found := _RANKS.fullmatch(word):
                 told = found["value"] if found[2] else following
                 return int(told) if told.isdecimal() else None
@@ -223,6 +233,11 @@ class ScriptSpec(Spec):
     def folder(self, root: Path) -> Path:
         """Where the command is written to run."""
         return (root / self.cwd).resolve()
+
+
+def _has_secret(command: str) -> bool:
+    """By values alone: what ``--pad_token`` says is none."""
+    return any(is_secret("", part.rpartition("=")[2]) for part in str(command).split())
 
 
 def _slug(words: str) -> str:

@@ -60,8 +60,29 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+# It asks another Python for a package, has an alarm and a choice that is the name of a file, too.
+ASKS_AROUND = """
+import subprocess
+subprocess.run([sys.executable, "-c", "import torch; raise ImportError('flash_attn')"])
+def late(*_):
+    raise TimeoutError("a step hangs")
+signal.signal(signal.SIGALRM, late)
+assert sys.argv[1:] == ["--mode", "fast"]
+"""
+
+
+def test_what_a_script_does_beside_its_training_is_no_failure(tmp_path: Path) -> None:
+    each = "step == 9 and signal.setitimer(signal.ITIMER_REAL, 0.1)"
+    project = loop(tmp_path / "project", before=ASKS_AROUND, each=each)
+    (project / "fast").touch()
+    record = launch(project, "python train.py --mode fast")
+    assert isinstance(record, Launch), record
+    assert "PYTHONPATH" not in record.environment.variables, "the hooks' folder is none of the user's"
+
+
 FAULTS: dict[str, dict[str, Any]] = {
     "it raised": {"each": "assert step < 4, 'no more of it'"},
+    "no rank raised": {"command": "bash -c 'python train.py & wait $!; exit 5'", "before": "raise OSError('no data')"},
     "it ended": {"steps": 5, "after": "print('bye'); sys.exit(3)"},
     "it was killed": {"each": "step == 5 and (time.sleep(1.5), os.kill(os.getpid(), 9))"},
     "it has no optimizer": {"each": "loss.backward(); time.sleep(0.1); continue", "seconds": 25.0},

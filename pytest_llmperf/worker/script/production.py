@@ -29,6 +29,7 @@ from pytest_llmperf.observe.tracer import Tracer
 from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult, counts_of
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.support import codec
+from pytest_llmperf.support.redaction import without_secrets
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.script.model import Model
 from pytest_llmperf.worker.script.steps import Steps
@@ -84,7 +85,7 @@ class Production:
         if self.number:
             raise AnotherRankError
         self._order, self._device = order, device
-        command = shlex.join(sys.orig_argv).replace("{", "(").replace("}", ")")
+        command = without_secrets(shlex.join(sys.orig_argv)).replace("{", "(").replace("}", ")")
         self._spec = ScriptSpec(**(order.get("spec") or {"command": command, "gpus": self._world}))
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._file = folder / f"{OBSERVED}-{self._started.replace(':', '')}-{os.uname().nodename}-{os.getpid()}.json"

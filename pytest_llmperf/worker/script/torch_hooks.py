@@ -27,6 +27,7 @@ from pytest_llmperf.observe.heartbeat import LastWords
 from pytest_llmperf.observe.measurement import resident
 from pytest_llmperf.observe.memory_limit import Headroom, lack_of_memory
 from pytest_llmperf.observe.places import Project
+from pytest_llmperf.records.launch import NO_RANKS
 from pytest_llmperf.records.trained import ASKS
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.worker.folder import write_failure
@@ -226,6 +227,10 @@ class Hooks:
 
         def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
             if not self._is_out and not isinstance(error, KeyboardInterrupt) and kind.__name__ not in _OF_OTHERS:
+                if self._rank is None:  # a process that only looks whether something is there may end so, too
+                    self._folder /= NO_RANKS
+                    with suppress(OSError):
+                        self._folder.mkdir(exist_ok=True)
                 self._fail(error)
             tell(kind, error, traceback)
 

@@ -7,6 +7,7 @@ where it is: the launcher ends it.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -194,6 +195,9 @@ class Rank:
 
     def finish(self, remarks: Iterable[str], *, is_ended: bool = False) -> None:
         """Leave its share; ``is_ended``: the script is over by itself."""
+        parks = self._spec.end == "park" and not is_ended
+        if parks:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that guards the script's steps has none to guard
         observed, model = self._observed, self._model or Model.found()
         trace = observed.trace(StepsError("the script ended before") if is_ended else None)
         seen = evidence(model, self._spec, self._project, self._world)
@@ -211,7 +215,7 @@ class Rank:
         model.leave()
         self._beat.write()
         write_json(self._folder / SHARE_FILE.format(self.number), codec.plain(share))
-        while self._spec.end == "park" and not is_ended:
+        while parks:
             time.sleep(60)  # nothing of the script runs any more, until the launcher ends this process
         self._beat.stop()
 

@@ -17,7 +17,7 @@ from pytest_llmperf.judge.exact import changes, count_checks
 from pytest_llmperf.judge.noise import log_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.judge.verdict import judge
+from pytest_llmperf.judge.verdict import judge, judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.settings.script_spec import ScriptSpec
@@ -203,6 +203,24 @@ class TestChance:
         other = replace(same, ranks=tuple(replace(rank, step_tokens=(68, 60, *(64,) * 6)) for rank in same.ranks))
         assert not baseline.repeats.is_chance([same], baseline.explained, are_counts_other=True)
         assert baseline.repeats.is_chance([other], baseline.explained, are_counts_other=True)
+
+
+class TestUnknown:
+    """What one launch knows and another does not is no figure, and told."""
+
+    def test_rates_of_two_units_do_not_compare(self, golden: Golden) -> None:
+        unknown = replace(launch(tokens_per_step=1), evidence={**EVIDENCE, "tokens": "unknown"})
+        for now, then in ((unknown, launch()), (launch(), unknown)):
+            assert judge([now], recorded(then, then), Policy.for_gpu()).verdict == "invalid"
+        golden(judge([launch()], recorded(unknown, unknown), Policy.for_gpu()).reason)
+        assert judge_pairs([(launch(), unknown)], Policy.for_gpu()).verdict == "invalid"
+
+    def test_losses_that_come_or_go(self, golden: Golden) -> None:
+        unknown = replace(launch(()), evidence={**EVIDENCE, "losses": "unknown"})
+        for now, then in ((unknown, launch()), (launch(), unknown)):
+            judgement = judge([now], recorded(then, then), Policy.for_gpu())
+            assert "final_loss" not in {check.metric for check in judgement.checks}
+        golden(told(recorded(launch(), launch()), unknown))
 
 
 class TestUnequalSteps:

@@ -193,6 +193,70 @@ def test_ranks_on_their_own_gpus_are_as_asked(project: Path) -> None:
     assert script.recorded(KILLED, (GPU,)).returncode == 0
 
 
+def test_a_rank_without_tokens_is_one_of_a_script_whose_tokens_nobody_knows(project: Path) -> None:
+    script = started(project, gpus=2)
+    share(script, 0, world=2, tokens="counted")
+    share(script, 1, world=2)
+    record = outcome.read(script.folder, script.spec, script.recorded(KILLED, ()), Progress(phase="finishing"))
+    assert isinstance(record, Launch)
+    assert [rank.tokens_per_step for rank in record.ranks] == [1, 1]
+    assert record.evidence["tokens"] == "unknown"
+
+
+class TestSpec:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            {"seed": "abc"},
+            {"env": {"A": 1}},
+            {"gpus": -1},
+            {"gpus": "2"},
+            {"name": 5},
+            {"name": "x" * 200},
+            {"cwd": None},
+            {"command": "python train.py --token hf_abcdefghijklmnopqrst"},
+            {"tiny": "python train.py --data https://me:secret@host/d"},
+        ],
+        ids=str,
+    )
+    def test_what_cannot_work_is_refused(self, words: dict[str, Any], golden: Golden) -> None:
+        with pytest.raises(SpecError) as raised:
+            ScriptSpec(**{"command": "python train.py", **words})
+        golden(str(raised.value).replace("x" * 200, "..."))
+
+    def test_a_token_of_a_tokenizer_is_no_secret(self) -> None:
+        assert ScriptSpec(command="python train.py --pad_token '</s>' --sort-key length --max_tokens=4096").gpus == 1
+
+    @pytest.mark.parametrize(
+        ("command", "gpus"),
+        [
+            ("python train.py --num-gpus 8", 1),
+            ("python -m pkg.train --num-processes 8", 1),
+            ("torchrun --nproc-per-node 2 train.py --num-gpus 8", 2),
+            ("accelerate launch --num_processes=4 -m pkg.train", 4),
+            ("python -m torch.distributed.run --nproc-per-node 2 entry", 2),
+            ("deepspeed --num_gpus 2 train.py", 2),
+        ],
+    )
+    def test_the_script_s_own_words_start_no_ranks(self, command: str, gpus: int) -> None:
+        assert ScriptSpec(command=command).gpus == gpus
+
+    def test_one_file_to_watch(self) -> None:
+        assert ScriptSpec(command="python train.py", watch="a.yaml").watch == ("a.yaml",)
+
+    def test_a_search_has_one_name_wherever_it_begins(self) -> None:
+        long = ScriptSpec(command=f"python train.py {'x' * 90} {{micro_batch_size}}", micro_batch_size=2)
+        assert long.capacity_id == long.changed(micro_batch_size=3).capacity_id
+
+    def test_long_words_and_choices_are_left_as_they_are(self, project: Path) -> None:
+        (project / "fast").touch()
+        (project / "a.yaml").touch()
+        script = started(project, f"python train.py --mode fast --config a.yaml {'x/' * 3000}")
+        assert script.command[1:] == [
+            str(project / "train.py"), "--mode", "fast", "--config", str(project / "a.yaml"), "x/" * 3000
+        ]  # fmt: skip
+
+
 class TestEnvironment:
     def test_a_script_has_its_own_threads_and_sends_nothing(
         self, project: Path, monkeypatch: pytest.MonkeyPatch
