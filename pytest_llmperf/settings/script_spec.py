@@ -57,8 +57,8 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "end": (lambda value: value in ("park", "script"), "park or script"),
 }
 
-#: Fields that say how long to measure, or by what to judge: no part of the identity.
-_HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny")
+#: Fields that say how it is launched and measured, or by what to judge: no part of the identity.
+_HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny", "workdir", "end")
 
 #: Fields of the identity that the words of a command do not show: an id ends with digits of the digest for them.
 _IN_ID = frozenset({"cwd", "tokens", "step", "training", "seed", "env"})
