@@ -29,7 +29,8 @@ _INTERVAL_SECONDS = 0.5
 class Heartbeat:
     """Progress of one rank. ``step`` and the others are set by the rank and read by the thread."""
 
-    def __init__(self, folder: Path, rank: int, words: LastWords) -> None:
+    def __init__(self, folder: Path, rank: int, words: LastWords, *, has_parent: bool = True) -> None:
+        """``has_parent``: whoever started it waits for it; a script's own wrapper may have gone."""
         self.step, self.steps, self.tokens_per_step, self.compiles = 0, 0, 0, False
         self._phase = ""
         self._reached: Mapping[str, float] = {}
@@ -39,7 +40,7 @@ class Heartbeat:
         self._words = words
         # torchrun, or nobody where it has gone already and this process belongs to the system's first one.
         pid = os.getppid()
-        self._parent = psutil.Process(pid) if pid > 1 and psutil.pid_exists(pid) else None
+        self._parent = psutil.Process(pid) if has_parent and pid > 1 and psutil.pid_exists(pid) else None
         self._launcher_lock = _launcher_lock(folder)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="llmperf-heartbeat", daemon=True)

@@ -41,6 +41,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     scripts = Scripts(tmp_path_factory.mktemp("loops"), "loops.py")
     found = {name: scripts.add(name, **words) for name, words in LOOPS.items()}
     found |= {name: scripts.add(kind, **words) for name, (kind, words) in FAILING.items()}
+    found["cut"] = scripts.add("trainings", steps=38)
     seeds: list[dict[str, Any]] = [{}, {"seed": 7}, {"seed": 7}, {"seed": 8}]
     found |= {f"seeded {number}": scripts.add("plain", **words) for number, words in enumerate(seeds)}
     scripts.run()
@@ -89,7 +90,16 @@ def test_a_traced_step_is_of_the_script_alone(seen: dict[str, Seen]) -> None:
     counts = {row.name: row.count for row in seen["experts"].share.trace.rows}
     assert counts["aten::addmm"] == 5  # of 3, 5 and 7
     assert "own profiler" in seen["profiled"].share.trace.none
-    assert "the script ended before" in seen["short"].share.trace.none
+    assert "the training ended before" in seen["short"].share.trace.none
+
+
+def test_another_training_that_begins_while_steps_are_traced_takes_nothing_from_those_that_were_timed(
+    seen: dict[str, Seen],
+) -> None:
+    share = seen["cut"].share
+    assert len(share.record.step_seconds) == 38
+    assert "the training ended before" in share.trace.none
+    assert seen["cut"].ended == "parked"
 
 
 def test_a_script_that_goes_on_ends_with_its_own_code(seen: dict[str, Seen]) -> None:

@@ -67,7 +67,7 @@ class Rank:
         self._claim()
         if self.number == 0:
             write_json(folder / ENVIRONMENT_FILE, codec.plain(environment(device)))
-        self._beat = Heartbeat(folder, self.number, LastWords(folder, self.number, ASKS))
+        self._beat = Heartbeat(folder, self.number, LastWords(folder, self.number, ASKS), has_parent=False)
         self._beat.steps = spec.steps
         self._beat.start()
         memory: Memory | None = HostMemory(resident) if device.type == "cpu" else None
@@ -81,6 +81,7 @@ class Rank:
         self._moments: dict[int, _Moment] = {}  # of calls, by their numbers
         self._skips: list[int] = []  # such calls, since the last step
         self._skipped_steps: list[int] = []
+        self._is_cut = False
         self._profiled_steps = 0  # by the script's own profiler
         self._first_step_seconds = 0.0
         self._observed.begin()
@@ -147,9 +148,10 @@ class Rank:
         if self._num_optimizers > known and (self._model is None or self._spec.training > 1):
             self._model = Model.found(self._model)  # a later training has another
             self.losses.are_known = self.losses.are_known and not self._model.scales_losses
-        if self._steps.is_over:
+        if self._steps.is_over and not self._measurement.is_over:
             raise self._ended_early(f"training {self._spec.training} of the script")
-        return False
+        self._is_cut = self._steps.is_over  # another one began while its steps were traced
+        return self._is_cut
 
     def _ends_the_last_step(self, call: Call, moment: _Moment | None) -> bool:
         number, optimizer = self._steps.num_calls, call.optimizer
@@ -199,7 +201,7 @@ class Rank:
         if parks:
             signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that guards the script's steps has none to guard
         observed, model = self._observed, self._model or Model.found()
-        trace = observed.trace(StepsError("the script ended before") if is_ended else None)
+        trace = observed.trace(StepsError("the training ended before") if is_ended or self._is_cut else None)
         seen = evidence(model, self._spec, self._project, self._world)
         trained = observed.trained({}, keeps_losses=False, parameters=model.num_parameters, evidence=seen)
         share = Share(
