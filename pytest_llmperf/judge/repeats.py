@@ -76,10 +76,10 @@ class Repeats:
             # Steps that are unlike, in a training that begins otherwise each time, have as many by chance alone. One
             # that begins alike and logs each tenth step does not.
             is_chance = not losses and any(map(_are_unlike, traces))
-            if same and metric not in ranges and not is_chance:
+            known = ranges.pop(metric, (told[0], told[0]))
+            if same and known == (told[0], told[0]) and not is_chance:  # a range of one trace alone is none
                 counts.append(metric)
             else:
-                known = ranges.get(metric, (told[0], told[0]))
                 ranges[metric] = min(*known, *told), max(*known, *told)
         memory = {_memory(one, steps) for one in launches}
         memory |= {tuple(rank[: steps + 1] for rank in old.memory)} if old else set()

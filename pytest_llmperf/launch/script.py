@@ -120,7 +120,7 @@ class ScriptLaunch:
         script = self.command[self.spec.script]
         starts_it = Path(program).name.startswith(_STARTERS) and script.endswith(".py") and " " not in script
         if starts_it and not (self.work / script).is_file():
-            raise FileNotFoundError(f"{script} is not in {self.spec.cwd!r}, the folder that cwd= names")
+            raise FileNotFoundError(f"{script} is not in the folder of the command (cwd={self.spec.cwd!r})")
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What keeps the script quiet, its own variables, and the way in; ``inherited`` is of where it starts."""

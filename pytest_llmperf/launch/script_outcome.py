@@ -41,6 +41,9 @@ def explained(failure: Failure, ended: Ended, progress: Progress, lines: Sequenc
             why = why or ("somebody killed it" if name else "too few steps, os._exit, or a training in the background")
         else:
             how += " before its first optimizer step"
+            is_python = any(line.startswith("Traceback") for line in last)
+            is_unhooked = is_python and not any(folder.glob("seen-*"))
+            why += f"; {_NO_HOOK}: llmperf script --install-hook reaches these" if is_unhooked else ""
         message = f"{how}: {why or seen(folder)}"
     if any(word in line for line in last for word in _OFFLINE):
         message += "; launches are offline: env={'HF_HUB_OFFLINE': '0'} lets the script download"

@@ -115,7 +115,7 @@ def _rows(spec: ScriptSpec, launches: Sequence[Launch]) -> Iterator[tuple[str, s
     """What, how much, and how a record holds it, by what the two launches had in common."""
     first, repeats = launches[0], Repeats.of(launches)
     rate = measured(launches)[RATE]
-    seconds = formats.seconds(first.median_step_seconds)
+    seconds = " and ".join(dict.fromkeys(formats.seconds(each.median_step_seconds) for each in launches))
     yield (
         "a step ends with",
         str(spec.step if spec.step != "auto" else first.evidence.get("optimizer", "unknown")),

@@ -20,6 +20,7 @@ from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.verdict import judge, judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -105,6 +106,13 @@ class TestFound:
         lucky = recorded(launch(counts=unlike), launch((8.5, *LOSSES[1:]), counts=unlike)).repeats
         assert lucky
         assert lucky.counts == ()
+
+    def test_what_one_trace_told_alone_is_exact_once_another_tells_the_same(self) -> None:
+        untraced = replace(launch(), trace=Trace(none="a traced step failed"))
+        alone = recorded(launch(), untraced)
+        assert "kernels_per_step" in (alone.repeats or Repeats).ranges
+        healed = recorded(launch(), launch(), old=alone, reason="quiet now").repeats or Repeats
+        assert ("kernels_per_step" in healed.counts, healed.ranges) == (True, {})
 
     def test_a_host_s_memory_is_not_claimed(self) -> None:
         assert recorded(launch(allocated_bytes=()), launch(allocated_bytes=())).repeats == Repeats(

@@ -75,9 +75,10 @@ def test_what_is_not_there_is_told_before_anything_starts(
         ("bash -c 'echo RuntimeError: CUDA out of memory. Tried to allocate 2 GiB; exit 1'", "oom"),
         ("bash -c 'echo cannot reach the Hub: offline mode is enabled; exit 1'", "never-started"),
         (f"{sys.executable} -I -c pass", "error"),
+        (f"{sys.executable} -I -c 'raise ValueError(7)'", "never-started"),
         (f"{sys.executable} -c pass", "error"),
     ],
-    ids=["no program", "exit code", "signal", "memory", "offline", "no hook", "no torch"],
+    ids=["no program", "exit code", "signal", "memory", "offline", "no hook", "no hook, and it raised", "no torch"],
 )
 def test_a_command_that_ended_by_itself_says_why(project: Path, command: str, kind: str, golden: Golden) -> None:
     failure = launched(project, command)
