@@ -24,7 +24,7 @@ OPTIONS = [
     "--perf-parity",
     "--perf-loss-curve",
     "--perf-strict",
-    "--perf-against=PYTHON",
+    "--perf-against=PYTHON|git:REVISION",
     "--perf-start={auto,warm,cold}",
     "--perf-trace={yes,no}",
     "--perf-calibration={auto,no}",

@@ -19,7 +19,9 @@ _EXACT = frozenset(
     "unit verdict warmup_steps world_size".split()
 )
 #: Of these the kind alone: what is installed, which operators a processor has, and what a busy machine is told of.
-_OF_THE_MACHINE = frozenset("diagnosis health loaded notes python remarks rows sources variables versions".split())
+_OF_THE_MACHINE = frozenset(
+    "diagnosis health loaded notes places python remarks rows sources variables versions".split()
+)
 
 
 def test_it_writes_results_of_this_form(tmp_path: Path, golden: Golden) -> None:

@@ -262,7 +262,8 @@ class TestEnvironment:
     def test_a_script_has_its_own_threads_and_sends_nothing(
         self, project: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
+            monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("WANDB_MODE", "online")
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://of.everybody")
         request = request_of(project, "python train.py", env={"NEPTUNE_MODE": "async"})
