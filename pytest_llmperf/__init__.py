@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.support.version import __version__ as __version__
+from pytest_llmperf.support import __version__ as __version__
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.outcomes import DidNotTrain
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.records.result import CaseResult, Reference
     from pytest_llmperf.settings.script_spec import ScriptSpec
     from pytest_llmperf.settings.train_spec import TrainSpec
-    from pytest_llmperf.support.units import GIB
+    from pytest_llmperf.support.formats import GIB
 
 __all__ = ["GIB", "CaseResult", "DidNotTrain", "Perf", "Reference", "ScriptSpec", "TrainSpec", "is_active", "on_cpu"]
 
@@ -25,7 +25,7 @@ __all__ = ["GIB", "CaseResult", "DidNotTrain", "Perf", "Reference", "ScriptSpec"
 _HOMES = {
     "CaseResult": "records.result",
     "DidNotTrain": "plugin.outcomes",
-    "GIB": "support.units",
+    "GIB": "support.formats",
     "Perf": "plugin.perf",
     "Reference": "records.result",
     "ScriptSpec": "settings.script_spec",

@@ -42,7 +42,7 @@ from pytest_llmperf.judge.stats import CONFIRMED_BY, Difference, Rule, decide, l
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, Place, host_of, site_of
 from pytest_llmperf.records.steady_state import robust_sd
-from pytest_llmperf.support.numeric import one_thread
+from pytest_llmperf.support.interpreter import one_thread
 from tools import tables
 from tools.verdicts import POLICY, RATE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_llmperf.records.result import Reference
 from pytest_llmperf.settings.train_spec import TrainSpec, precision_fields
-from pytest_llmperf.support.units import GIB
+from pytest_llmperf.support.formats import GIB
 
 
 @dataclass(frozen=True)

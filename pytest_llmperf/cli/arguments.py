@@ -9,8 +9,7 @@ from typing import Any
 from pytest_llmperf.report.table import FORMATS
 from pytest_llmperf.run.options import BISECT, STORED, TUNE, Option, add_to_command, only, table
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.support import quantities
-from pytest_llmperf.support.version import MADE_BY
+from pytest_llmperf.support import MADE_BY, user_input
 
 #: Each is answered by its module in ``commands``.
 _COMMANDS = {
@@ -49,7 +48,7 @@ _OF_COMMANDS = (
     ),
     Option(
         flag="--minutes",
-        parse=quantities.positive,
+        parse=user_input.positive,
         expected="a time in minutes above 0",
         metavar="M",
         help="for all of it",
@@ -58,7 +57,7 @@ _OF_COMMANDS = (
     Option(
         flag="--mail",
         default="",
-        parse=quantities.mail,
+        parse=user_input.mail,
         expected="an address, or several with commas; none begins with -",
         metavar="ADDRESS",
         fronts=only(

@@ -22,7 +22,7 @@ from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import baselines_above
-from pytest_llmperf.support.suggestions import nearest
+from pytest_llmperf.support.user_input import nearest
 
 # Fewer digits of a digest are as likely a word.
 _FEWEST_DIGITS = 6

@@ -12,7 +12,7 @@ from pytest_llmperf.cli.answer import Answer, CommandError, Screen
 from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
-from pytest_llmperf.support import signals
+from pytest_llmperf.support import interpreter
 from pytest_llmperf.support.redaction import without_secrets
 
 # 128 and the signal, as shells say it.
@@ -22,7 +22,7 @@ _INTERRUPTED, _TERMINATED = 130, 143
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 is fine, 1 is no baselines, no such case or a broken file, and argparse exits with 2."""
     ended_by: list[str] = []
-    restore = signals.end_on(signals.OF_A_HOST, ended_by.append)
+    restore = interpreter.end_on(interpreter.OF_A_HOST, ended_by.append)
     try:
         try:
             return _run(argv)

@@ -16,7 +16,7 @@ from pytest_llmperf.judge.static_steps import StepStore
 from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 _PAIRS = "model=llama-3.2-1b micro_batch_size=8"
 

@@ -29,7 +29,7 @@ from statistics import fmean, median
 
 from pytest_llmperf.judge.noise import Noise, variance_of
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
-from pytest_llmperf.support.numeric import Array, np, special
+from pytest_llmperf.support.interpreter import Array, np, special
 
 #: That a series which never changed shows a change point at all.
 FALSE_ALARM = 0.01

@@ -18,7 +18,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, centre, measured
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
-from pytest_llmperf.support.quantities import is_positive
+from pytest_llmperf.support.user_input import is_positive
 
 # One-sided confidence in "the bound holds", and two-sided in the interval that is shown.
 _HOLDS, _INTERVAL = 0.95, 0.975

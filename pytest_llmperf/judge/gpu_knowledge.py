@@ -12,7 +12,7 @@ from pytest_llmperf.judge.gpu_model import EFFECTS_DF, FACTORS, Model, Posterior
 from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, calibrations_of, observations_of, unit_of
 from pytest_llmperf.judge.noise import Noise, Scatter, Spread, within_sessions
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.support.numeric import np, one_thread
+from pytest_llmperf.support.interpreter import np, one_thread
 
 #: Of a GPU that nobody knows one case cannot be told from it: what has changed by itself would be taken for the GPU,
 #: and the next case for changed. So many others that most of them have not.

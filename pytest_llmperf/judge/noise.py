@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import robust_sd
-from pytest_llmperf.support.numeric import np, special
+from pytest_llmperf.support.interpreter import np, special
 
 # Of a robust standard deviation, and the fewest launches among which one can be called out.
 _OUTLYING, _CALLED_OUT_FROM = 5.0, 3

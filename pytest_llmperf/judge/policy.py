@@ -12,8 +12,7 @@ from pytest_llmperf.judge.noise import Noise, Spread
 from pytest_llmperf.judge.stats import Difference, Rule, least_tolerance
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, measured, phases
-from pytest_llmperf.support.quantities import is_positive
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint, is_positive
 
 _GPU_NOISE = Noise(host=Spread(0.008, 6), site=Spread(0.008, 10), session=Spread(0.004, 6), launch=Spread(0.004, 8))
 

@@ -17,7 +17,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
-from pytest_llmperf.support.numeric import np, one_thread
+from pytest_llmperf.support.interpreter import np, one_thread
 
 # What failed has failed: a test cannot pass afterwards.
 _OPEN = frozenset({"pass", "inconclusive", "changed", "improved"})

@@ -16,7 +16,7 @@ from pytest_llmperf.judge.noise import Noise, Spread, Squares, log_of, sum_of_sq
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
 from pytest_llmperf.records.result import Verdict
-from pytest_llmperf.support.numeric import np, special
+from pytest_llmperf.support.interpreter import np, special
 
 # Keeps a covariance invertible where nothing was ever seen to vary: a millionth of a per cent, squared.
 _NEXT_TO_NOTHING = 1e-16

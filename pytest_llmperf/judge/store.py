@@ -24,7 +24,7 @@ from pytest_llmperf.judge.loss_curves import CurveBaseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.guarded_paths import private_folder
+from pytest_llmperf.support.folders import private_folder
 
 # Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
 # job: all processes of a host must meet in one place. Not on the file system of the baselines: a cluster's may be

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from pytest_llmperf.judge.tuning_surrogate import Prediction, Surrogate
-from pytest_llmperf.support.numeric import np, special
+from pytest_llmperf.support.interpreter import np, special
 
 # What has failed once, and never trained, trains one time in three; what has failed twice one time in five.
 _WEIGHT = 2.0

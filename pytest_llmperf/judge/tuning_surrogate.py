@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llmperf.support.numeric import np
+from pytest_llmperf.support.interpreter import np
 
 # Standard deviations, in logarithms, before anything is known: of a trait's effect, of the micro-batch's, and of what
 # two traits bring together. Their shares count; the scale of all of them is learnt.

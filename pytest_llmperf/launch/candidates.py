@@ -23,8 +23,7 @@ from filelock import FileLock
 from pytest_llmperf.launch.scratch import means_no_room
 from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.folders import cache_folder
-from pytest_llmperf.support.guarded_paths import refuse_others_folder
+from pytest_llmperf.support.folders import cache_folder, refuse_others_folder
 
 # A wheel of torch is fetched and unpacked within that, seconds; a project is built.
 _LONGEST = 3600.0

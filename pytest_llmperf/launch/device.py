@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from pytest_llmperf.support.units import GIB
+from pytest_llmperf.support.formats import GIB
 
 #: Says which GPUs a process sees, by index or uuid.
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -29,7 +29,7 @@ from pytest_llmperf.launch.candidates import (
     script,
 )
 from pytest_llmperf.records.past_result import Candidate
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 _SECONDS = 120.0
 _FIELDS = "%H%x00%P%x00%an%x00%as%x00%s"

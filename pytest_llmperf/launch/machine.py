@@ -22,8 +22,8 @@ from typing import TypeVar
 import psutil
 
 from pytest_llmperf.launch.device import UNKNOWN, VISIBLE, Gpu, foreign_processes, visible_gpus
-from pytest_llmperf.support.guarded_paths import is_at, open_shared, shared_folder
-from pytest_llmperf.support.units import GIB
+from pytest_llmperf.support.folders import is_at, open_shared, shared_folder
+from pytest_llmperf.support.formats import GIB
 
 T = TypeVar("T", Gpu, str)
 Say = Callable[[str], None]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.support.files import is_left, mark
-from pytest_llmperf.support.guarded_paths import private_folder
+from pytest_llmperf.support.folders import private_folder
 
 #: Names the folder that each node has for itself.
 SCRATCH = "LLMPERF_SCRATCH"

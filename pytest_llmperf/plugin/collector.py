@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
+from signal import Signals
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.hardware import UNFINISHED
-from pytest_llmperf.support import signals
+from pytest_llmperf.support import interpreter
 
 # Under which a worker of xdist leaves its controller the line of a usage error.
 _REFUSED = "llmperf_refused"
@@ -37,11 +38,11 @@ class Collector:
         config.pluginmanager.register(self, "llmperf-collector")
         with session.outcomes():
             if session.in_job:
-                self.mind(signals.OF_A_JOB)
+                self.mind(interpreter.OF_A_JOB)
             if session.settings.gpus or session.settings.launcher == "slurm":
                 _ = session.machine  # fewer GPUs than asked for ends the run here, before anything is collected
 
-    def mind(self, wanted: tuple[signals.Signals, ...]) -> None:
+    def mind(self, wanted: tuple[Signals, ...]) -> None:
         """Let these signals end the run as Ctrl-C does, unless others do already."""
         run = self.session
 
@@ -51,7 +52,7 @@ class Collector:
 
         if not self._minds_signals:
             self._minds_signals = True
-            run.config.add_cleanup(signals.end_on(wanted, ended_by))
+            run.config.add_cleanup(interpreter.end_on(wanted, ended_by))
 
     def saw(self, made: Iterable[Any]) -> None:
         """Of a test that is chosen by its parameters the others are made too, and nothing shows them later."""
@@ -107,7 +108,7 @@ class Collector:
         run.num_gates = len(cases)
         run.has_floors = any(item.get_closest_marker("perf_scaling") for item in session.items)
         if cases:  # to a run without any, signals mean what they always meant
-            self.mind(signals.OF_A_HOST)
+            self.mind(interpreter.OF_A_HOST)
         if cases and not session.config.option.collectonly:
             with run.outcomes():
                 if trains_by_recipe(session.items):
@@ -175,7 +176,7 @@ class Collector:
             run.idle.append(report.nodeid)
         run.unfinished, run.ends_with = getattr(report, "llmperf_unfinished", (run.unfinished, run.ends_with))
         if getattr(report, "llmperf_case", False):
-            self.mind(signals.OF_A_HOST)  # the controller of a parallel run collects nothing itself
+            self.mind(interpreter.OF_A_HOST)  # the controller of a parallel run collects nothing itself
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
             values = reports.last_attempt(self._attempts, report, values)

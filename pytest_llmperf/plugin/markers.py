@@ -15,9 +15,8 @@ from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.learning_cases import SEEDS
 from pytest_llmperf.run.settings import TOLERANCES
 from pytest_llmperf.settings.evidence import declarable
-from pytest_llmperf.support.quantities import A_TOLERANCE, is_positive, is_tolerance
-from pytest_llmperf.support.suggestions import hint
-from pytest_llmperf.support.units import GIB
+from pytest_llmperf.support.formats import GIB
+from pytest_llmperf.support.user_input import A_TOLERANCE, hint, is_positive, is_tolerance
 
 # More seeds would be a night of its own; more efficient is a slip of units: 85 for 85 %.
 _MOST_SEEDS, _MOST_EFFICIENT = 64, 2

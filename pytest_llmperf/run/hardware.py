@@ -22,7 +22,7 @@ from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import formats
-from pytest_llmperf.support.guarded_paths import private_folder
+from pytest_llmperf.support.folders import private_folder
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu

@@ -11,8 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_llmperf.support.quantities import argument
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import argument, hint
 
 #: The front-ends that make runs; the other commands of ``llmperf`` read what runs have left.
 PYTEST, CHECK, TUNE, BISECT, SCRIPT = "pytest", "check", "tune", "bisect", "script"

@@ -14,7 +14,7 @@ from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support.formats import memory
-from pytest_llmperf.support.quantities import is_positive
+from pytest_llmperf.support.user_input import is_positive
 
 # What a wider case may have otherwise than the narrow one that it is scaled from. One GPU has nothing to shard.
 _OF_THE_WIDTH = ("gpus", "parallelism", "micro_batch_size", "gradient_accumulation_steps")

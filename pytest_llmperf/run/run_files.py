@@ -15,8 +15,8 @@ from pytest_llmperf.run.plan import cost_document, priced
 from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.run.stale_baselines import seen
 from pytest_llmperf.run.whole_run import WholeRun
+from pytest_llmperf.support import MADE_BY
 from pytest_llmperf.support.files import files_digest, write_text
-from pytest_llmperf.support.version import MADE_BY
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run

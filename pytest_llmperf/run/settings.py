@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, SCRIPT, TUNE, only, option, switch
-from pytest_llmperf.support import quantities
+from pytest_llmperf.support import user_input
 
 if TYPE_CHECKING:
     from pytest_llmperf.analysis.cost import Price
@@ -44,17 +44,17 @@ _HERE = {"help": "where baselines are kept (default: baselines/ here)"}
 _KIND = {"help": "only baselines of this machine kind"}
 _EACH = {"help": "per launch"}
 _IDLE = {"static": "idle", "repeated": True}
-_LAUNCHES = {"parse": quantities.count, "expected": "a number of launches, 1 or more", "metavar": "N"}
-_GPUS = {"parse": quantities.whole, "expected": "a number of GPUs, 0 (the CPU) or more", "metavar": "N"}
-_WIDTH = {"parse": quantities.count, "expected": "a number of GPUs, 1 or more", "metavar": "N"}
-_SECONDS = {"parse": quantities.positive, "expected": "a time in seconds above 0", "metavar": "SECONDS"}
-_HOURS = {"parse": quantities.positive, "expected": "a number of GPU-hours above 0", "metavar": "GPU_HOURS"}
-_NIGHTS = {"parse": quantities.whole, "expected": "a number of nights, 0 or more", "metavar": "NIGHTS"}
-_PRICE = {"parse": quantities.positive, "expected": "a price of a GPU-hour, e.g. 2.10", "metavar": "PRICE"}
-_CURRENCY = {"parse": quantities.currency, "expected": "a currency, e.g. EUR", "metavar": "NAME"}
-_SIZE = {"parse": quantities.size_bytes, "expected": "a size of memory with its unit, e.g. 64GiB", "metavar": "SIZE"}
-_ALARMS: dict[str, Any] = {"parse": quantities.positive, "expected": "a number of alarms above 0, e.g. 1"}
-_TOLERANCE: dict[str, Any] = {"parse": quantities.tolerance, "expected": quantities.A_WRITTEN_TOLERANCE}
+_LAUNCHES = {"parse": user_input.count, "expected": "a number of launches, 1 or more", "metavar": "N"}
+_GPUS = {"parse": user_input.whole, "expected": "a number of GPUs, 0 (the CPU) or more", "metavar": "N"}
+_WIDTH = {"parse": user_input.count, "expected": "a number of GPUs, 1 or more", "metavar": "N"}
+_SECONDS = {"parse": user_input.positive, "expected": "a time in seconds above 0", "metavar": "SECONDS"}
+_HOURS = {"parse": user_input.positive, "expected": "a number of GPU-hours above 0", "metavar": "GPU_HOURS"}
+_NIGHTS = {"parse": user_input.whole, "expected": "a number of nights, 0 or more", "metavar": "NIGHTS"}
+_PRICE = {"parse": user_input.positive, "expected": "a price of a GPU-hour, e.g. 2.10", "metavar": "PRICE"}
+_CURRENCY = {"parse": user_input.currency, "expected": "a currency, e.g. EUR", "metavar": "NAME"}
+_SIZE = {"parse": user_input.size_bytes, "expected": "a size of memory with its unit, e.g. 64GiB", "metavar": "SIZE"}
+_ALARMS: dict[str, Any] = {"parse": user_input.positive, "expected": "a number of alarms above 0, e.g. 1"}
+_TOLERANCE: dict[str, Any] = {"parse": user_input.tolerance, "expected": user_input.A_WRITTEN_TOLERANCE}
 _YES_NO = {"choices": ("yes", "no"), "means": {"yes": True, "no": False}}
 _AUTO_NO = {"choices": ("auto", "no"), "means": {"auto": True, "no": False}}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_llmperf.settings.setting import Setting, TrainSpec
-from pytest_llmperf.support.quantities import A_TOLERANCE, is_tolerance
+from pytest_llmperf.support.user_input import A_TOLERANCE, is_tolerance
 
 
 def _clash(spec: TrainSpec) -> str | None:

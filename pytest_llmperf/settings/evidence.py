@@ -20,7 +20,7 @@ from pytest_llmperf.settings.recomputation import RecomputationEvidence
 from pytest_llmperf.settings.registry import SETTINGS
 from pytest_llmperf.settings.setting import NotClaimedError, Setting, TrainSpec, claimed, equal, read_evidence
 from pytest_llmperf.settings.weights import WeightsEvidence
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 #: What no setting asks for and each launch shows; a model of which a part is never trained declares it.
 LEARNING = "learning"

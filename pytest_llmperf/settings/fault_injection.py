@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 VARIABLE = "LLMPERF_INJECT"
 

@@ -15,7 +15,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 _CONFIGS = Path(__file__).parent / "configs"
 

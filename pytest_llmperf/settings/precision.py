@@ -20,7 +20,7 @@ from pytest_llmperf.settings.setting import (
     is_refusal,
     written_as_null,
 )
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 __tracebackhide__ = is_refusal
 

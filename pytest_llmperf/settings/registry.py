@@ -24,7 +24,7 @@ from pytest_llmperf.settings import (
 from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.setting import Fields, Package, Setting, TrainSpec
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.support.suggestions import first_few, hint
+from pytest_llmperf.support.user_input import first_few, hint
 
 #: In the order in which a search decides.
 SETTINGS: tuple[Setting, ...] = (

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
-from pytest_llmperf.support.quantities import A_TOLERANCE, is_tolerance
 from pytest_llmperf.support.redaction import is_secret
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import A_TOLERANCE, hint, is_tolerance
 
 __tracebackhide__ = is_refusal
 

@@ -21,7 +21,7 @@ from pytest_llmperf.settings.precision import PRECISIONS, precision_fields
 from pytest_llmperf.settings.registry import SETTINGS
 from pytest_llmperf.settings.setting import Axis, Choice, Search, SpecError
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 if sys.version_info >= (3, 11):
     import tomllib

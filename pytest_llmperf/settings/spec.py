@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.support.codec import plain_fields
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 __tracebackhide__ = is_refusal  # a refusal is about the caller's line
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, ge
 import msgspec
 
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from pytest_llmperf.support.guarded_paths import refuse_others_link
+from pytest_llmperf.support.folders import refuse_others_link
 
 # Of what another host's process left.
 _UNTOUCHED_SECONDS = 24 * 3600.0

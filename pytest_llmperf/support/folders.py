@@ -1,9 +1,16 @@
-"""The user's own folders, as the XDG base directories have them; and baselines above a folder, in a git work tree."""
+"""The user's own folders, baselines above one, and paths where another user may have prepared something first.
+
+What lies outside of the home, such as below ``/tmp``, is opened by descriptor and without following a link, and is
+looked at before it is used or its mode is set.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -48,3 +55,143 @@ def _holds_baselines(root: Path) -> bool:
             if path.is_file() and '"recorded_by"' in path.read_text(encoding="utf-8", errors="replace"):
                 return True
     return False
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A fifo is not waited for, and a terminal does not become ours.
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+_EVERYONES = 0o1777
+_OTHERS_WRITE = stat.S_IWOTH
+_STICKY = stat.S_ISVTX
+
+
+def private_folder(path: Path) -> Path:
+    """``path`` as a folder that is ours and that nobody else may enter, made where nothing is there.
+
+    Raises PermissionError where it is a link or another user's, or others may write there: what is in it may be a trap.
+    """
+    found = os.stat(path.parent) if path.parent.exists() else None  # noqa: PTH116 - as it will be found
+    if found and found.st_mode & _OTHERS_WRITE and not found.st_mode & _STICKY:
+        raise _refused(path, f"everybody may replace it: {path.parent} is open to all without the sticky bit")
+    with _opened(path) as (folder, _):
+        mode = os.fstat(folder).st_mode
+        if mode & 0o022:
+            raise _refused(path, "others may write there; remove it")
+        if mode & 0o077:
+            os.fchmod(folder, 0o700)
+    return path
+
+
+def refuse_others_folder(path: Path) -> None:
+    """Raise PermissionError where ``path``, from which something is run, is another user's or open to everybody."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - as the commands that run something there will find it
+    except FileNotFoundError:
+        return
+    if found.st_uid not in (0, os.geteuid()):
+        raise _refused(path, f"it belongs to user {found.st_uid}, expected ours ({os.geteuid()})")
+    if found.st_mode & _OTHERS_WRITE:
+        raise _refused(path, "everybody may write there; take that away with chmod o-w")
+
+
+def refuse_others_link(path: Path) -> None:
+    """Raise PermissionError where ``path`` is a link that another user put into a folder that everybody may write.
+
+    What it names may be ours alone to write. Linux does not notice where a program follows such a link by itself.
+    """
+    try:
+        link, folder = path.lstat(), path.parent.stat()
+    except OSError:
+        return
+    owners = (0, os.geteuid(), folder.st_uid)
+    if stat.S_ISLNK(link.st_mode) and folder.st_mode & _OTHERS_WRITE and link.st_uid not in owners:
+        raise _refused(path, f"it is a link of user {link.st_uid}; somebody may have put it there")
+
+
+@contextmanager
+def shared_folder(path: Path, *, is_everyones: bool) -> Iterator[int]:
+    """The descriptor of a folder in which users of this host meet; one that is made here is everyone's and sticky.
+
+    ``is_everyones``: one of ours that is there already becomes so too. Otherwise only the sticky bit is added to one of
+    ours that everybody may write. Whose it is does not matter: in a sticky folder nobody removes what others hold.
+    Raises PermissionError where it is a link of somebody else, or everybody may remove what others have there.
+    """
+    with _opened(path, any_owner=True) as (folder, is_new):
+        found = os.fstat(folder)
+        is_ours, is_open = found.st_uid == os.geteuid(), found.st_mode & _OTHERS_WRITE
+        if is_ours and (is_new or is_everyones):
+            os.fchmod(folder, _EVERYONES)
+        elif is_open and not found.st_mode & _STICKY:
+            if not is_ours:
+                raise _refused(
+                    path, f"user {found.st_uid} left it open to everybody without the sticky bit; chmod 1777 by them"
+                )
+            os.fchmod(folder, stat.S_IMODE(found.st_mode) | _STICKY)
+        yield folder
+
+
+def open_shared(folder: int, name: str) -> int:
+    """The descriptor of the file ``name`` in ``folder``, which is made where nothing is there; others may read it.
+
+    Another user's is opened for reading alone, which a lock needs no more than. Raises PermissionError where it is no
+    plain file with one name.
+    """
+    try:
+        made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o644, dir_fd=folder)
+    except FileExistsError:
+        pass
+    else:
+        os.fchmod(made, 0o644)  # whatever the umask
+        return made
+    # File systems that lock by ranges of bytes, as NFS does, want a file opened for writing: our own can be.
+    is_ours = os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == os.geteuid()
+    try:
+        opened = os.open(name, (os.O_RDWR if is_ours else os.O_RDONLY) | _FILE, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _refused(Path(name), "it is not a plain file; somebody may have put it there") from None
+        raise
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(opened)
+        raise _refused(Path(name), "it is not a plain file with one name; somebody may have put it there")
+    return opened
+
+
+def is_at(opened: int, folder: int, name: str) -> bool:
+    """Whether ``opened`` still is the file ``name`` in ``folder``: its last holder may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(opened), os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _opened(path: Path, *, any_owner: bool = False) -> Iterator[tuple[int, bool]]:
+    """The folder's descriptor, and whether it was made here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if any_owner and path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):
+        path = path.resolve()  # it is meant
+    try:
+        path.mkdir(mode=0o700)
+        is_new = True
+    except FileExistsError:
+        is_new = False
+    try:
+        folder = os.open(path, _FOLDER)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
+            raise _refused(path, "it is a link; somebody may have put it there") from None
+        raise
+    try:
+        owner = os.fstat(folder).st_uid
+        if owner != os.geteuid() and not any_owner:
+            raise _refused(path, f"it belongs to user {owner}, expected ours ({os.geteuid()})")
+        yield folder, is_new
+    finally:
+        os.close(folder)
+
+
+def _refused(path: Path, why: str) -> PermissionError:
+    return PermissionError(errno.EPERM, why, str(path))

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeGuard
 
-from pytest_llmperf.support.units import GIB as _GIB
-
 ABSENT = "-"
 
+#: Bytes.
+GIB = 2**30
 _KIB, _MIB = 2**10, 2**20
 _MINUTE, _HOUR = 60, 3600
 # From here on a figure's first decimal is noise.
@@ -43,7 +43,7 @@ def first_n(names: Sequence[str], most: int) -> str:
 
 def unit_of_memory(most: float) -> tuple[float, str]:
     """Bytes and name of the unit in which an axis up to ``most`` bytes is read."""
-    units = ((_GIB, "GiB"), (_MIB, "MiB"))
+    units = ((GIB, "GiB"), (_MIB, "MiB"))
     return next(((size, name) for size, name in units if most >= size), (_KIB, "KiB"))
 
 
@@ -51,8 +51,8 @@ def memory(num_bytes: float | None, decimals: int = 1) -> str:
     """``56480000000`` -> ``52.6 GiB``; below one GiB in MiB, and so on."""
     if not _finite(num_bytes):
         return ABSENT
-    if abs(num_bytes) >= _GIB:
-        return f"{num_bytes / _GIB:.{decimals}f} GiB"
+    if abs(num_bytes) >= GIB:
+        return f"{num_bytes / GIB:.{decimals}f} GiB"
     unit, name = (_MIB, "MiB") if abs(num_bytes) >= _MIB else (_KIB, "KiB")
     scaled = num_bytes / unit
     return f"{scaled:.{decimals if abs(scaled) < _WHOLE_FROM else decimals - 1}f} {name}"
@@ -108,7 +108,7 @@ def in_sentence(value: float, unit: str) -> str:
     if unit == "bytes":
         if value < _MIB:
             return f"{value / _KIB:.0f} KiB"
-        return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.1f} MiB"
+        return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / _MIB:.1f} MiB"
     if unit == "1" and abs(value) >= _COUNT_FROM:
         return f"{value:,.7g}"
     digits = f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.4g}"

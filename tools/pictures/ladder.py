@@ -8,7 +8,7 @@ from typing import Any
 from pytest_llmperf.analysis.ladder import Rung
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.metrics import pooled_tokens_per_second
-from pytest_llmperf.support.units import GIB
+from pytest_llmperf.support.formats import GIB
 
 _OURS, _PUBLISHED = "one H200, this project", "H100 64 GB, as published"
 _COLOURS = {_OURS: "#2a78d6", _PUBLISHED: "#9aa3ad"}

@@ -28,8 +28,8 @@ from pytest_llmperf.run.options import BISECT
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.registry import why_skip
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.support import codec, formats, quantities
-from pytest_llmperf.support.quantities import argument
+from pytest_llmperf.support import codec, formats, user_input
+from pytest_llmperf.support.user_input import argument
 
 # Exact changes that a page shows; the document has all.
 _MOST_EXACT = 8
@@ -147,7 +147,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "compare what this command runs in place of revisions, e.g. 'apptainer exec torch-{version}.sif python'"
     add("--python", metavar="COMMAND", help=what)
     add("--by", choices=CRITERIA, help="what tells bad from good; default: the first in which the ends differ")
-    number = argument(quantities.count, "a number of pairs, 1 or more")
+    number = argument(user_input.count, "a number of pairs, 1 or more")
     add("--max-pairs", type=number, default=8, metavar="N", help="of one comparison; default: %(default)s")
     add_shared(parser, BISECT)
     parser.set_defaults(answer=_answer, usage=parser.error)

@@ -19,7 +19,7 @@ from pytest_llmperf.records.trace import COUNTED, WORK, Trace, TraceRow
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import formats
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 _INDENT = "  "
 _MOST_NAMES = 3

@@ -23,8 +23,8 @@ from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.history.history import History, of_project, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
 from pytest_llmperf.run.revision import project_of
-from pytest_llmperf.support import formats, quantities
-from pytest_llmperf.support.suggestions import nearest
+from pytest_llmperf.support import formats, user_input
+from pytest_llmperf.support.user_input import nearest
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 # Fewer digits of a digest are as likely a word.
@@ -47,7 +47,7 @@ def _since(text: str) -> str:
             return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).date().isoformat()
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r}: no such day, expected e.g. 2026-10-31") from None
-    hours = quantities.duration_hours(text)
+    hours = user_input.duration_hours(text)
     if hours is None or hours > 24 * 36500:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a day, e.g. 2026-10-31, or how long ago, e.g. 30d")
     return (datetime.now(timezone.utc) - timedelta(hours=hours)).isoformat()

@@ -12,7 +12,7 @@ from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.night import night_log
 from pytest_llmperf.cli.night.night_log import Notice
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.support import quantities
+from pytest_llmperf.support import user_input
 
 _MOST = 20
 
@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "of the nights, with nights.txt; default: %(default)s"
     add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"), help=text)
     text = "exit code 1 unless a night was merged within this time, green or red; for cron and monitoring, e.g. 26h"
-    time_above_0 = quantities.argument(quantities.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
+    time_above_0 = user_input.argument(user_input.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
     add("--newer-than", metavar="TIME", type=time_above_0, help=text)
     add_shared(parser, "nights")
     parser.set_defaults(answer=_answer, usage=parser.error)

@@ -22,8 +22,7 @@ from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.run.reading import usual_history
 from pytest_llmperf.run.run_page.written_page import write_page
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import formats
-from pytest_llmperf.support.version import MADE_BY
+from pytest_llmperf.support import MADE_BY, formats
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

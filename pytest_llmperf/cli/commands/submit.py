@@ -35,7 +35,7 @@ from pytest_llmperf.cli.night.sbatch import (
     sbatch,
 )
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.user_input import hint
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

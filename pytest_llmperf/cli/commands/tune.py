@@ -25,7 +25,7 @@ from pytest_llmperf.run.tuning.trials import Tuning, TuningOrder
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import Space, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import formats, quantities
+from pytest_llmperf.support import formats, user_input
 
 NODEID = "llmperf tune"
 
@@ -35,7 +35,7 @@ _MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    whole = quantities.argument(quantities.count, "a whole number above 0")
+    whole = user_input.argument(user_input.count, "a whole number above 0")
     add("model", metavar="MODEL", help="a model's name or path, as a TrainSpec has it")
     what = "what else is fixed, as a TrainSpec has it, e.g. micro_batch_size=8 model_precision=fp32"
     add("fixed", metavar="FIELD=VALUE", nargs="*", help=what)

@@ -15,8 +15,8 @@ from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.night.night_log import NIGHTS_FILE
 from pytest_llmperf.cli.night.reserved_options import RESERVED, SBATCH, SBATCH_MERGE, reserved_by_sbatch, reserved_in
 from pytest_llmperf.cli.night.unjudged import LeftOut, left_out
-from pytest_llmperf.support import quantities
-from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support import user_input
+from pytest_llmperf.support.user_input import hint
 
 # It names files, and is a word of sbatch's and of a mail's.
 _NAME = re.compile(r"[\w.-]+")
@@ -32,7 +32,7 @@ def _listed(text: str) -> list[str]:
 
 def _widths(text: str) -> list[int] | None:
     """Numbers of GPUs, from wide to narrow."""
-    found = {quantities.count(word) for word in _listed(text)}
+    found = {user_input.count(word) for word in _listed(text)}
     return None if not found or None in found else sorted((each for each in found if each), reverse=True)
 
 
@@ -84,7 +84,7 @@ def _switch(default: str) -> Key:
 
 
 _WORDS = Key("", shlex.split, "words as in a shell", is_long=True)
-_COUNT = Key(None, quantities.count, "a whole number of at least 1")
+_COUNT = Key(None, user_input.count, "a whole number of at least 1")
 _FOLDER = Key(".", _folder, "a folder, in the home folder of a user that is known")
 _AN_ADDRESS = "an address, or several with commas; none begins with -"
 # Where a key says the same as an option of sbatch.
@@ -120,9 +120,9 @@ KEYS: Mapping[str, Mapping[str, Key]] = {
         "results": _FOLDER._replace(default=".llmperf/nightly"),
         "python": Key(sys.executable),
         "check_python": _switch("yes"),
-        "max_restarts": Key("2", quantities.whole, "a whole number"),
-        "budget_gpu_hours": Key("", quantities.positive, "a number of GPU-hours above 0", optional=True),
-        "mail": Key("", quantities.mail, _AN_ADDRESS),
+        "max_restarts": Key("2", user_input.whole, "a whole number"),
+        "budget_gpu_hours": Key("", user_input.positive, "a number of GPU-hours above 0", optional=True),
+        "mail": Key("", user_input.mail, _AN_ADDRESS),
     },
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_llmperf.records.result import FAILING
 from pytest_llmperf.records.results_document import ResultsDocument, Skipped
-from pytest_llmperf.support import quantities
+from pytest_llmperf.support import user_input
 
 _MOST_NAMES = 10
 
@@ -28,7 +28,7 @@ class LeftOut:
 
 def left_out(words: Sequence[str]) -> LeftOut | None:
     """What ``words``, numbers or ``wider``, leave out; ``None`` where one of them is neither."""
-    numbers = [quantities.count(word) for word in words if word != "wider"]
+    numbers = [user_input.count(word) for word in words if word != "wider"]
     widths = frozenset(number for number in numbers if number is not None)
     return LeftOut(widths, "wider" in words) if None not in numbers else None
 

@@ -36,8 +36,8 @@ from pytest_llmperf.launch.slurm.allocation import (
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.step_outcome import word
 from pytest_llmperf.support import codec
+from pytest_llmperf.support.formats import GIB
 from pytest_llmperf.support.redaction import is_secret
-from pytest_llmperf.support.units import GIB
 
 #: Begins the answer, among whatever a prolog or a module prints.
 MARK = "llmperf-node "

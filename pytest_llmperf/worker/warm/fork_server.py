@@ -32,7 +32,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
-from pytest_llmperf.support.garbage import uncollected
+from pytest_llmperf.support.interpreter import uncollected
 from pytest_llmperf.worker import installed
 from pytest_llmperf.worker.warm import gpu_answers, linux, preload
 from pytest_llmperf.worker.warm.agent import Order, flush, run_agent

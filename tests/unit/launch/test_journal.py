@@ -25,7 +25,7 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run import job as jobs
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.job import Journal
-from pytest_llmperf.support import signals
+from pytest_llmperf.support import interpreter
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 
@@ -257,7 +257,7 @@ def test_a_job_launches_by_srun_and_a_step_of_it_does_not(
 @contextmanager
 def ending() -> Iterator[list[str]]:
     told: list[str] = []
-    restore = signals.end_on(signals.OF_A_JOB, told.append)
+    restore = interpreter.end_on(interpreter.OF_A_JOB, told.append)
     try:
         yield told
     finally:

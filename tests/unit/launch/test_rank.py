@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.support.garbage import uncollected
+from pytest_llmperf.support.interpreter import uncollected
 from tests.golden import Golden
 
 _REPOSITORY = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.report.failure_message import MAX_LINES, failure_message
-from pytest_llmperf.support.units import GIB
+from pytest_llmperf.support.formats import GIB
 from tests.fakes import trace_of
 from tests.golden import Golden
 

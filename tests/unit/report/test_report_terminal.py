@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
 from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Check, Reference, Spent, Verdict
 from pytest_llmperf.report.summary_table import summary_lines
-from pytest_llmperf.support.units import GIB
+from pytest_llmperf.support.formats import GIB
 from tests.examples import examples
 from tests.golden import Golden
 

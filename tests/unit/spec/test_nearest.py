@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.settings.optimizer import OPTIMIZERS
-from pytest_llmperf.support.suggestions import hint, nearest
+from pytest_llmperf.support.user_input import hint, nearest
 from tests.golden import Golden
 
 NAMES = st.lists(st.text("abcdef-_0123456789", min_size=1, max_size=12), min_size=1, max_size=8, unique=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.support import quantities
-from pytest_llmperf.support.quantities import (
+from pytest_llmperf.support import user_input
+from pytest_llmperf.support.user_input import (
     argument,
     count,
     duration_hours,
@@ -89,7 +89,7 @@ def test_no_text_breaks_a_reader(text: str) -> None:
 
 
 def test_an_argument_says_what_was_expected(golden: Golden) -> None:
-    read = argument(quantities.count, "a number of launches, 1 or more")
+    read = argument(user_input.count, "a number of launches, 1 or more")
     assert read("3") == 3
     with pytest.raises(argparse.ArgumentTypeError) as raised:
         read("0")
@@ -101,16 +101,16 @@ def test_an_argument_says_what_was_expected(golden: Golden) -> None:
     [("EUR", True), ("€", True), ("", False), ("US dollar", False), ("E\nR", False), ("EUR2", False), ("E" * 9, False)],
 )
 def test_a_currency_is_a_short_word(text: str, is_one: bool) -> None:
-    assert quantities.currency(text) == (text if is_one else None)
+    assert user_input.currency(text) == (text if is_one else None)
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("0.03", 0.03), ("3 %", 0.03), ("3%", 0.03), ("1", 1.0), ("900 %", 9.0), (" 0.5 ", 0.5)]
 )
 def test_a_tolerance_is_a_fraction_or_has_its_sign(text: str, value: float) -> None:
-    assert quantities.tolerance(text) == pytest.approx(value)
+    assert user_input.tolerance(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["3", "1.01", "0", "-3 %", "%", "3 % of it", "nan", "inf %", ""])
 def test_what_is_no_tolerance(text: str) -> None:
-    assert quantities.tolerance(text) is None
+    assert user_input.tolerance(text) is None

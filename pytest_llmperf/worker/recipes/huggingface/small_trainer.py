@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from pytest_llmperf.settings.batch import SEQUENCES
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.units import GIB
+from pytest_llmperf.support.formats import GIB
 from pytest_llmperf.worker.build import build_model, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
 from pytest_llmperf.worker.settings.compilation import compile_layers

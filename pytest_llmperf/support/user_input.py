@@ -1,11 +1,12 @@
-"""Quantities and currencies as somebody types them, in an option, an ini or a cluster file. ``None``: it is none."""
+"""What somebody types, in an option, an ini or a cluster file: quantities (``None``: it is none), and names."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeGuard, TypeVar
 
 _T = TypeVar("_T")
@@ -106,3 +107,38 @@ def currency(text: str) -> str | None:
     """``EUR``, ``€``: a short word that stands beside a number, and so has no digit and no space."""
     is_word = text.isprintable() and not any(c.isspace() or c.isdigit() for c in text)
     return text if is_word and 0 < len(text) <= _LONGEST_CURRENCY else None
+
+
+# Likenesses, from 0 to 1: below the first, names have little in common; from the second on, what differs is a slip of
+# the fingers.
+_ALIKE, _SLIP = 0.5, 0.8
+# What begins alike was meant before what only shares letters: 'adamww' is an Adam.
+_STEM = 3
+
+
+def nearest(name: str, known: Iterable[str], at_least: float = _ALIKE) -> str | None:
+    """The one of ``known`` that ``name``, in whatever case, is most like; ``None`` where all are less alike."""
+    name, names = name.lower(), {each.lower(): each for each in known}
+    matches = difflib.get_close_matches(name, names, n=max(1, len(names)), cutoff=at_least)
+    if not matches:
+        return None
+    best = matches[0]
+    if difflib.SequenceMatcher(None, best, name).ratio() < _SLIP:
+        akin = max((each for each in names if each in matches), key=lambda each: _shared_start(name, each))
+        best = akin if _shared_start(name, akin) >= _STEM else best
+    return names[best]
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """``, did you mean 'liger'?``, to go behind the name; empty where nobody can tell."""
+    found = nearest(name, known)
+    return f", did you mean {found!r}?" if found else ""
+
+
+def first_few(names: Sequence[str], most: int = 8) -> str:
+    """As many as a line bears."""
+    return ", ".join(names[:most]) + (f", … ({len(names)} in all)" if len(names) > most else "")
+
+
+def _shared_start(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
