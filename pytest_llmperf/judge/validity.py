@@ -15,7 +15,7 @@ from pytest_llmperf.judge.learning_checks import unlearnt
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.records.launch import THROTTLES, Health, Launch
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
-from pytest_llmperf.settings.evidence import LEARNING, Evidence, contradictions, undeclarable
+from pytest_llmperf.settings.registry import LEARNING, Evidence, contradictions, undeclarable
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.codec import flat

@@ -18,7 +18,7 @@ from pytest_llmperf.records.learning import OLDER as UNINSPECTED
 from pytest_llmperf.records.learning import Learning
 from pytest_llmperf.records.steady_state import Steady, find_steady, growth
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.settings.evidence import Evidence
+from pytest_llmperf.settings.registry import Evidence
 from pytest_llmperf.support.codec import Number, sparse
 from pytest_llmperf.support.redaction import redacted
 

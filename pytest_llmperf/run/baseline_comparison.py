@@ -33,7 +33,7 @@ from pytest_llmperf.run.launch_notes import beside_verdict, compiler_notes, diag
 from pytest_llmperf.run.launch_retry import LaunchRetry
 from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.settings.compilation import is_compiled
-from pytest_llmperf.settings.evidence import LEARNING, lost
+from pytest_llmperf.settings.registry import LEARNING, lost
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 

@@ -180,7 +180,7 @@ def _refuse_unknown_fault() -> None:
     """Found out now, not by the first rank of each case."""
     if "LLMPERF_INJECT" not in os.environ:
         return
-    from pytest_llmperf.settings.fault_injection import Injection
+    from pytest_llmperf.settings.train_spec import Injection
 
     try:
         Injection.from_environment()

@@ -1,7 +1,7 @@
 """What a setting says of itself: values, words in ids, what it cannot be with, what it needs, what must be seen.
 
-A file of this folder that ends with ``SETTING`` is all of one setting; ``worker/settings/`` has its twin by the same
-file name, which applies it and witnesses it. ``registry.py`` lists them.
+A file of this folder that ends with ``SETTING`` is all of one setting, or of two that are near; ``worker/settings/``
+has the twin of each by its name, which applies it and witnesses it. ``registry.py`` lists them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # both are made of settings, whose functions only take them
-    from pytest_llmperf.settings.evidence import Evidence
+    from pytest_llmperf.settings.registry import Evidence
     from pytest_llmperf.settings.train_spec import TrainSpec
 else:
     Evidence = TrainSpec = Any
@@ -123,7 +123,7 @@ class Setting:
     """One setting, all of it."""
 
     name: str
-    """Of its file, here and in the worker."""
+    """Of its twin's file in the worker, and of its evidence."""
     fields: Sequence[str]
     """Of TrainSpec, which are decided together."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -10,10 +10,9 @@ from typing import Any
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import is_gpu, room
-from pytest_llmperf.settings import fault_injection
-from pytest_llmperf.settings.evidence import RunEvidence
+from pytest_llmperf.settings.registry import RunEvidence
 from pytest_llmperf.settings.setting import gathered
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import INJECT, TrainSpec
 from pytest_llmperf.worker.settings import (
     Training,
     attention,
@@ -56,7 +55,7 @@ def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict
 def _run(training: Training) -> RunEvidence:
     return RunEvidence(
         device_type=training.device.type,
-        injected=os.environ.get(fault_injection.VARIABLE, ""),
+        injected=os.environ.get(INJECT, ""),
         allocator_retries=room().retries if is_gpu(training.device) else 0,
         found=attention.found_settings(),
     )

@@ -20,8 +20,7 @@ from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.memory_limit import Headroom, lack_of_memory, watched
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.trained import Trained
-from pytest_llmperf.settings.fault_injection import Injection
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker import data_workers
 from pytest_llmperf.worker.folder import Request, write_json
 from pytest_llmperf.worker.launch_record import Recorder

@@ -24,7 +24,7 @@ from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.settings.evidence import contradictions
+from pytest_llmperf.settings.registry import contradictions
 from tests.fakes import trace_of
 from tests.worker import slow_text
 from tests.worker.import_patch import in_the_rank

@@ -19,8 +19,8 @@ from pytest_llmperf.records import trained
 from pytest_llmperf.records.trained import merged as merged_evidence
 from pytest_llmperf.settings import models
 from pytest_llmperf.settings.attention import ATTENTIONS
-from pytest_llmperf.settings.evidence import Evidence, contradictions
 from pytest_llmperf.settings.optimizer import OPTIMIZERS, optimizer_class
+from pytest_llmperf.settings.registry import Evidence, contradictions
 from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 

@@ -14,7 +14,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.learning_checks import unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.evidence import Evidence, contradictions
+from pytest_llmperf.settings.registry import Evidence, contradictions
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import TrainingArguments
 
-from pytest_llmperf.settings.recomputation import RecomputationEvidence
+from pytest_llmperf.settings.compilation import RecomputationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.settings import Training
 

@@ -19,8 +19,7 @@ from pytest_llmperf.observe.measurement import Clock
 from pytest_llmperf.observe.training import Burner
 from pytest_llmperf.records.launch import RankRecord
 from pytest_llmperf.records.trained import Trained
-from pytest_llmperf.settings.fault_injection import Injection
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.folder import Request
 from tests.fakes import evidence_of
 

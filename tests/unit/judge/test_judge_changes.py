@@ -18,7 +18,7 @@ from pytest_llmperf.judge.exact import changed_evidence, changes
 from pytest_llmperf.judge.learning_checks import changed_losses, first_loss_checks
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.attention import lost_kernel
-from pytest_llmperf.settings.evidence import lost
+from pytest_llmperf.settings.registry import lost
 from pytest_llmperf.support import codec
 from tests.fakes import ENVIRONMENT, Fake, launch_of
 from tests.golden import Golden

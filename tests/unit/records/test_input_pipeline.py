@@ -15,8 +15,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.launch_notes import steps_notes
 from pytest_llmperf.run.model_flops import ModelFlops
-from pytest_llmperf.settings.evidence import Evidence, contradictions, declarable
-from pytest_llmperf.settings.registry import small, why_skip
+from pytest_llmperf.settings.registry import Evidence, contradictions, declarable, small, why_skip
 from tests.fakes import evidence_of, launch_of, trace_of
 from tests.golden import Golden
 

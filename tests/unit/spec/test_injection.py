@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.settings.fault_injection import Injection
+from pytest_llmperf.settings.train_spec import Injection
 from tests.golden import Golden
 
 

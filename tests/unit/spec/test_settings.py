@@ -12,12 +12,14 @@ import pytest
 
 import pytest_llmperf
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.settings.evidence import Evidence, RunEvidence
-from pytest_llmperf.settings.registry import SETTINGS
+from pytest_llmperf.settings.registry import SETTINGS, Evidence, RunEvidence
 from pytest_llmperf.settings.setting import Setting, read_evidence, stored_evidence
 
 PACKAGE = Path(pytest_llmperf.__file__).parent
 WORKERS = PACKAGE / "worker" / "settings"
+
+#: Those that stand in the file of another.
+HOME = {"duration": "batch", "recomputation": "compilation", "weights": "data"}
 
 #: How long a training is measured is no work, and a batch is two of the Trainer's own arguments.
 WITHOUT_TWIN = {"batch", "duration"}
@@ -35,7 +37,10 @@ def test_every_field_of_a_spec_is_one_settings() -> None:
 
 @names
 def test_a_setting_has_its_parts(setting: Setting) -> None:
-    assert (PACKAGE / "settings" / f"{setting.name}.py").is_file()
+    assert (
+        f'    name="{setting.name}",'
+        in (PACKAGE / "settings" / f"{HOME.get(setting.name, setting.name)}.py").read_text()
+    )
     assert {*setting.values, *setting.in_id, *setting.checks, *setting.moot_on_cpu} <= {*setting.fields}
     assert (setting.evidence is None) == (setting.name in WITHOUT_EVIDENCE)
     assert bool(setting.checks) == (setting.evidence is not None)

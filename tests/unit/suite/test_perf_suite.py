@@ -17,11 +17,11 @@ from perf_tests.optimisations import OPTIMISATIONS
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU
 from pytest_llmperf.settings.attention import ATTENTIONS, SDPA_BACKENDS
+from pytest_llmperf.settings.compilation import CHECKPOINTING_POLICIES
 from pytest_llmperf.settings.liger import LIGER_KERNELS
 from pytest_llmperf.settings.models import resolve
 from pytest_llmperf.settings.parallelism import PARALLELISMS
 from pytest_llmperf.settings.precision import FP8_RECIPES
-from pytest_llmperf.settings.recomputation import CHECKPOINTING_POLICIES
 from pytest_llmperf.settings.registry import small
 
 REPOSITORY = Path(__file__).parents[3]

@@ -15,9 +15,8 @@ from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.reference_work import hardware_rates
 from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
 from pytest_llmperf.records.trained import Later, Trained
-from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.parallelism import is_sharded
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
 from pytest_llmperf.worker.evidence import attention_kernel, watched
 from pytest_llmperf.worker.folder import Request
