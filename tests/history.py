@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, timedelta
 
-from pytest_llmperf.judge.noise import Noise, Spread
+from pytest_llmperf.judge.stats import Noise, Spread
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 

@@ -22,13 +22,10 @@ from typing import cast
 
 from pytest_llmperf.judge import baseline_file, stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.early_stop import passing_range, passing_ranges, steps_to_settle
-from pytest_llmperf.judge.noise import Experience, Noise
-from pytest_llmperf.judge.phase_checks import growth_checks, is_doubted
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Rule
+from pytest_llmperf.judge.policy import Policy, Rule, passing_range, passing_ranges, steps_to_settle
+from pytest_llmperf.judge.stats import Experience, Noise
 from pytest_llmperf.judge.validity import circumstances
-from pytest_llmperf.judge.verdict import joined, judge
+from pytest_llmperf.judge.verdict import growth_checks, is_doubted, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRange, looks, why_end
 from tests.gpu_nights import TONIGHT, baseline_of, launch_at, spec_of

@@ -23,9 +23,9 @@ from statistics import median
 from typing import cast
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.noise import Experience
+from pytest_llmperf.judge.policy import Rule
 from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.judge.stats import Rule
+from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch

@@ -35,10 +35,9 @@ from pytest_llmperf.judge.gpu_panel import (
     observations_of,
     unit_of,
 )
-from pytest_llmperf.judge.noise import Experience
-from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.policy import CONFIRMED_BY, Policy, Rule, decide, least_tolerance, may_be_its_gpu
 from pytest_llmperf.judge.run_effects import common_change, is_laid_to_its_gpu
-from pytest_llmperf.judge.stats import CONFIRMED_BY, Difference, Rule, decide, least_tolerance, may_be_its_gpu, quantile
+from pytest_llmperf.judge.stats import Difference, Experience, quantile
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, Place, host_of, site_of
 from pytest_llmperf.records.steady_state import robust_sd

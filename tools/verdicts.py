@@ -22,9 +22,8 @@ from statistics import median
 from typing import Any, cast
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.noise import Experience, Noise
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Rule, decide
+from pytest_llmperf.judge.policy import Policy, Rule, decide
+from pytest_llmperf.judge.stats import Experience, Noise
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import find_steady
 from pytest_llmperf.support import codec

@@ -11,11 +11,10 @@ from statistics import fmean
 
 from pytest_llmperf.judge.baseline import Baseline, StoredTrace
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
-from pytest_llmperf.judge.noise import Noise, Spread
-from pytest_llmperf.judge.phase_checks import alike
 from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.judge.stats import quantile
+from pytest_llmperf.judge.stats import Noise, Spread, quantile
 from pytest_llmperf.judge.validity import injected
+from pytest_llmperf.judge.verdict import alike
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check

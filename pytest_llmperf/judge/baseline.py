@@ -18,8 +18,8 @@ from pytest_llmperf.judge.baseline_file import (
     shared,
     side_by_side,
 )
-from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.repeats import Repeats
+from pytest_llmperf.judge.stats import labels
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measured

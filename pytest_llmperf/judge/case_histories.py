@@ -18,8 +18,7 @@ from pytest_llmperf.judge.change_points import (
     find_levels,
     levels_between,
 )
-from pytest_llmperf.judge.noise import Noise
-from pytest_llmperf.judge.stats import quantile
+from pytest_llmperf.judge.stats import Noise, quantile
 from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.support import codec

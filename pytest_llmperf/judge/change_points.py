@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_llmperf.judge.noise import Noise, variance_of
+from pytest_llmperf.judge.stats import Noise, variance_of
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 from pytest_llmperf.support.interpreter import Array, np, special
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.noise import Noise, log_of, variance_of, within_sessions, work_of
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import CONFIRMED_BY, Decision, Difference, Outlook, Rule, decide
+from pytest_llmperf.judge.policy import CONFIRMED_BY, Decision, Outlook, Policy, Rule, decide
+from pytest_llmperf.judge.stats import Difference, Noise, log_of, variance_of, within_sessions, work_of
 from pytest_llmperf.judge.verdict import Decided, Judgement
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, centre, measured

@@ -10,7 +10,7 @@ from statistics import median
 
 from pytest_llmperf.judge.gpu_model import EFFECTS_DF, FACTORS, Model, Posterior, learn, robust
 from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, calibrations_of, observations_of, unit_of
-from pytest_llmperf.judge.noise import Noise, Scatter, Spread, within_sessions
+from pytest_llmperf.judge.stats import Noise, Scatter, Spread, within_sessions
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.interpreter import np, one_thread
 

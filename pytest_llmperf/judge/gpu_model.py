@@ -17,7 +17,7 @@ from pytest_llmperf.judge.gpu_panel import (
     incidence,
     predicted,
 )
-from pytest_llmperf.judge.noise import Spread, prior_of
+from pytest_llmperf.judge.stats import Spread, prior_of
 from pytest_llmperf.support.interpreter import Array, np, one_thread, special
 
 #: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.

@@ -1,18 +1,148 @@
-"""Policy: what each kind of machine tolerates of each metric, and how its launches scatter."""
+"""Policy: what each kind of machine tolerates of each metric, when a difference in speed is one, and with which step
+times a launch to come passes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
+from typing import Any
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
-from pytest_llmperf.judge.noise import Noise, Spread
-from pytest_llmperf.judge.stats import Difference, Rule, least_tolerance
+from pytest_llmperf.judge.gpu_panel import Unit
+from pytest_llmperf.judge.stats import Difference, Noise, Spread, log_of, quantile
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, measured, phases
+from pytest_llmperf.records.launch_end import ENOUGH, PassingRange, PassingRanges
+from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases
+from pytest_llmperf.records.result import Verdict
 from pytest_llmperf.support.user_input import hint, is_positive
+
+# The decision on speed after some launches: a verdict, or that another launch is worth its cost.
+
+#: So many launches, or pairs, have to show an alarm, or praise, each by itself: one that went wrong must not do
+#: (decision 9).
+CONFIRMED_BY = 2
+
+# One-sided confidence in "no slower than the tolerance", and how often a change of the detectable size is seen.
+_CONFIDENT, _POWER = 0.95, 0.90
+
+# How often, one-sided, a launch in which nothing changed is no further off.
+_UNCHANGED = 0.975
+
+# A factor of twenty thousand either way: who knows less than that knows nothing.
+_MOST_TOLD = 10.0
+
+# How far the difference may still move, in standard errors of the launches to come.
+_MOVES = 2.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How strict a run is."""
+
+    alpha: float = 1e-3
+    """Probability of an alarm in a case in which nothing changed."""
+    budget: int = 4
+
+    @classmethod
+    def allowing(cls, alarms_a_month: float, gates: int, budget: int) -> Rule:
+        """At most this many false alarms a month in a nightly run of ``gates`` cases, and never above 1 in 1,000."""
+        return cls(alpha=min(1e-3, alarms_a_month / (30 * max(1, gates))), budget=budget)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What the launches that are left can change; if that decides nothing, they are not spent."""
+
+    left: int
+    moves: float
+    """How far they move the difference at most."""
+    error: float
+    """Of the difference, once they are spent."""
+
+    @classmethod
+    def of(cls, difference: Difference, rule: Rule) -> Outlook:
+        num_launches, sd = len(difference.each), difference.launch_sd
+        left = max(0, rule.budget - num_launches)
+        gain = 1 / num_launches - 1 / (num_launches + left)
+        return cls(left, _MOVES * sd * math.sqrt(gain), math.sqrt(max(0.0, difference.error**2 - sd**2 * gain)))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the launches so far say."""
+
+    verdict: Verdict | None
+    """``None``: not decided, and another launch is worth its cost."""
+    alarm_log: float
+    """The difference from which on this gate calls out, in logarithms."""
+    detectable: float
+    """The smallest slow-down that this gate sees nine times in ten, within its budget; a fraction."""
+
+
+def passes_below(difference: Difference, tolerance: float) -> float:
+    """The logarithm below which a difference with this error is shown to be within ``tolerance``."""
+    return math.log1p(tolerance) - quantile(_CONFIDENT, difference.df) * difference.error
+
+
+def interval(difference: Difference) -> tuple[float, float]:
+    """Between which logarithms the difference is nine times in ten: below the upper end, as a pass is shown, and above
+    the lower one, each nineteen times in twenty."""
+    reach = min(quantile(_CONFIDENT, difference.df) * difference.error, _MOST_TOLD)
+    return difference.log - reach, difference.log + reach
+
+
+def least_tolerance(difference: Difference) -> float:
+    """The tolerance within which a launch in which nothing changed is shown to be, 39 times in 40."""
+    return math.expm1((quantile(_CONFIDENT, difference.df) + quantile(_UNCHANGED, difference.df)) * difference.error)
+
+
+def may_be_its_gpu(difference: Difference, tolerance: float, rule: Rule) -> bool:
+    """Whether a loss may be that of a bad GPU, of which nothing tells yet, and not the case's.
+
+    Known GPUs, however many, tell little of a bad one: its effect has the tails that effects have before any is seen.
+    It is one draw for all cases of a night: their number makes it no likelier.
+    """
+    tailed = replace(difference, df=min(difference.df, difference.gpu_df))
+    is_known = math.isinf(difference.gpu_df)
+    return not is_known and decide(tailed, tolerance, Rule(budget=rule.budget)).verdict != "regressed"
+
+
+def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
+    """Whether the launches, or pairs, of ``difference`` decide.
+
+    ``regressed`` (``improved``) where the difference is beyond both the tolerance and the noise, and two launches are
+    beyond the tolerance by themselves; ``pass`` where it is shown to be within the tolerance (Schuirmann 1987, one
+    side); else another launch, unless none could decide.
+    """
+    limit, budget = math.log1p(tolerance), max(rule.budget, len(difference.each))
+    beyond = quantile(1 - rule.alpha / budget, difference.df)
+    alarm = max(limit, beyond * difference.error)
+    confident = quantile(_CONFIDENT, difference.df)
+    ahead = Outlook.of(difference, rule)
+    detectable = math.expm1(max(limit, beyond * ahead.error) + quantile(_POWER, difference.df) * ahead.error)
+    not_slower = difference.log < passes_below(difference, tolerance)
+
+    may_pass = difference.log - ahead.moves + confident * ahead.error < limit
+    may_alarm = abs(difference.log) + ahead.moves > max(limit, beyond * ahead.error)
+    another = ahead.left > 0 and (may_pass or may_alarm)
+
+    verdict: Verdict | None = None
+    if abs(difference.log) > alarm:
+        sign = math.copysign(1, difference.log)
+        if sum(sign * each > limit for each in difference.each) >= min(CONFIRMED_BY, budget):
+            verdict = "regressed" if difference.log > 0 else "improved"
+        elif not ahead.left:
+            verdict = "inconclusive"
+    elif not_slower and (difference.log > -limit or not another):
+        verdict = "pass"
+    elif not another:
+        verdict = "inconclusive"
+    return Decision(verdict=verdict, alarm_log=alarm, detectable=detectable)
+
 
 _GPU_NOISE = Noise(host=Spread(0.008, 6), site=Spread(0.008, 10), session=Spread(0.004, 6), launch=Spread(0.004, 8))
 
@@ -96,3 +226,142 @@ class Policy:
 
 def _tolerances(kind: str) -> dict[str, float]:
     return {name: value for name, row in METRICS.items() if (value := getattr(row, kind)) is not None}
+
+
+# What one launch alone may show: stalls, a cold first step, what is before the steps.
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The launches that a measurement is held against; ``Baseline`` says which each are."""
+
+    stored: Sequence[Launch]
+    newest: Sequence[Launch]
+    explained: Sequence[Launch]
+
+    @classmethod
+    def of(cls, baseline: Baseline) -> Reference:
+        return cls(baseline.launches, baseline.newest, baseline.explained)
+
+
+def lasting(metric: Metric, held: Reference) -> float:
+    """How much of a metric of which more is worse, and that one launch alone may show, a launch usually has."""
+    # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
+    lasting = min(middle(metric, held.explained), middle(metric, held.newest))
+    return max(middle(metric, held.stored), lasting)
+
+
+def limit(metric: Metric, reference: float, tolerance: float, *, elsewhere: bool = False) -> float:
+    """With how much of it a launch passes; ``elsewhere``: on hardware that its baseline does not know."""
+    slack = max(metric.slack, metric.slack_elsewhere if elsewhere else 0.0)
+    return max(reference * (1 + tolerance), reference + slack)
+
+
+def middle(metric: Metric, launches: Sequence[Launch]) -> float:
+    return median_low(metric.read([launch]) for launch in launches)
+
+
+def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
+    """With how much of ``metric``, which is ``confirmed``, a launch passes."""
+    return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[metric.name])
+
+
+# Early stop: before a launch, with which step times it will pass its case by itself. More steps of such a launch would
+# decide nothing, so it may end (``records/launch_end.py``). One that is near a limit, or beyond it, goes on until its
+# median is known; so does every later launch of a case that one did not decide.
+
+# Of the error of the difference that decides: a median known to half of it adds an eighth.
+_WEIGHT = 0.5
+
+# Of the tolerance: a launch that drifts by half of it has no one speed (``validity.py``), so this one is not near that.
+_DRIFT = 0.2
+
+# Of what passes: in fewer steps one that stalls weighs more, and what the slowest rank lost is not seen by another.
+_STALLS = 0.5
+
+# Steps, of those that most launches of the case took until they were steady: a chip that has not yet found its power
+# limit shows no drift.
+_SETTLED = 1.5
+
+# Enough for a median, and to be its own steady state.
+_STEPS = 8
+
+# No host and no device has this name: they have letters.
+_UNSEEN = "?"
+
+
+def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: bool = False) -> PassingRanges | None:
+    """With which step times one launch on ``day`` (UTC, ISO 8601) passes, on each site of ``baseline`` and elsewhere.
+
+    ``is_shared``: other cases compute with the launch too, and it has to tell them no less than a longer one.
+    ``None``: nothing is held that fewer steps leave as it is.
+    """
+    gating = [row for name, row in METRICS.items() if name in policy.tolerances]
+    speeds = [row.name for row in gating if row.early_stop == "median"]
+    if not speeds or not all(row.early_stop for row in gating):
+        return None
+    most = [highest(row, baseline, policy) for row in gating if row.early_stop == "stalls"]
+    stalls = min((_STALLS * each for each in most), default=1.0)
+    steps = steps_to_settle([launch.steady.start for launch in baseline.launches])
+    most_error = max(ENOUGH, policy.noise.launch.sd) if is_shared else math.inf
+
+    def range_of(launch: Launch) -> PassingRange:
+        there = policy.at([launch], baseline)
+        difference = policy.difference([launch], baseline.launches)
+        tolerance = min(there.tolerances[name] for name in speeds)
+        # One that is beyond what it would be held to if its GPU were known is confirmed by another.
+        closest = min((there.on_known.get(name, math.inf) for name in speeds), default=math.inf)
+        found = passing_range(launch, difference, tolerance, closest)
+        return replace(found, error=min(found.error, most_error), stalls=stalls, steps=steps)
+
+    to_come = [_to_come(launch, day) for launch in baseline.launches]
+    # GPUs that this run knows by now, whether the baseline does or not.
+    known = policy.knowledge.units if policy.knowledge else ()
+    units = [unit for unit in known if len(unit.devices) == len(to_come[0].ranks)]
+    at_sites = {each.site: each for each in (*(_at(to_come[0], unit) for unit in units), *to_come)}
+    return PassingRanges(
+        at_sites={site: range_of(launch) for site, launch in at_sites.items()},
+        on_hosts={host: range_of(_unseen(launch)) for host, launch in {each.host: each for each in to_come}.items()},
+        elsewhere=range_of(_unseen(to_come[0], host=_UNSEEN)),
+    )
+
+
+def steps_to_settle(starts: Sequence[int]) -> int:
+    """How many steps a launch needs, where the steady state of others of its case began at ``starts``."""
+    return math.ceil(_SETTLED * median_low(starts))
+
+
+def passing_range(to_come: Launch, difference: Difference, tolerance: float, closest: float = math.inf) -> PassingRange:
+    """The same where and when ``to_come`` is, whatever its own step time, and its ``difference``.
+
+    Beyond ``closest`` it needs another launch, also where it is within ``tolerance``.
+    """
+    expected = log_of(to_come) - difference.log
+    limit = math.log1p(tolerance)
+    return PassingRange(
+        low=expected - limit,
+        high=expected + min(passes_below(difference, tolerance), math.log1p(closest)),
+        error=_WEIGHT * difference.error,
+        drift=_DRIFT * limit,
+    )
+
+
+def _to_come(launch: Launch, day: str) -> Launch:
+    """One of the same site on ``day``, as if its median were known."""
+    seconds = (launch.median_step_seconds,) * _STEPS
+    of_steps = ("waiting_seconds", "real_tokens", "allocated_bytes", "step_tokens")
+    untold: dict[str, Any] = {"calibration": None, **dict.fromkeys(of_steps, ())}
+    ranks = tuple(replace(rank, step_seconds=seconds, **untold) for rank in launch.ranks)
+    return replace(launch, started_at=day, warmup_steps=1, ranks=ranks)
+
+
+def _at(launch: Launch, unit: Unit) -> Launch:
+    """One on the hardware of ``unit``."""
+    places = zip(launch.ranks, unit.devices, unit.hosts, strict=True)
+    return replace(launch, ranks=tuple(replace(rank, device=gpu, host=host, boot="") for rank, gpu, host in places))
+
+
+def _unseen(launch: Launch, host: str = "") -> Launch:
+    """One of its host, or of ``host``, on GPUs that no launch has had."""
+    elsewhere: dict[str, Any] = {"host": host, "boot": ""} if host else {}
+    return replace(launch, ranks=tuple(replace(rank, device=_UNSEEN, **elsewhere) for rank in launch.ranks))

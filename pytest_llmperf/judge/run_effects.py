@@ -11,7 +11,8 @@ from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.gpu_knowledge import Knowledge, compared
 from pytest_llmperf.judge.gpu_model import cell_variances, design_of
 from pytest_llmperf.judge.gpu_panel import Panel, doubted, residuals, unit_of
-from pytest_llmperf.judge.stats import Difference, Rule, least_tolerance, quantile
+from pytest_llmperf.judge.policy import Rule, least_tolerance
+from pytest_llmperf.judge.stats import Difference, quantile
 from pytest_llmperf.judge.verdict import sentence, speed_check, within_tolerance
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE

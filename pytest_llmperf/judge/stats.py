@@ -1,22 +1,326 @@
-"""The statistics of launches, on the logarithm of their median step time, where +5 % and -5 % weigh the same.
+"""How launches of one spec scatter when nothing has changed, and how far some are from others beside that.
 
-The unit of evidence is a launch: its steps share hardware, allocator and clocks.
+All is of the logarithm of their median step time, where +5 % and -5 % weigh the same. A launch's is a mean plus
+independent deviations: of the host, of the site (the very GPUs), of the session (that site on that day) and of the
+launch, each known by a standard deviation and how well that is known. A launch is the unit of evidence: its steps share
+hardware, allocator and clocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Any
+from statistics import fmean, median, variance
+from typing import Any, Protocol
 
-from pytest_llmperf.judge.gpu_knowledge import Knowledge
-from pytest_llmperf.judge.noise import Noise, Spread, Squares, log_of, sum_of_squares, variance_of, without_outliers
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
-from pytest_llmperf.records.result import Verdict
+from pytest_llmperf.records.steady_state import robust_sd
 from pytest_llmperf.support.interpreter import np, special
+
+# Of a robust standard deviation, and the fewest launches among which one can be called out.
+_OUTLYING, _CALLED_OUT_FROM = 5.0, 3
+
+
+@dataclass(frozen=True)
+class Squares:
+    """A sum of squared deviations, and its degrees of freedom."""
+
+    total: float = 0.0
+    df: float = 0.0
+
+
+def summed(several: Iterable[Squares]) -> Squares:
+    """What several show together."""
+    shown = list(several)
+    return Squares(math.fsum(each.total for each in shown), sum(each.df for each in shown))
+
+
+def variance_of(shares: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The sum of variances, each with its degrees of freedom, and the sum's (Satterthwaite 1946)."""
+    known = list(shares)
+    total = math.fsum(share for share, _ in known)
+    return total, total**2 / math.fsum(share**2 / df for share, df in known) if total > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A standard deviation of logarithms, and by how many degrees of freedom it is known."""
+
+    sd: float
+    df: float
+
+    def moderated(self, own: Squares) -> Spread:
+        """This one as the prior of a case that itself showed ``own`` (Smyth 2004, limma)."""
+        return Spread(math.sqrt((self.df * self.sd**2 + own.total) / (self.df + own.df)), self.df + own.df)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Why some launches of one case differ, in arrays of one row for each."""
+
+    shifts: Any
+    """What their GPUs are known to do: no difference of the case's."""
+    shared: Sequence[tuple[Any, float]]
+    """Covariances of what several of them share, and by how many degrees of freedom each is known."""
+    launch: Spread
+    """What each is off by itself, moderated by what these show."""
+    lasting: Any
+    """Which of them share what keeps one from knowing its own median."""
+    gpu_df: float = math.inf
+    """By how many degrees of freedom it is known what a GPU may do of which nothing tells by itself."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The standard deviation of each component."""
+
+    host: Spread
+    site: Spread
+    session: Spread
+    launch: Spread
+
+    def moderated(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Noise:
+        """This noise with what one case shows of it taken in.
+
+        How tonight's launches differ from the baseline's is the question: only their scatter among themselves counts.
+        """
+        return _nested(
+            self.launch.moderated(within_sessions(candidates, baseline)),
+            lambda component, lower: getattr(self, component).moderated(between(baseline, component, lower)),
+        )
+
+    def usual(self, _: Sequence[Launch]) -> Noise:
+        """This, whatever the case."""
+        return self
+
+    def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
+        """Of the launches of ``baseline`` and then ``candidates``: nested deviations, of no GPU by itself."""
+        noise, label = self.moderated(candidates, baseline), labels([*baseline, *candidates])
+        shared = [
+            (spread.sd**2 * np.array([[a == b for b in label[name]] for a in label[name]], dtype=float), spread.df)
+            for name, spread in (("host", noise.host), ("site", noise.site), ("session", noise.session))
+        ]
+        num = len(label["host"])
+        return Scatter(np.zeros(num), shared, noise.launch, np.eye(num))
+
+
+def _nested(launch: Spread, of: Callable[[str, Mapping[str, float]], Spread]) -> Noise:
+    """Each component, from the launch upwards, by the standard deviations of those below it."""
+    found = {"launch": launch}
+    for component in ("session", "site", "host"):
+        found[component] = of(component, {name: spread.sd for name, spread in found.items()})
+    return Noise(**found)
+
+
+#: What launches that share a component's deviation share one level further up.
+_ABOVE: Mapping[str, str] = {"launch": "session", "session": "site", "site": "host", "host": ""}
+
+
+def labels(launches: Sequence[Launch]) -> dict[str, list[str]]:
+    """For each component, a label of each launch: launches with the same one share its deviation."""
+    host_of: dict[str, str] = {}
+    for launch in launches:  # the very GPUs are in one host, whatever it calls itself after a reboot
+        host_of.setdefault(launch.site, launch.host)
+    return {
+        "": [""] * len(launches),
+        "host": [host_of[launch.site] for launch in launches],
+        "site": [launch.site for launch in launches],
+        "session": [launch.session for launch in launches],
+        "launch": [str(number) for number in range(len(launches))],
+    }
+
+
+def within_sessions(*groups: Sequence[Launch]) -> Squares:
+    """Of the launches of each group about the mean of their session, together."""
+    return summed(between(launches, "launch", {}) for launches in groups)
+
+
+def between(launches: Sequence[Launch], component: str, lower: Mapping[str, float]) -> Squares:
+    """Of the means of ``component``'s groups (hosts, sites, …) within what they share further up.
+
+    The part that the standard deviations of the ``lower`` components explain is taken off.
+    """
+    label = labels(launches)
+    families: dict[str, dict[str, list[int]]] = {}
+    for index, (above, group) in enumerate(zip(label[_ABOVE[component]], label[component], strict=True)):
+        families.setdefault(above, {}).setdefault(group, []).append(index)
+    total, df = 0.0, 0
+    for groups in families.values():
+        if len(groups) > 1:
+            means = [fmean(log_of(launches[index]) for index in group) for group in groups.values()]
+            # A group's mean scatters by each lower component's variance over how many of it there are in the group.
+            explained = fmean(
+                sum(sd**2 / len({label[name][index] for index in group}) for name, sd in lower.items())
+                for group in groups.values()
+            )
+            total += max(0.0, sum_of_squares(means) - (len(groups) - 1) * explained)
+            df += len(groups) - 1
+    return Squares(total, df)
+
+
+def without_outliers(launches: Sequence[Launch], noise: Noise) -> list[Launch]:
+    """A baseline's launches but for ones so far off that something was wrong with them."""
+
+    def near(launches: Sequence[Launch], usual: float) -> list[Launch]:
+        if len(launches) < _CALLED_OUT_FROM:
+            return list(launches)
+        logs = [log_of(launch) for launch in launches]
+        centre, far = median(logs), _OUTLYING * max(robust_sd(logs), usual)
+        return [launch for launch, log in zip(launches, logs, strict=True) if abs(log - centre) <= far]
+
+    kept = near(launches, math.hypot(*(spread.sd for spread in vars(noise).values())))
+    of_a_site = math.hypot(noise.session.sd, noise.launch.sd)
+    sites = dict.fromkeys(launch.site for launch in kept)
+    return [one for site in sites for one in near([launch for launch in kept if launch.site == site], of_a_site)]
+
+
+def disagreement(launches: Sequence[Launch], noise: Noise, tolerance: float) -> str:
+    """A line where launches of one session lie further apart than noise and ``tolerance`` let them; else empty.
+
+    One of them went wrong, and nobody can tell which.
+    """
+    far = max(math.log1p(tolerance), _OUTLYING * math.sqrt(2) * noise.launch.sd)
+    for session in dict.fromkeys(launch.session for launch in launches):
+        logs = [log_of(launch) for launch in launches if launch.session == session]
+        if max(logs) - min(logs) > far:
+            apart = math.expm1(max(logs) - min(logs))
+            return f"launches of one session disagree: {len(logs)} of them are up to {apart * 100:.1f} % apart"
+    return ""
+
+
+def sum_of_squares(values: Sequence[float]) -> float:
+    """About their mean."""
+    mean = fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values)
+
+
+def log_of(launch: Launch) -> float:
+    """The logarithm of the launch's median step time: there +5 % and -5 % weigh the same.
+
+    Of a user's own training, that of a token: its steps need not have as many in each launch.
+    """
+    return math.log(launch.median_step_seconds / (launch.tokens_per_step if launch.is_script else 1))
+
+
+def work_of(launch: Launch) -> float:
+    """The tokens of one GPU that ``log_of`` is of."""
+    return (1 if launch.is_script else launch.tokens_per_step) / len(launch.ranks)
+
+
+# Experience: what all baselines of a machine kind show of its noise and of its canaries.
+
+# With fewer cases nothing can be said of how differently they scatter.
+_CASES = 5
+
+# However alike the cases look, one more may be different: a prior known better than this would not listen to it. Of
+# hosts, sites and days a case itself has few, and they must be heard all the same.
+_LEAST_DF, _MOST_DF, _MOST_DF_OF_GROUPS = 4.0, 10.0, 5.0
+
+# Launches of 40 steps scatter by this much at least: their own medians are known to no better.
+_LEAST_SD = 0.002
+
+# One launch that went wrong in one baseline must not blind the gates of all: deviations count up to this many robust
+# standard deviations, and a case's estimate up to this many times the middle one.
+_MOST_DEVIATION, _MOST_ESTIMATE = 5.0, 8.0
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Noise, and the canaries' rates, of one machine kind."""
+
+    noise: Noise
+    canaries: Mapping[str, tuple[float, ...]]
+    """By world size and name, e.g. ``"1 matmul_flops"``: every stored rate."""
+
+    @classmethod
+    def of(cls, cases: Sequence[Sequence[Launch]], prior: Noise) -> Experience:
+        """Learn from the launches of each case; ``prior`` is what is believed before any was seen."""
+        rates: dict[str, tuple[float, ...]] = {}
+        for one in (launch for launches in cases for launch in launches):
+            for name, rate in one.canary.items():
+                key = f"{len(one.ranks)} {name}"
+                rates[key] = (*rates.get(key, ()), rate)
+        cases = [without_outliers(launches, prior) for launches in cases]
+        noise = _nested(
+            _between_launches(cases, prior.launch),
+            lambda component, lower: _between_groups(cases, component, getattr(prior, component), lower),
+        )
+        return cls(noise, rates)
+
+
+def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Spread:
+    """Pooled over cases; its degrees of freedom say how alike the cases are (Smyth 2004, section 6.2)."""
+    shown = _winsorised([_deviations(launches) for launches in cases])
+    pooled, alike = prior.moderated(summed(shown)), prior.df
+    if len(shown) >= _CASES:
+        positive = [(squares.total / squares.df, squares.df) for squares in shown if squares.total > 0]
+        is_told = len(positive) >= _CASES
+        alike = prior_of(positive, least=_LEAST_DF, most=_MOST_DF, halvings=6).df if is_told else _LEAST_DF
+    return Spread(max(pooled.sd, _LEAST_SD), alike)
+
+
+def _deviations(launches: Sequence[Launch]) -> list[list[float]]:
+    """From their session's middle, by session, each scaled to the standard deviation of a launch."""
+    sessions: dict[str, list[float]] = {}
+    for launch in launches:
+        sessions.setdefault(launch.session, []).append(log_of(launch))
+    return [
+        [(value - median(members)) * math.sqrt(len(members) / (len(members) - 1)) for value in members]
+        for members in sessions.values()
+        if len(members) > 1
+    ]
+
+
+def _winsorised(cases: Sequence[Sequence[Sequence[float]]]) -> list[Squares]:
+    """Of each case that repeated a launch in a session."""
+    every = [value for sessions in cases for members in sessions for value in members]
+    most = _MOST_DEVIATION * max(_LEAST_SD, robust_sd(every, centre=0.0)) if every else 0.0
+    # Scaled deviations' squares sum to n/(n - 1) times the sum of squares about the mean.
+    return [
+        Squares(
+            math.fsum(min(abs(v), most) ** 2 * (len(members) - 1) / len(members) for members in case for v in members),
+            sum(len(members) - 1 for members in case),
+        )
+        for case in cases
+        if case
+    ]
+
+
+def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: float, halvings: int) -> Spread:
+    """What these ``variances``, each with its degrees of freedom, tell of one more (Smyth 2004, section 6.2).
+
+    Of logarithms: one that is a hundred times as large as the others moves it by no more than it must. Its degrees of
+    freedom are between ``least`` and ``most``.
+    """
+    logs = [math.log(each) - float(special.digamma(df / 2)) + math.log(df / 2) for each, df in variances]
+    excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in variances)
+    for _ in range(halvings):  # trigamma falls: bisection finds where it is the excess
+        middle = (least + most) / 2
+        least, most = (middle, most) if special.polygamma(1, middle / 2) > excess else (least, middle)
+    centre = fmean(logs) + float(special.digamma(most / 2)) - math.log(most / 2)
+    return Spread(math.exp(centre / 2), most)
+
+
+def _between_groups(
+    cases: Sequence[Sequence[Launch]], component: str, prior: Spread, lower: Mapping[str, float]
+) -> Spread:
+    """What moves a host, a site or a day moves every case alike: each counts once, however many cases it has."""
+    shown = [squares for launches in cases if (squares := between(launches, component, lower)).df]
+    if not shown:
+        return prior
+    estimates = [squares.total / squares.df for squares in shown]
+    most = max(_MOST_ESTIMATE * median(estimates), prior.sd**2)
+    label = labels([launch for launches in cases for launch in launches])
+    above = label[_ABOVE[component]]
+    # Groups, less one for each mean that they scatter about.
+    df = len(set(zip(above, label[component], strict=True))) - len(set(above))
+    pooled = prior.moderated(Squares(df * fmean(min(estimate, most) for estimate in estimates), df))
+    return Spread(pooled.sd, min(pooled.df, _MOST_DF_OF_GROUPS))
+
+
+# Difference: how much slower launches are than those that are stored, or than the other of each pair.
 
 # Keeps a covariance invertible where nothing was ever seen to vary: a millionth of a per cent, squared.
 _NEXT_TO_NOTHING = 1e-16
@@ -42,7 +346,17 @@ class Difference:
     something tells of all of them."""
 
 
-def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects: Noise | Knowledge) -> Difference:
+class Effects(Protocol):
+    """Why launches differ: the ``Noise`` of a machine kind, or the ``Knowledge`` of its GPUs."""
+
+    def usual(self, launches: Sequence[Launch], /) -> Noise:
+        """How launches of the case of these scatter where nothing is taken off."""
+
+    def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
+        """Of the launches of ``baseline`` and then ``candidates``."""
+
+
+def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects: Effects) -> Difference:
     """``candidates`` against what ``baseline`` expects of them where they ran.
 
     The expectation is the best linear unbiased prediction of a mixed model with an unknown mean (Henderson 1975; in
@@ -105,127 +419,3 @@ def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> D
 def quantile(probability: float, df: float) -> float:
     """Of Student's t: the value that it exceeds with ``1 - probability``."""
     return float(special.stdtrit(min(df, 1e6), probability))
-
-
-# The decision on speed after some launches: a verdict, or that another launch is worth its cost.
-
-#: So many launches, or pairs, have to show an alarm, or praise, each by itself: one that went wrong must not do
-#: (decision 9).
-CONFIRMED_BY = 2
-
-# One-sided confidence in "no slower than the tolerance", and how often a change of the detectable size is seen.
-_CONFIDENT, _POWER = 0.95, 0.90
-
-# How often, one-sided, a launch in which nothing changed is no further off.
-_UNCHANGED = 0.975
-
-# A factor of twenty thousand either way: who knows less than that knows nothing.
-_MOST_TOLD = 10.0
-
-# How far the difference may still move, in standard errors of the launches to come.
-_MOVES = 2.0
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How strict a run is."""
-
-    alpha: float = 1e-3
-    """Probability of an alarm in a case in which nothing changed."""
-    budget: int = 4
-
-    @classmethod
-    def allowing(cls, alarms_a_month: float, gates: int, budget: int) -> Rule:
-        """At most this many false alarms a month in a nightly run of ``gates`` cases, and never above 1 in 1,000."""
-        return cls(alpha=min(1e-3, alarms_a_month / (30 * max(1, gates))), budget=budget)
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What the launches that are left can change; if that decides nothing, they are not spent."""
-
-    left: int
-    moves: float
-    """How far they move the difference at most."""
-    error: float
-    """Of the difference, once they are spent."""
-
-    @classmethod
-    def of(cls, difference: Difference, rule: Rule) -> Outlook:
-        num_launches, sd = len(difference.each), difference.launch_sd
-        left = max(0, rule.budget - num_launches)
-        gain = 1 / num_launches - 1 / (num_launches + left)
-        return cls(left, _MOVES * sd * math.sqrt(gain), math.sqrt(max(0.0, difference.error**2 - sd**2 * gain)))
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What the launches so far say."""
-
-    verdict: Verdict | None
-    """``None``: not decided, and another launch is worth its cost."""
-    alarm_log: float
-    """The difference from which on this gate calls out, in logarithms."""
-    detectable: float
-    """The smallest slow-down that this gate sees nine times in ten, within its budget; a fraction."""
-
-
-def passes_below(difference: Difference, tolerance: float) -> float:
-    """The logarithm below which a difference with this error is shown to be within ``tolerance``."""
-    return math.log1p(tolerance) - quantile(_CONFIDENT, difference.df) * difference.error
-
-
-def interval(difference: Difference) -> tuple[float, float]:
-    """Between which logarithms the difference is nine times in ten: below the upper end, as a pass is shown, and above
-    the lower one, each nineteen times in twenty."""
-    reach = min(quantile(_CONFIDENT, difference.df) * difference.error, _MOST_TOLD)
-    return difference.log - reach, difference.log + reach
-
-
-def least_tolerance(difference: Difference) -> float:
-    """The tolerance within which a launch in which nothing changed is shown to be, 39 times in 40."""
-    return math.expm1((quantile(_CONFIDENT, difference.df) + quantile(_UNCHANGED, difference.df)) * difference.error)
-
-
-def may_be_its_gpu(difference: Difference, tolerance: float, rule: Rule) -> bool:
-    """Whether a loss may be that of a bad GPU, of which nothing tells yet, and not the case's.
-
-    Known GPUs, however many, tell little of a bad one: its effect has the tails that effects have before any is seen.
-    It is one draw for all cases of a night: their number makes it no likelier.
-    """
-    tailed = replace(difference, df=min(difference.df, difference.gpu_df))
-    is_known = math.isinf(difference.gpu_df)
-    return not is_known and decide(tailed, tolerance, Rule(budget=rule.budget)).verdict != "regressed"
-
-
-def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
-    """Whether the launches, or pairs, of ``difference`` decide.
-
-    ``regressed`` (``improved``) where the difference is beyond both the tolerance and the noise, and two launches are
-    beyond the tolerance by themselves; ``pass`` where it is shown to be within the tolerance (Schuirmann 1987, one
-    side); else another launch, unless none could decide.
-    """
-    limit, budget = math.log1p(tolerance), max(rule.budget, len(difference.each))
-    beyond = quantile(1 - rule.alpha / budget, difference.df)
-    alarm = max(limit, beyond * difference.error)
-    confident = quantile(_CONFIDENT, difference.df)
-    ahead = Outlook.of(difference, rule)
-    detectable = math.expm1(max(limit, beyond * ahead.error) + quantile(_POWER, difference.df) * ahead.error)
-    not_slower = difference.log < passes_below(difference, tolerance)
-
-    may_pass = difference.log - ahead.moves + confident * ahead.error < limit
-    may_alarm = abs(difference.log) + ahead.moves > max(limit, beyond * ahead.error)
-    another = ahead.left > 0 and (may_pass or may_alarm)
-
-    verdict: Verdict | None = None
-    if abs(difference.log) > alarm:
-        sign = math.copysign(1, difference.log)
-        if sum(sign * each > limit for each in difference.each) >= min(CONFIRMED_BY, budget):
-            verdict = "regressed" if difference.log > 0 else "improved"
-        elif not ahead.left:
-            verdict = "inconclusive"
-    elif not_slower and (difference.log > -limit or not another):
-        verdict = "pass"
-    elif not another:
-        verdict = "inconclusive"
-    return Decision(verdict=verdict, alarm_log=alarm, detectable=detectable)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.noise import Noise, Spread, Squares, sum_of_squares
+from pytest_llmperf.judge.stats import Noise, Spread, Squares, sum_of_squares
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
 

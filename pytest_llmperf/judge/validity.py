@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from pytest_llmperf.judge.learning_checks import unlearnt
-from pytest_llmperf.judge.noise import Experience
+from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.records.launch import THROTTLES, Health, Launch
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.settings.registry import LEARNING, Evidence, contradictions, undeclarable

@@ -1,6 +1,6 @@
-"""From launches and a baseline to a verdict: numbers in, a decision and its reason out.
+"""From launches and a baseline to a verdict: numbers in, a decision and its reason out. Pure.
 
-What is held against what, and how much it may change, is ``policy.py``'s; how speed is decided is ``stats.py``'s.
+What is held against what, how much it may change and how speed is decided is ``policy.py``'s.
 """
 
 from __future__ import annotations
@@ -12,12 +12,25 @@ from statistics import median_high, median_low
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import CONFIRMED_BY, Difference, Rule, decide, interval, may_be_its_gpu
+from pytest_llmperf.judge.policy import (
+    CONFIRMED_BY,
+    Policy,
+    Reference,
+    Rule,
+    decide,
+    interval,
+    lasting,
+    limit,
+    may_be_its_gpu,
+    middle,
+)
+from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, Metric, measured, rate_of
+from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases, rate_of
+from pytest_llmperf.records.phases import CHECKPOINT
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of
+from pytest_llmperf.records.steady_state import MOST_GROWTH
 from pytest_llmperf.support.formats import in_sentence, percent
 
 
@@ -139,11 +152,6 @@ def _new(metric: Metric, launches: Sequence[Launch], tolerance: float | None) ->
     )
 
 
-def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
-    """With how much of ``metric``, which is ``confirmed``, a launch passes."""
-    return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[metric.name])
-
-
 #: The reason of a case that nothing is stored of.
 NEW = "no baseline yet"
 #: What is said of a figure that one alone has shown.
@@ -153,19 +161,6 @@ WAITS = (
     "slower than its limit when it was launched, on a GPU that nothing told of (no baseline, no comparable calibration,"
     " few other cases): decided at the run's end; a calibration (--perf-calibration auto, the default) tells at once"
 )
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The launches that a measurement is held against; ``Baseline`` says which each are."""
-
-    stored: Sequence[Launch]
-    newest: Sequence[Launch]
-    explained: Sequence[Launch]
-
-    @classmethod
-    def of(cls, baseline: Baseline) -> Reference:
-        return cls(baseline.launches, baseline.newest, baseline.explained)
 
 
 @dataclass(frozen=True)
@@ -210,7 +205,7 @@ def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: R
 def _exact(metric: Metric, check: Check, launches: Sequence[Launch], held: Reference, policy: Policy) -> Decided:
     # Of two that differ the rest tells which one is odd.
     newest = [metric.read([launch]) for launch in held.newest]
-    reference = sorted((median_low(newest), _middle(metric, held.stored), median_high(newest)))[1]
+    reference = sorted((median_low(newest), middle(metric, held.stored), median_high(newest)))[1]
     check = _beside(check, reference)
     if check.tolerance is None:
         return Decided(check)
@@ -275,23 +270,6 @@ def speed_check(check: Check, difference: Difference, rule: Rule) -> Decided:
 _LEAST_TOLD, _BLIND = 0.2, 1.5
 
 
-def lasting(metric: Metric, held: Reference) -> float:
-    """How much of a metric of which more is worse, and that one launch alone may show, a launch usually has."""
-    # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
-    lasting = min(_middle(metric, held.explained), _middle(metric, held.newest))
-    return max(_middle(metric, held.stored), lasting)
-
-
-def limit(metric: Metric, reference: float, tolerance: float, *, elsewhere: bool = False) -> float:
-    """With how much of it a launch passes; ``elsewhere``: on hardware that its baseline does not know."""
-    slack = max(metric.slack, metric.slack_elsewhere if elsewhere else 0.0)
-    return max(reference * (1 + tolerance), reference + slack)
-
-
-def _middle(metric: Metric, launches: Sequence[Launch]) -> float:
-    return median_low(metric.read([launch]) for launch in launches)
-
-
 def _beside(check: Check, reference: float) -> Check:
     return replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
 
@@ -304,3 +282,113 @@ def sentence(check: Check) -> str:
     for word, value in (("baseline", check.baseline), ("limit", check.limit)):
         beside += [] if value is None else [f"{word} {in_sentence(value, check.unit)}"]
     return ", ".join(beside) + ("" if check.change is None else f" ({percent(check.change)})")
+
+
+# Phases: start, imports, the model, a checkpoint: each twice as long and some seconds more is a loss, never by one
+# launch (decision 31). Only like is compared with like: a warm launch imports nothing, and its start takes what was
+# left of a fork server's imports; a cold one reads a model family's code while it builds the model.
+
+
+@dataclass(frozen=True)
+class PhaseChecks:
+    """What was found; ``notes``: what one launch alone had too much of."""
+
+    checks: tuple[Check, ...] = ()
+    """One for each phase that the launches tell of; without a verdict where nothing like it is stored."""
+    undecided: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Policy) -> PhaseChecks:
+    """The phases of ``launches`` against those of launches that are like them in ``held``."""
+    checks, notes, undecided = [], [], False
+    for name, metric in phases().items():
+        told = [launch for launch in launches if _tells(metric, launch)]
+        if not told:
+            continue
+        tolerance = policy.tolerances.get(name)
+        # Seconds of one launch, what launches like it usually take, and what they may.
+        weighed: list[tuple[float, float, float]] = []
+        for launch in told if held and tolerance is not None else ():
+            sides = (held.stored, held.newest, held.explained) if held else ()
+            stored, newest, explained = ([each for each in side if alike(metric, launch, each)] for side in sides)
+            if stored:
+                usual = lasting(metric, Reference(stored, newest or stored, explained or stored))
+                weighed.append((metric.read([launch]), usual, limit(metric, usual, tolerance or 0.0)))
+        if not weighed:
+            checks.append(metric.check(metric.read(told)))
+            continue
+        weighed.sort(key=lambda each: each[0] / each[2])
+        (seconds, usual, most), worst = weighed[0], weighed[-1]
+        verdict: Verdict = "pass"
+        if not seconds <= most:  # also true of NaN
+            verdict = "regressed" if len(weighed) >= CONFIRMED_BY else "inconclusive"
+        undecided |= verdict == "inconclusive" and len(launches) < policy.rule.budget
+        checks.append(
+            metric.check(
+                seconds,
+                baseline=usual,
+                tolerance=tolerance,
+                limit=most,
+                change=seconds / usual - 1 if usual else None,
+                verdict=verdict,
+                detail=OF_ONE_LAUNCH if verdict == "inconclusive" else "",
+            )
+        )
+        if verdict == "pass" and not worst[0] <= worst[2]:
+            notes.append(f"{name} {worst[0]:.3g} s in one launch, {seconds:.3g} s in another: the shortest counts")
+    return PhaseChecks(tuple(checks), undecided, tuple(notes))
+
+
+def _tells(metric: Metric, launch: Launch) -> bool:
+    # Of a launch that began warm how far a server was with its imports says nothing.
+    is_warm = launch.evidence.get("start") == "warm"
+    return metric.phase in launch.phases and not (is_warm and metric.only_cold)
+
+
+def alike(metric: Metric, a: Launch, b: Launch) -> bool:
+    """Whether both tell of a phase, and began in one way, which a checkpoint does not know."""
+    began_alike = metric.phase == CHECKPOINT or a.evidence.get("start") == b.evidence.get("start")
+    return began_alike and _tells(metric, a) and _tells(metric, b)
+
+
+# Growth check: whether steps leave memory behind, which ends a long training and not a launch.
+
+GROWTH = "allocated_growth_bytes"
+
+# Of a growth that was accepted.
+_TOLERANCE = 0.1
+
+
+def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget: int) -> tuple[Check, ...]:
+    """The check of what ``launches`` leave behind a step; none where nothing counted it.
+
+    More than the limit is a loss also where nothing is stored. ``accepted`` are the baseline's with the last reason.
+    """
+    growth = [launch.allocated_growth for launch in launches if launch.allocated_growth is not None]
+    if not growth:
+        return ()
+    usual = min((launch.allocated_growth or 0.0 for launch in accepted), default=0.0)
+    limit = max(MOST_GROWTH, usual * (1 + _TOLERANCE))
+    whole, seen = horizon([launch for launch in launches if launch.allocated_growth is not None])
+    value = min(launch.allocated_growth or 0.0 for launch in whole)
+    is_held = bool(accepted) or value > limit  # a new case has figures to show, and no loss
+    verdict: Verdict | None = "pass" if is_held and not seen else None
+    if value > limit:
+        is_confirmed = sum(each > limit for each in growth) >= min(CONFIRMED_BY, budget)
+        verdict = "regressed" if is_confirmed else "inconclusive"
+    check = METRICS[GROWTH].check(
+        value,
+        baseline=usual if accepted else None,
+        tolerance=_TOLERANCE if is_held else None,
+        limit=limit,
+        verdict=verdict,
+        detail=seen or (OF_ONE_LAUNCH if verdict == "inconclusive" else ""),
+    )
+    return (check,)
+
+
+def is_doubted(judgement: Judgement) -> bool:
+    """Whether something was seen that a launch of all its steps has to show too."""
+    whole = [name for name, metric in METRICS.items() if metric.whole]
+    return any(check.verdict == "inconclusive" and check.metric in whole for check in judgement.checks)

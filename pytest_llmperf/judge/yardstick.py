@@ -14,8 +14,8 @@ from operator import or_
 from typing import Literal
 
 from pytest_llmperf.judge.exact import changes, count_of
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import CONFIRMED_BY, Difference, Outlook, Rule, paired_difference, quantile
+from pytest_llmperf.judge.policy import CONFIRMED_BY, Outlook, Policy, Rule
+from pytest_llmperf.judge.stats import Difference, paired_difference, quantile
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, counts
 from pytest_llmperf.records.past_result import Candidate

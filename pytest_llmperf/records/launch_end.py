@@ -1,6 +1,6 @@
 """Launch end: after which steps a launch may end, and what has to be known of it by then. Pure.
 
-The judge says beforehand with which step times a launch passes (``judge/early_stop.py``); the worker goes by it.
+The judge says beforehand with which step times a launch passes (``judge/policy.py``); the worker goes by it.
 """
 
 from __future__ import annotations

@@ -14,14 +14,22 @@ from pytest_llmperf.analysis.waits import held_up
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.early_stop import passing_ranges
 from pytest_llmperf.judge.exact import changes, count_checks
 from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
 from pytest_llmperf.judge.learning_checks import changed_gradients, first_loss_checks
-from pytest_llmperf.judge.noise import disagreement
-from pytest_llmperf.judge.phase_checks import PhaseChecks, growth_checks, is_doubted, phase_checks
+from pytest_llmperf.judge.policy import Reference, passing_ranges
+from pytest_llmperf.judge.stats import disagreement
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import WAITS, Judgement, Reference, joined, judge
+from pytest_llmperf.judge.verdict import (
+    WAITS,
+    Judgement,
+    PhaseChecks,
+    growth_checks,
+    is_doubted,
+    joined,
+    judge,
+    phase_checks,
+)
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps

@@ -13,10 +13,10 @@ from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import StoredTrace
 from pytest_llmperf.judge.exact import changed_evidence, changes, count_checks
 from pytest_llmperf.judge.gain import Bounds, judge_gain
-from pytest_llmperf.judge.phase_checks import growth_checks, phase_checks
+from pytest_llmperf.judge.policy import Reference
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge, judge_pairs
+from pytest_llmperf.judge.verdict import Judgement, growth_checks, joined, judge, judge_pairs, phase_checks
 from pytest_llmperf.launch.candidates import HistoryError, NotMadeError
 from pytest_llmperf.launch.histories import GitHistory
 from pytest_llmperf.records.failure import LaunchFailed

@@ -23,8 +23,8 @@ from pytest_llmperf.run.settings import Settings
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Baseline
     from pytest_llmperf.judge.gpu_knowledge import Knowledge
-    from pytest_llmperf.judge.noise import Experience
-    from pytest_llmperf.judge.stats import Rule
+    from pytest_llmperf.judge.policy import Rule
+    from pytest_llmperf.judge.stats import Experience
     from pytest_llmperf.launch.prediction import StaticSteps
     from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.run.case import Caller, CaseTerms
@@ -197,8 +197,8 @@ class Run(Hardware):
     @cached_property
     def experience(self) -> Experience:
         """The noise that all baselines of this machine kind show; read before anything of this run is recorded."""
-        from pytest_llmperf.judge.noise import Experience
         from pytest_llmperf.judge.policy import Policy
+        from pytest_llmperf.judge.stats import Experience
 
         policy = Policy.for_cpu() if self.on_cpu else Policy.for_gpu()
         return Experience.of(self.stored_launches, policy.noise)
@@ -240,7 +240,7 @@ class Run(Hardware):
     @property
     def rule(self) -> Rule:
         """How strict this run's verdicts are."""
-        from pytest_llmperf.judge.stats import Rule
+        from pytest_llmperf.judge.policy import Rule
 
         return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
 

@@ -8,8 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.policy import Rule
 from pytest_llmperf.judge.run_effects import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
-from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict

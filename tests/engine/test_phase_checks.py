@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.phase_checks import phase_checks
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Rule
-from pytest_llmperf.judge.verdict import Reference
+from pytest_llmperf.judge.policy import Policy, Reference, Rule
+from pytest_llmperf.judge.verdict import phase_checks
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, phases
 from pytest_llmperf.run.case import CaseTerms

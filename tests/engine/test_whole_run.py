@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Rule
+from pytest_llmperf.judge.policy import Policy, Rule
 from pytest_llmperf.judge.verdict import WAITS
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine

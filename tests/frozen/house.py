@@ -13,12 +13,11 @@ from pytest_llmperf.judge.baseline_file import read, text_of
 from pytest_llmperf.judge.exact import changes, count_checks
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.learning_checks import first_loss_checks
-from pytest_llmperf.judge.noise import Experience
-from pytest_llmperf.judge.phase_checks import growth_checks
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.judge.store import CAPACITY, BaselineStore, Store
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.judge.verdict import Judgement, joined, judge
+from pytest_llmperf.judge.verdict import Judgement, growth_checks, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.registry import small
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.noise import Noise, Spread
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Difference
+from pytest_llmperf.judge.stats import Difference, Noise, Spread
 from pytest_llmperf.judge.yardstick import (
     Lineage,
     Look,

@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge import gpu_model as model_module
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.early_stop import passing_ranges
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.gpu_model import EFFECTS_DF, Model, learn, robust
 from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, incidence, observations_of, unit_of
-from pytest_llmperf.judge.noise import Spread, log_of
-from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.policy import Policy, Rule, decide, least_tolerance, passing_ranges
 from pytest_llmperf.judge.run_effects import CommonChange, common_change, judged_later
-from pytest_llmperf.judge.stats import Difference, Rule, decide, least_tolerance, quantile
+from pytest_llmperf.judge.stats import Difference, Spread, log_of, quantile
 from pytest_llmperf.judge.verdict import judge, speed_check
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch

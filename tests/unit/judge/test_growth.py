@@ -13,9 +13,8 @@ import pytest
 
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.phase_checks import GROWTH, growth_checks
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.verdict import joined, judge
+from pytest_llmperf.judge.verdict import GROWTH, growth_checks, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import takes_all_steps
 from pytest_llmperf.records.steady_state import MOST_GROWTH, growth

@@ -21,9 +21,8 @@ from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.acceptance import creep
 from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, describe, size_of
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.noise import Experience
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Rule
+from pytest_llmperf.judge.policy import Policy, Rule
+from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.calibration import Calibration

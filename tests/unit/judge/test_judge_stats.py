@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.noise import Experience, Noise, Spread, disagreement, without_outliers
-from pytest_llmperf.judge.stats import Difference, Rule, decide, difference, paired_difference
+from pytest_llmperf.judge.policy import Rule, decide
+from pytest_llmperf.judge.stats import (
+    Difference,
+    Experience,
+    Noise,
+    Spread,
+    difference,
+    disagreement,
+    paired_difference,
+    without_outliers,
+)
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.judge.validity import Circumstances, circumstances, troubles, unusable
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.settings.optimizer import OPTIMIZERS, optimizer_class

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Rule
+from pytest_llmperf.judge.policy import Policy, Rule
 from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import measured

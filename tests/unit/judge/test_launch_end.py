@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.early_stop import passing_ranges
-from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.policy import Policy, passing_ranges
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.launch_end import (

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge.baseline import Baseline, describe
 from pytest_llmperf.judge.baseline_file import read, text_of
 from pytest_llmperf.judge.exact import changes, count_checks
-from pytest_llmperf.judge.noise import log_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.repeats import Repeats
+from pytest_llmperf.judge.stats import log_of
 from pytest_llmperf.judge.verdict import judge, judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check

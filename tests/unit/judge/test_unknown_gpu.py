@@ -11,9 +11,9 @@ import pytest
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.gpu_model import EFFECTS_DF
-from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.policy import Policy, Rule, decide, may_be_its_gpu
 from pytest_llmperf.judge.run_effects import ONLY_ITS_GPU, judged_later
-from pytest_llmperf.judge.stats import Difference, Rule, decide, may_be_its_gpu
+from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.verdict import WAITS, Judgement, judge
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch

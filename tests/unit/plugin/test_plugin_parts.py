@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.noise import Experience
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Rule
+from pytest_llmperf.judge.policy import Policy, Rule
+from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine

@@ -13,8 +13,7 @@ import pytest
 import pytest_llmperf
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.early_stop import passing_ranges
-from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.policy import Policy, passing_ranges
 from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Column, Metric, formatted, label
