@@ -41,6 +41,8 @@ RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 LOOK_AT = f"nvidia-smi and {VISIBLE}"
 # Of a power limit's default: one that differs by less changes nothing that could be measured.
 _LOWERED = 0.98
+# What a killed process takes to give a GPU back, at most, and how often that is looked at.
+_LEFT_SECONDS, _POLL_SECONDS = 10.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,14 @@ def foreign_processes(gpus: Sequence[Gpu]) -> tuple[str, ...]:
     """Compute processes on these GPUs, on which nothing of ours runs yet; one line each."""
     with sensors(gpus) as known:
         return tuple(line for one in known for line in one.processes().values())
+
+
+def wait_until_left(gpus: Sequence[Gpu], pids: set[int]) -> None:
+    """Wait until none of ``pids``, which were killed, holds memory of these GPUs: a zombie's threads may."""
+    deadline = time.monotonic() + _LEFT_SECONDS
+    with sensors(gpus) as known:
+        while any(pids & one.processes().keys() for one in known) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
 
 def driver_version() -> str:

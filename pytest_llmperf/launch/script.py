@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from pytest_llmperf.launch.device import VISIBLE, Gpu
+from pytest_llmperf.launch.device import VISIBLE, Gpu, wait_until_left
 from pytest_llmperf.launch.process import Ended, ask
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.side_effects import UNSET, announced, set_for
@@ -229,6 +229,7 @@ class ScriptLaunch:
     def closed(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
         """``recorded``, and without links, lest a copy of the folder holds what they point to, and unneeded scratch."""
         ended = self.recorded(ended, gpus)
+        wait_until_left(gpus, {int(path.name.partition("-")[2]) for path in self.folder.glob("seen-*")})
         folders = [self.folder / name for name in ("package", "libraries", "work")]
         if ended.returncode == 0 and self.spec.end == "park":
             shutil.rmtree(folders.pop(), ignore_errors=True)  # of a link it removes the link

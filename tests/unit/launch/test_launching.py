@@ -249,6 +249,18 @@ class TestWhatWasSeenOfTheChip:
             self._spend(clock, watch, self.TRAINING, 2)
             assert watch.health().foreign_processes == ("GPU 0: pid 13",)
 
+    @pytest.mark.parametrize(("pids", "looks"), [({11}, 4), ({11, 14}, 4), ({12}, 1), (set(), 1)])
+    def test_a_killed_rank_is_waited_for_until_it_has_left_its_gpu(
+        self, monkeypatch: pytest.MonkeyPatch, pids: set[int], looks: int
+    ) -> None:
+        seen = [{11: "ours", 13: "another's"}] * 3 + [{13: "another's"}]
+        left = iter(seen)
+        monkeypatch.setattr(device, "session", lambda: nullcontext(SimpleNamespace(nvmlDeviceGetHandleByUUID=str)))
+        monkeypatch.setattr(device.Sensors, "processes", lambda _: next(left))
+        monkeypatch.setattr(time, "sleep", lambda _: None)
+        device.wait_until_left(GPUS[:1], pids)
+        assert len(seen) - len(list(left)) == looks
+
 
 class TestLeases:
     @pytest.fixture(autouse=True)
