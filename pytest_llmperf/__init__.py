@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.plugin.perf import Perf
     from pytest_llmperf.plugin.waiting import is_active, on_cpu
     from pytest_llmperf.records.result import CaseResult, Reference
-    from pytest_llmperf.settings.script_spec import ScriptSpec
+    from pytest_llmperf.settings.spec import ScriptSpec
     from pytest_llmperf.settings.train_spec import TrainSpec
     from pytest_llmperf.support.formats import GIB
 
@@ -28,7 +28,7 @@ _HOMES = {
     "GIB": "support.formats",
     "Perf": "plugin.perf",
     "Reference": "records.result",
-    "ScriptSpec": "settings.script_spec",
+    "ScriptSpec": "settings.spec",
     "TrainSpec": "settings.train_spec",
     "is_active": "plugin.waiting",
     "on_cpu": "plugin.waiting",

@@ -36,7 +36,7 @@ from pytest_llmperf.launch.machine import find_machine
 from pytest_llmperf.launch.request import LaunchRequest, worker_environment, write_request
 from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 
 _OWN = re.compile(r"^llmperf-own (\S+)$", re.MULTILINE)
 _TURNS = (True, False, False, True)

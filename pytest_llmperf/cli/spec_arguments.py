@@ -13,8 +13,7 @@ from pytest_llmperf.cli.answer import CaseError, NotStoredError
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.static_steps import StepStore
-from pytest_llmperf.settings.script_spec import ScriptSpec
-from pytest_llmperf.settings.spec import Spec, read_spec
+from pytest_llmperf.settings.spec import ScriptSpec, Spec, read_spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.user_input import hint
 

@@ -22,7 +22,7 @@ from pytest_llmperf.launch.request import (
     write_request,
 )
 from pytest_llmperf.launch.scratch import scratch
-from pytest_llmperf.launch.script import ScriptLaunch
+from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure, Progress
@@ -144,7 +144,7 @@ class LocalSite(Site):
                 yield ()
 
     def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:
-        with ScriptLaunch.announced(request, say, self._said):
+        with announced(request, say, self._said):
             return LocalLauncher().launch(request, watch)
 
     def sizes(self, request: LaunchRequest, watch: Watch) -> list[outcome.Tried] | Failure:

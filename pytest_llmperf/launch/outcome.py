@@ -18,7 +18,7 @@ from pytest_llmperf.launch import last_words
 from pytest_llmperf.launch.last_words import ANSI, remarks_in, want_of_memory
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.scratch import means_no_room, unwritable
-from pytest_llmperf.launch.script_outcome import explained
+from pytest_llmperf.launch.script import explained
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.learning import Learning

@@ -8,38 +8,41 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import sys
+import sysconfig
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
 from pytest_llmperf.launch.device import VISIBLE, Gpu, wait_until_left
-from pytest_llmperf.launch.process import Ended, ask
+from pytest_llmperf.launch.process import Ended, WholeTree, ask, signal_name
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.launch.side_effects import UNSET, announced, set_for
 from pytest_llmperf.launch.watch import ProgressReader
-from pytest_llmperf.launch.whole_tree import WholeTree
-from pytest_llmperf.records import trace as traces
+from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import (
     ENVIRONMENT_FILE,
     NO_RANKS,
     RECORD_FILE,
     SHARE_FILE,
     Environment,
-    Launch,
     RankRecord,
 )
-from pytest_llmperf.records.trained import ASKS, Share, merged
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.records.memory_shortage import said
+from pytest_llmperf.records.trained import ASKS, Share, launch_of, merged
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.redaction import redacted, without_secrets
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -67,8 +70,6 @@ class ScriptLaunch:
     variables: Mapping[str, str]
     """What is set for it."""
     started_at: str
-
-    announced = staticmethod(announced)
 
     @classmethod
     def of(cls, request: LaunchRequest) -> ScriptLaunch | None:
@@ -190,19 +191,14 @@ class ScriptLaunch:
             remark = f"the command {how}, after what was measured"
             evidence["remarks"] = [*evidence.get("remarks", ()), remark]
         first = shares[0]
-        launch = Launch(
-            spec_id=self.spec.id,
-            digest=self.spec.digest,
-            started_at=self.started_at,
-            wall_seconds=0.0,
-            train_seconds=first.train_seconds,
-            warmup_steps=self.spec.warmup_steps,
-            parameters=first.parameters,
-            losses=first.losses,
+        launch = launch_of(
+            self.spec,
+            self.started_at,
+            first,
+            [each.trace for each in shares],
             ranks=tuple(self._with_tokens(each.record, evidence, len(shares)) for each in shares),
             evidence=evidence | ({"tokens": self.spec.rate_unit} if self.spec.given_tokens else {}),
             environment=replace(where, loaded=first.loaded),
-            trace=traces.merged([each.trace for each in shares]),
         )
         write_text(self.folder / RECORD_FILE, json.dumps(codec.plain(launch)), lasts=False)
         return replace(ended, returncode=0, timed_out=False)
@@ -263,3 +259,137 @@ def link_package(folder: Path) -> None:
         (folder / name).mkdir()
         for source in sources:
             (folder / name / source.name).symlink_to(source)
+
+
+#: Trackers keep what they would send. What the shell says of these does not count: only ``env=`` lets a launch send.
+QUIET = {
+    "WANDB_MODE": "offline",
+    "COMET_START_ONLINE": "0",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+    "SWANLAB_MODE": "offline",
+}
+#: Without these MLflow and Trackio write into the folder where they run.
+UNSET = ("MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID")
+
+#: The folder that brings hooks into the processes of a command.
+HOOKS = Path(__file__).parents[1] / "worker" / "script" / "path"
+_PATHS = ("PATH", "PYTHONPATH")
+_MOST_ENTRIES, _MOST_SHOWN = 4000, 3
+
+
+@contextmanager
+def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]) -> Iterator[None]:
+    """Say once what is set for a script and where it runs, and after it which of the user's files it wrote."""
+    spec = request.spec
+    if not isinstance(spec, ScriptSpec):
+        yield
+        return
+    here, began = spec.folder(request.tree or request.root), time.time()
+    place = f"in {here} itself" if spec.workdir == "own" else f"in a folder of its own that shows the files of {here}"
+    variables = redacted(set_for(request, os.environ))
+    names = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in _PATHS)
+    dropped = "".join(f", without {name}" for name in UNSET if name in os.environ)
+    text = f"{without_secrets(shlex.join(spec.argv))} runs {place}, with {names}{dropped}"
+    ends = "nothing of it runs after its measured steps" if spec.end == "park" else "it runs to its own end"
+    _say_once(f"{spec.id}: {text}; {ends}", say, said)
+    yield
+    written = list(islice(_written(here, began), _MOST_SHOWN + 1))
+    if written:
+        told = f"{', '.join(written[:_MOST_SHOWN])}{' and more' if len(written) > _MOST_SHOWN else ''}"
+        line = f"{spec.id}: while it ran, files of {here} were written: {told}; give the script another output folder"
+        _say_once(line, say, said)
+
+
+def _say_once(line: str, say: Callable[[str], None], said: set[str]) -> None:
+    if line not in said:
+        said.add(line)
+        say(line)
+
+
+def set_for(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What a launch of a script sets: it sends nothing away, and finds the hooks and the Python that is asked for.
+
+    The latter's programs stand alone in ``PATH``, before those of wherever it starts.
+    """
+    own: dict[str, str] = {**request.variables, **cast("ScriptSpec", request.spec).env}
+    is_ours = request.python == sys.executable
+    # A package of the project that is installed here as editable is another revision's there.
+    trees = [str(request.tree), str(request.tree / "src")] if request.tree else []
+    paths = filter(None, [str(HOOKS), *trees, own.get("PYTHONPATH", inherited.get("PYTHONPATH"))])
+    return {
+        **QUIET,
+        "HF_HUB_OFFLINE": inherited.get("HF_HUB_OFFLINE", "1"),
+        **own,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": sysconfig.get_path("scripts") if is_ours else str(Path(request.python).parent),
+    }
+
+
+def _written(here: Path, since: float) -> Iterator[str]:
+    """Files below ``here`` that changed ``since``, of the first few thousand; hidden folders are tools'."""
+    entries = 0
+    for folder, folders, files in os.walk(here):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        entries += len(files) + len(folders)
+        if entries > _MOST_ENTRIES:
+            return
+        for path in (Path(folder, name) for name in files):
+            with suppress(OSError):
+                if path.stat().st_mtime >= since:
+                    yield str(path.relative_to(here))
+
+
+_NO_HOOK = (
+    "no Python process of it loaded our hook (python -I, -E or -S, PYTHONPATH set anew, or a sitecustomize before ours)"
+)
+_OFFLINE = ("OfflineModeIsEnabled", "offline mode", "HF_HUB_OFFLINE")
+_ENDED = ("error", "killed", "never-started")
+_LAST = 60
+
+
+def explained(failure: Failure, ended: Ended, progress: Progress, lines: Sequence[str]) -> Failure:
+    """``failure`` in the words of a script, whose log has these ``lines``."""
+    folder, message, last = Path(failure.folder), failure.message, lines[-_LAST:]
+    name = signal_name(ended.returncode)
+    how = f"the command{ended.where} " + (f"was ended by {name}" if name else f"ended with {ended.returncode}")
+    is_untold = failure.rank is None and failure.kind in _ENDED
+    short = next((line.strip() for line in (*failure.tail, *last) if said(line) == "plainly"), "")
+    if short and failure.kind in _ENDED:
+        return replace(failure, kind="oom", message=f"{how if is_untold else message}: {short}")
+    if failure.kind == "timeout" and not progress.step:
+        within = f"{ended.seconds:.0f} s"
+        message = f"no optimizer step within {within}: {seen(folder)};{message.removeprefix(f'no end after {within},')}"
+        if not any(folder.glob("rank-*.pid")):  # what hangs has no rank yet
+            message = message.replace(" ranks ", " processes ").replace(" rank ", " process ")
+    elif is_untold:
+        said_last = _said_last(lines) if ended.returncode else ""
+        why = f"its last line: {said_last}" if said_last else ""
+        if progress.step:
+            how += f" after step {progress.step} of {progress.steps}"
+            why = why or ("somebody killed it" if name else "too few steps, os._exit, or a training in the background")
+        else:
+            how += " before its first optimizer step"
+            is_python = any(line.startswith("Traceback") for line in last)
+            is_unhooked = is_python and not any(folder.glob("seen-*"))
+            why += f"; {_NO_HOOK}: llmperf script --install-hook reaches these" if is_unhooked else ""
+        message = f"{how}: {why or seen(folder)}"
+    if any(word in line for line in last for word in _OFFLINE):
+        message += "; launches are offline: env={'HF_HUB_OFFLINE': '0'} lets the script download"
+    return replace(failure, message=message)
+
+
+def _said_last(lines: Sequence[str]) -> str:
+    """The last line with words, before torchrun's report."""
+    own = takewhile(lambda line: "torch/distributed/elastic" not in line, lines)
+    return next((line.strip() for line in reversed([*own]) if any(map(str.isalpha, line))), "")
+
+
+def seen(folder: Path) -> str:
+    """What its processes have left of a training that has not made a step."""
+    found = [path.read_text(encoding="ascii") for path in folder.glob("seen-*")]
+    if any(folder.glob("rank-*.pid")):
+        return "a backward pass was seen, and no call of a torch optimizer (an update by hand?)"
+    if "torch" in found:
+        return "torch was imported, and no backward pass seen (inference, or still loading?)"
+    return "no process of it imported torch" if found else _NO_HOOK

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.environment import device_name
-from pytest_llmperf.observe.heartbeat import Heartbeat
+from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.calibration import (
     ALL_REDUCE,
     BF16_PRODUCT,

@@ -19,11 +19,10 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import place_of
-from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.measurement import Boundary, Clock, Exchange, Measurement, Memory
-from pytest_llmperf.observe.places import Project
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.tracer import Tracer
+from pytest_llmperf.observe.tracer import Project, Tracer
+from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
 from pytest_llmperf.records.trace import UNWANTED, Trace

@@ -16,8 +16,7 @@ import pytest
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.run.errors import DidNotTrainError
-from pytest_llmperf.settings.script_spec import ScriptSpec
-from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 if TYPE_CHECKING:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_llmperf.records.launch import RankRecord
+from pytest_llmperf.records.launch import Launch, RankRecord
 from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
 from pytest_llmperf.records.learning import RankLearning
 from pytest_llmperf.records.trace import UNWANTED, Trace
+from pytest_llmperf.records.trace import merged as merged_traces
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.codec import flat
 
 #: Asks a process of a user's own training what it does. SIGUSR1 may be the script's: to save before SLURM ends it.
@@ -58,6 +60,22 @@ class Share:
     trace: Trace
     loaded: Mapping[str, str]
     """As ``Environment`` has it."""
+
+
+def launch_of(spec: Spec, started_at: str, first: Trained | Share, by_rank: Sequence[Trace], **seen: Any) -> Launch:
+    """The record of ``spec``, without what its launcher alone knows; ``first``: rank 0's, ``by_rank``: traces."""
+    return Launch(
+        spec_id=spec.id,
+        digest=spec.digest,
+        started_at=started_at,
+        wall_seconds=0.0,
+        train_seconds=first.train_seconds,
+        warmup_steps=spec.warmup_steps,
+        parameters=first.parameters,
+        losses=first.losses,
+        trace=merged_traces(by_rank),
+        **seen,
+    )
 
 
 # Ranks need not compile alike: the worst of them counts.

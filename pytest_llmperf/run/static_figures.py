@@ -18,8 +18,7 @@ from pytest_llmperf.records.phases import OTHER
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.run.case import Caller
-from pytest_llmperf.settings.script_spec import ScriptSpec
-from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 # Enough to know which optimizer ends a step.

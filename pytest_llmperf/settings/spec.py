@@ -1,16 +1,22 @@
-"""Spec: what every configuration of a training has, ours (``TrainSpec``) and a user's own command (``ScriptSpec``)."""
+"""Spec: what every configuration of a training has, ours (``TrainSpec``) and a user's own command, ``ScriptSpec``."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from pathlib import Path, PurePath
+from typing import Any, ClassVar, Literal, cast
 
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.support.codec import plain_fields
-from pytest_llmperf.support.user_input import hint
+from pytest_llmperf.support.redaction import is_secret
+from pytest_llmperf.support.user_input import A_TOLERANCE, hint, is_tolerance
 
 __tracebackhide__ = is_refusal  # a refusal is about the caller's line
 
@@ -106,8 +112,231 @@ def hashed(text: str) -> str:
 
 def read_spec(values: Mapping[str, Any]) -> Spec:
     """The spec with these fields, of whichever kind; SpecError: an unknown field, or an invalid value."""
-    # Imported here: each of them is a Spec.
-    from pytest_llmperf.settings.script_spec import ScriptSpec  # noqa: PLC0415
-    from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415
+    from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415 - it is a Spec
 
     return ScriptSpec(**values) if "command" in values else TrainSpec(**values)
+
+
+# Where launchers say how many ranks they start on a machine.
+_RANKS = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)(=(?P<value>.*))?")
+_BLANK = re.compile(r"\{(\w*)\}")
+_FILLED = ("gpus", "micro_batch_size")
+_SEQUENCES = re.compile(r"sequences:([1-9]\d*)")
+_LONGEST_ID, _LONGEST_NAME = 80, 120
+# Modules that start ranks: what follows their names is theirs, and what follows any other's is the script's.
+_LAUNCHERS = ("torch", "accelerate", "deepspeed")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+_EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("steps", "warmup_steps", "training", "micro_batch_size"), (_is_count, "a whole number of at least 1")
+    ),
+    **dict.fromkeys(
+        ("throughput_tolerance", "memory_tolerance"), (lambda value: value is None or is_tolerance(value), A_TOLERANCE)
+    ),
+    "tokens": (
+        lambda value: value == "auto" or _is_count(value) or bool(_SEQUENCES.fullmatch(str(value))),
+        "'auto', a number of tokens a step, or 'sequences:64'",
+    ),
+    "step": (
+        lambda value: _is_count(value) or (isinstance(value, str) and bool(value)),
+        "'auto', an optimizer's class, or a number of its calls",
+    ),
+    "gpus": (lambda value: value == 0 or _is_count(value), "a whole number of at least 1"),
+    "seed": (lambda value: value is None or _is_count(value) or value == 0, "a whole number of at least 0"),
+    "cwd": (lambda value: isinstance(value, str), "a folder's name"),
+    "name": (lambda value: isinstance(value, str) and len(value) <= _LONGEST_NAME, f"at most {_LONGEST_NAME} letters"),
+    "env": (lambda value: all(isinstance(each, str) for each in value.values()), "text of each variable"),
+    "workdir": (lambda value: value in ("scratch", "own"), "scratch or own"),
+    "end": (lambda value: value in ("park", "script"), "park or script"),
+}
+
+#: Fields that say how it is launched and measured, or by what to judge: no part of the identity.
+_HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny", "workdir", "end")
+
+#: Fields of the identity that the words of a command do not show: an id ends with digits of the digest for them.
+_IN_ID = frozenset({"cwd", "tokens", "step", "training", "seed", "env"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptSpec(Spec):
+    """A command that trains, as a user runs it.
+
+    Raises:
+        SpecError: a value that cannot work, before anything is launched, in one line.
+    """
+
+    command: str
+    """Split into words as a shell does, and run without one. ``{gpus}`` and ``{micro_batch_size}`` are filled in."""
+    gpus: int = 0
+    """World size. Left out: what the command tells its launcher, else 1."""
+    micro_batch_size: int = 1
+    """For ``{micro_batch_size}`` in the command."""
+    cwd: str = "."
+    """The folder in which the command is written to run, beside the run's root."""
+    name: str = ""
+    """The id for people; left out, it is made of the command."""
+    steps: int = 30
+    """Optimizer steps of one launch, the first one included; a launch takes all of them."""
+    warmup_steps: int = 4
+    """Steps left out of the steady rate at least, the first one included."""
+    tokens: str | int = "auto"
+    """Tokens of one step over all ranks, or ``sequences:64``. ``auto``: counted where the model embeds them."""
+    step: str | int = "auto"
+    """The optimizer, by its class, whose calls end a step; a number: so many calls are one step."""
+    training: int = 1
+    """Which of several trainings, one after the other, is judged."""
+    seed: int | None = None
+    """Seeds torch, random and numpy when they are imported; left out: what the script does."""
+    watch: Sequence[str] = ()
+    """More files whose content is evidence, beside those of the project that ranks import."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the command."""
+    workdir: Literal["scratch", "own"] = "scratch"
+    """Where it runs: in a folder of the launch that shows the files of ``cwd``, or in ``cwd`` itself."""
+    end: Literal["park", "script"] = "park"
+    """After the measured steps: nothing of the script runs any more, or it goes on to its own end."""
+    tiny: str = ""
+    """The same training made small, for ``--perf-static``: a command that a CPU runs in seconds."""
+    throughput_tolerance: float | None = None
+    memory_tolerance: float | None = None
+
+    is_script: ClassVar[bool] = True
+    _needs = ("command", "torchrun --nproc-per-node 2 train.py")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "watch", (self.watch,) if isinstance(self.watch, str) else tuple(self.watch))
+        object.__setattr__(self, "env", dict(self.env))
+        secrets = [f"env has a secret, {name}," for name, value in self.env.items() if is_secret(name, str(value))]
+        secrets += [f"{name} has a secret," for name in ("command", "tiny") if _has_secret(getattr(self, name))]
+        shown = [f"{secret} which a baseline would show; leave it to the shell" for secret in secrets]
+        for line in chain(shown, self._problems()):  # the first alone: later ones need what it asks for
+            raise SpecError(f"ScriptSpec: {line}")
+        if not self.gpus:
+            object.__setattr__(self, "gpus", self._ranks_in_command or 1)
+
+    def _problems(self) -> Iterator[str]:
+        for name in ("command", "tiny"):
+            command = getattr(self, name)
+            try:
+                words = shlex.split(command)
+            except (ValueError, AttributeError) as error:
+                yield f"{name}={command!r} cannot be split into words ({error})"
+                return
+            if not words and name == "command":
+                yield "command is empty, expected e.g. 'torchrun --nproc-per-node 2 train.py'"
+            for blank in _BLANK.findall(command):
+                if blank not in _FILLED:
+                    yield f"{name} has {{{blank}}}, expected {{gpus}} or {{micro_batch_size}}{hint(blank, _FILLED)}"
+        if self.gpus and (told := self._ranks_in_command) and told != self.gpus:
+            yield f"gpus={self.gpus}, and its command starts {told} ranks; leave gpus out, or write {{gpus}} there"
+        for name, (holds, expected) in _EXPECTED.items():
+            if not holds(getattr(self, name)):
+                yield f"{name}={getattr(self, name)!r}, expected {expected}"
+        if self.steps < self.warmup_steps + 2:
+            yield f"steps={self.steps}, expected at least 2 more than warmup_steps={self.warmup_steps}"
+
+    @property
+    def _ranks_in_command(self) -> int | None:
+        """What the command tells its launcher; ``None``: nothing, or a word for all GPUs."""
+        words, at = shlex.split(self.command), self.script
+        if words[at].endswith(".py") or (at and words[at].partition(".")[0] not in _LAUNCHERS):
+            words = words[:at]
+        for word, following in zip(words, [*words[1:], ""], strict=False):
+            if found := _RANKS.fullmatch(word):
+                told = found["value"] if found[2] else following
+                return int(told) if told.isdecimal() else None
+        return None
+
+    @property
+    def argv(self) -> list[str]:
+        """The words of the command, filled in."""
+        filled = {"gpus": str(self.gpus), "micro_batch_size": str(self.micro_batch_size)}
+        return [_BLANK.sub(lambda blank: filled[blank[1]], word) for word in shlex.split(self.command)]
+
+    @property
+    def min_steps(self) -> int:  # type: ignore[override]
+        """All: ranks end at the same step by counting, and do not talk to one another."""
+        return self.steps
+
+    @property
+    def rate_unit(self) -> str:
+        """Of what the rate is, where ``tokens`` says so."""
+        return "sequences" if _SEQUENCES.fullmatch(str(self.tokens)) else "tokens"
+
+    @property
+    def given_tokens(self) -> int | None:
+        """Tokens, or sequences, of one step over all ranks; ``None``: they are counted."""
+        found = _SEQUENCES.fullmatch(str(self.tokens))
+        return int(found[1]) if found else self.tokens if isinstance(self.tokens, int) else None
+
+    @property
+    def script(self) -> int:
+        """Where the script is among ``argv``."""
+        argv = self.argv
+        files = [at for at, word in enumerate(argv) if word.endswith(".py")]
+        modules = [at + 1 for at, word in enumerate(argv[:-1]) if word in ("-m", "--module")]
+        return (files or modules[-1:] or [0])[0]
+
+    @property
+    def slug(self) -> str:
+        word = self.argv[self.script]
+        return _slug(PurePath(word).stem if word.endswith(".py") else PurePath(word).name)
+
+    @property
+    def id(self) -> str:
+        if self.name:
+            return f"{_slug(self.name)}-gpus{self.gpus}"
+        return self._id(self.argv[self.script + 1 :], self.digest)
+
+    def _id(self, words: Sequence[str], digest: str) -> str:
+        made = _slug("-".join([self.slug, *words]))
+        if len(made) > _LONGEST_ID or _IN_ID & self._unusual_work().keys():
+            made = f"{made[:_LONGEST_ID]}-{digest[:6]}"
+        return f"{made}-gpus{self.gpus}"
+
+    @property
+    def digest(self) -> str:
+        """Of the words of the command and of what says what work is; the content of files is evidence and no identity.
+
+        A field that came later stays out while it has its default.
+        """
+        work = {"argv": self.argv, **self._unusual_work(), "gpus": self.gpus}
+        return hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
+
+    def _unusual_work(self) -> dict[str, Any]:
+        """What says what work is, beside the command and the GPUs, and is not at its default."""
+        work = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            usual = {} if each.name == "env" else each.default
+            if each.name not in (*_HOW, "command", "micro_batch_size", "gpus") and value != usual:
+                work[each.name] = value
+        return work
+
+    @property
+    def capacity_id(self) -> str:
+        words = [word.replace("{micro_batch_size}", "max") for word in shlex.split(self.command)[self.script + 1 :]]
+        return f"{_slug(self.name)}-max-gpus{self.gpus}" if self.name else self._id(words, self.capacity_digest)
+
+    def narrower(self) -> Iterator[Spec]:
+        """Those of fewer GPUs, where the command says ``{gpus}``."""
+        widths = range(1, self.gpus) if "{gpus}" in self.command else ()
+        return (replace(self, gpus=gpus) for gpus in widths)
+
+    def folder(self, root: Path) -> Path:
+        """Where the command is written to run."""
+        return (root / self.cwd).resolve()
+
+
+def _has_secret(command: str) -> bool:
+    """By values alone: what ``--pad_token`` says is none."""
+    return any(is_secret("", part.rpartition("=")[2]) for part in str(command).split())
+
+
+def _slug(words: str) -> str:
+    return re.sub(r"[^\w.]+", "-", words).strip("-.").lower() or "script"

@@ -8,8 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from pytest_llmperf.observe.heartbeat import Heartbeat, LastWords
-from pytest_llmperf.observe.memory_limit import Headroom, lack_of_memory
+from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, LastWords, lack_of_memory
 from pytest_llmperf.support.interpreter import uncollected
 from pytest_llmperf.worker.folder import Request, write_failure
 from pytest_llmperf.worker.refusal import RefusedError

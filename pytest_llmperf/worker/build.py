@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from pytest_llmperf.observe.device import is_gpu
-from pytest_llmperf.observe.objects import NOT_WORK
+from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.refusal import RefusedError, transformers_version

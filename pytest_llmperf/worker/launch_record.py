@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -17,10 +17,8 @@ from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.reference_work import slowest
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.records import learning
-from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
-from pytest_llmperf.records.trace import merged
-from pytest_llmperf.records.trained import Later, Trained
-from pytest_llmperf.records.trained import merged as merged_evidence
+from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, RankRecord
+from pytest_llmperf.records.trained import Later, Trained, launch_of, merged
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_failure, write_json
@@ -48,8 +46,7 @@ class Recorder:
         self._folder, self._rank, self._spec = folder, rank, spec
         self._started_at = started_at
         self._limit: threading.Timer | None = None
-        self._evidence: list[Any] = []
-        self._launch: Launch | None = None
+        self._shares: list[tuple[RankRecord, Mapping[str, Any]]] = []  # of all ranks
         self._environment: Environment | None = None
         if rank == 0:  # what is not as it was is told of a launch that fails, too
             self._environment = environment(device)
@@ -61,7 +58,7 @@ class Recorder:
         A rank that fails in them, or waits for one that did, has nobody to tell; the launcher finds what was measured.
         """
         self._gather(trained)
-        self._leave([Later()] * len(self._evidence), MEASURED_FILE)
+        self._leave([Later()] * len(self._shares), MEASURED_FILE)
         seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.record.step_seconds)
         self._limit = threading.Timer(seconds, self._end, [seconds])
         self._limit.daemon = True
@@ -79,40 +76,29 @@ class Recorder:
 
     def _gather(self, trained: Trained) -> None:
         """All but what ranks see later; the launcher adds its wall time and health."""
-        shares = from_ranks((trained.record, trained.evidence))
-        self._evidence = [own for _, own in shares]
-        if self._environment is None:
-            return
-        records = tuple(record for record, _ in shares)
-        self._launch = Launch(
-            spec_id=self._spec.id,
-            digest=self._spec.digest,
-            started_at=self._started_at,
-            wall_seconds=0.0,
-            train_seconds=trained.train_seconds,
-            warmup_steps=self._spec.warmup_steps,
-            parameters=trained.parameters,
-            losses=trained.losses,
-            gradient_norms=trained.gradient_norms,
-            # Of one rank its canary is the launch's.
-            ranks=records if len(records) > 1 else (replace(records[0], canary={}),),
-            evidence={},
-            environment=replace(self._environment, loaded=loaded()),
-            canary=slowest([record.canary for record in records]),
-            planned_steps=self._spec.steps if len(trained.record.step_seconds) < self._spec.steps else 0,
-        )
+        self._shares, self._trained = from_ranks((trained.record, trained.evidence)), trained
+        self._loaded = loaded()
 
     def _leave(self, later: Sequence[Later], name: str) -> None:
         """On rank 0, what was gathered with what was seen ``later`` by each rank."""
-        if self._launch is None:
+        if self._environment is None:
             return
-        seen = [
-            {**own, "attention_kernel": one.attention_kernel} for own, one in zip(self._evidence, later, strict=True)
+        records, spec = tuple(record for record, _ in self._shares), self._spec
+        kernels = [
+            {**own, "attention_kernel": one.attention_kernel} for (_, own), one in zip(self._shares, later, strict=True)
         ]
-        launch = replace(
-            self._launch,
-            evidence=merged_evidence(seen),
-            trace=merged([one.trace for one in later]),
+        launch = launch_of(
+            spec,
+            self._started_at,
+            self._trained,
+            [one.trace for one in later],
+            gradient_norms=self._trained.gradient_norms,
+            # Of one rank its canary is the launch's.
+            ranks=records if len(records) > 1 else (replace(records[0], canary={}),),
+            evidence=merged(kernels),
+            environment=replace(self._environment, loaded=self._loaded),
+            canary=slowest([record.canary for record in records]),
+            planned_steps=spec.steps if len(self._trained.record.step_seconds) < spec.steps else 0,
             learning=learning.merged([one.learning for one in later]),
         )
         write_json(self._folder / name, codec.plain(launch))

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_llmperf.observe.device import is_gpu, own_device, still_allocated
-from pytest_llmperf.observe.heartbeat import Heartbeat
-from pytest_llmperf.observe.memory_limit import Headroom, lack_of_memory, watched
+from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, lack_of_memory, watched
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.trained import Trained
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec

@@ -1,4 +1,4 @@
-"""What a training of the Trainer was set up with: what ``observe/objects`` tells, and configuration, functions, source.
+"""What a Trainer's training was set up with: what ``observe/environment`` tells, and configuration, functions, source.
 
 All of it is exact and the same in every launch of a spec under the same software. ``judge/exact.py``
 holds it against the baseline's, so that nothing of it changes in silence.
@@ -23,8 +23,8 @@ from transformers import PreTrainedModel, Trainer
 from transformers.integrations import hub_kernels
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pytest_llmperf.observe import objects
-from pytest_llmperf.observe.objects import DEEPEST, name_of
+from pytest_llmperf.observe import environment
+from pytest_llmperf.observe.environment import DEEPEST, name_of
 from pytest_llmperf.worker import installed
 
 
@@ -32,11 +32,11 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
     """By topic; every value is plain data that JSON holds unchanged."""
     read, written = model.get_input_embeddings(), model.get_output_embeddings()
     return {
-        **objects.setup(model, optimizer, _CALLABLES),
+        **environment.setup(model, optimizer, _CALLABLES),
         "samples": getattr(trainer.train_dataset, "order", name_of(type(trainer.train_dataset))),
         "collator": name_of(trainer.data_collator),
         "callbacks": sorted(name_of(type(callback)) for callback in trainer.callback_handler.callbacks),
-        "config": objects.configuration(model.config),
+        "config": environment.configuration(model.config),
         "tied_weights": written is not None and getattr(written, "weight", None) is getattr(read, "weight", written),
         "attention_function": name_of(_attention_function(model)),
         "loss_function": name_of(getattr(model, "loss_function", None)),
@@ -49,7 +49,7 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
 
 
 # What a step of the Trainer's calls by its name.
-_CALLABLES: objects.Callables = {
+_CALLABLES: environment.Callables = {
     "Trainer": (Trainer, "training_step compute_loss _prepare_inputs _inner_training_loop"),
     "Accelerator": (Accelerator, "backward clip_grad_norm_ autocast"),
 }
@@ -137,7 +137,7 @@ def _sources(model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, str]
     things += [
         _attention_function(model),
         getattr(model, "loss_function", None),
-        *map(objects.forward, model.modules()),
+        *map(environment.forward, model.modules()),
     ]
     names = {getattr(each, "__module__", None) or "" for each in things} | {*_AT_START}
     names |= {name for name in sys.modules if _OF_A_STEP.fullmatch(name)}

@@ -9,7 +9,7 @@ from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 
 #: Trains a small network by an own loop for so many steps; what a test adds stands in ``{each}`` and ``{after}``.
 LOOP = """

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llmperf.observe.memory_limit import Headroom, lack_of_memory
+from pytest_llmperf.observe.vital_signs import Headroom, lack_of_memory
 from tests.worker.user import REPOSITORY
 
 torch = pytest.importorskip("torch")
@@ -183,7 +183,7 @@ def test_the_kind_of_an_error_counts_too(monkeypatch: pytest.MonkeyPatch, error:
 @pytest.mark.parametrize("limit", ["RLIMIT_DATA", "RLIMIT_AS"])
 def test_a_limit_that_somebody_else_set_is_one_too(limit: str) -> None:
     code = (
-        "import resource; from pytest_llmperf.observe.memory_limit import Headroom, _held_bytes\n"
+        "import resource; from pytest_llmperf.observe.vital_signs import Headroom, _held_bytes\n"
         f"half = _held_bytes()[{0 if limit == 'RLIMIT_AS' else 5}] * 2\n"
         f"resource.setrlimit(resource.{limit}, (half, half)); print(Headroom().look())\n"
     )

@@ -31,7 +31,7 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.observe import device, environment, objects  # noqa: E402
+from pytest_llmperf.observe import device, environment  # noqa: E402
 from pytest_llmperf.observe.measurement import Clock, Exchange, HostMemory  # noqa: E402
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import installed, setup  # noqa: E402
@@ -131,18 +131,18 @@ def test_every_dropout_of_a_class_is_told() -> None:
     model = torch.nn.Sequential(
         torch.nn.Dropout(0.3), torch.nn.Dropout(0.1), torch.nn.Dropout(0.1), torch.nn.Dropout(0.0)
     )
-    assert objects.dropout(model) == {"Dropout.p": "0.1 x2, 0.3 x1"}
+    assert environment.dropout(model) == {"Dropout.p": "0.1 x2, 0.3 x1"}
 
 
 def test_a_hook_of_whatever_kind_is_counted() -> None:
     model = torch.nn.Linear(2, 2)
-    assert objects.hooks(model) == {}
+    assert environment.hooks(model) == {}
     model.weight.register_post_accumulate_grad_hook(lambda _: None)
     model.register_forward_hook(lambda *_: None)
     everywhere = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
         counts = {"forward_hooks": 1, "parameters_post_accumulate_grad_hooks": 1, "global_forward_hooks": 1}
-        assert objects.hooks(model) == counts
+        assert environment.hooks(model) == counts
     finally:
         everywhere.remove()
 
@@ -153,15 +153,15 @@ def test_what_a_step_calls_is_told_by_whose_code_it_is() -> None:
     @functools.wraps(plain)
     def decorated() -> None: ...
 
-    assert list(objects.defining(plain)) == [__name__]
-    assert list(objects.defining(decorated)) == [__name__, __name__]
-    assert list(objects.defining(torch.nn.functional.scaled_dot_product_attention)) == ["built in"]
+    assert list(environment.defining(plain)) == [__name__]
+    assert list(environment.defining(decorated)) == [__name__, __name__]
+    assert list(environment.defining(torch.nn.functional.scaled_dot_product_attention)) == ["built in"]
     model = torch.nn.Linear(2, 2)
-    told = objects.of_a_step(model, torch.optim.AdamW(model.parameters()), callables._CALLABLES)
+    told = environment.of_a_step(model, torch.optim.AdamW(model.parameters()), callables._CALLABLES)
     assert told["Trainer.training_step"] == "transformers.trainer"
     assert told["functional.scaled_dot_product_attention"] == "built in"
     with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", plain):
-        assert objects.of_a_step(model, None, {})["functional.scaled_dot_product_attention"] == __name__
+        assert environment.of_a_step(model, None, {})["functional.scaled_dot_product_attention"] == __name__
 
 
 def test_the_interpreters_own_customisation_is_none_of_the_users(tmp_path: Path) -> None:
@@ -399,9 +399,9 @@ def test_a_precision_that_was_set_by_the_new_names_is_told() -> None:
 
 
 def test_modes_of_the_interpreter_are_told_where_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "tracemalloc" not in objects._python_settings()
+    assert "tracemalloc" not in environment._python_settings()
     monkeypatch.setattr("tracemalloc.is_tracing", lambda: True)
-    assert objects._python_settings()["tracemalloc"] is True
+    assert environment._python_settings()["tracemalloc"] is True
     variables = {"PYTHONDEVMODE": "1", "PYTHONTRACEMALLOC": "5", "PYTHON_VERSION": "3.11", "PYTHONUNBUFFERED": "1"}
     assert environment._variables(variables) == {"PYTHONDEVMODE": "1", "PYTHONTRACEMALLOC": "5"}
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.cli import hook
 from pytest_llmperf.cli.answer import CaseError
-from pytest_llmperf.launch.side_effects import HOOKS
+from pytest_llmperf.launch.script import HOOKS
 from pytest_llmperf.run.history.history import History
 from tests.worker.user import REPOSITORY
 

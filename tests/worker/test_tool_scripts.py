@@ -9,7 +9,7 @@ import pytest
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 from tests.worker.user import REPOSITORY
 from tools.script_overhead import commands
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.machine import lease_nodes
 from pytest_llmperf.launch.request import REFUSALS, LaunchRequest, torchrun_words, worker_environment, write_request
-from pytest_llmperf.launch.script import ScriptLaunch
+from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import OutOfTimeError, Say, SiteError, Watch, listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import NodeFacts, Srun, answer, endpoint
@@ -120,7 +120,7 @@ class SlurmLauncher:
                     lease = lease_nodes(placement.num_nodes, self._cluster.allocation.key, self._left, self._say)
                     held = stack.enter_context(lease)
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
-                stack.enter_context(ScriptLaunch.announced(request, self._say, self._said))
+                stack.enter_context(announced(request, self._say, self._said))
                 return self._run(request, nodes, placement.ranks_per_node, watch)
         except REFUSALS as error:
             return outcome.refused(request.folder, error)

@@ -1,15 +1,30 @@
-"""The models that a user's own training trains, found among the objects of its process, and their tokens."""
+"""The models that a user's own training trains, found among the objects of its process: their tokens, and evidence.
+
+Evidence is the same in two launches of one command: no addresses, and files by their names in the project. What cannot
+be known of a script is not claimed. A collector that fails takes nothing from the measurement.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from pytest_llmperf.observe.objects import numel
+from pytest_llmperf.observe import environment
+from pytest_llmperf.observe.environment import name_of, numel, plain
+from pytest_llmperf.observe.tracer import Project
+from pytest_llmperf.settings.setting import gathered, stored_evidence
+from pytest_llmperf.settings.spec import ScriptSpec
+from pytest_llmperf.support.redaction import redacted, without_secrets
+from pytest_llmperf.worker.installed import patched_files, short_digest
 
 # DeepSpeed's.
 _SCALERS = ("LossScaler", "DynamicLossScaler")
@@ -107,3 +122,106 @@ def _is_compiled(module: nn.Module, part: nn.Module) -> bool:
 
 def _autocast(device_type: str) -> str:
     return str(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else ""
+
+
+def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> dict[str, Any]:
+    """As a record holds it; called once, after all that is timed."""
+    model.leave()  # how tokens were counted is no part of what trained
+    whole = model.roots[0] if len(model.roots) == 1 else nn.ModuleList(model.roots)
+    # accelerate wraps optimizers in one of its own.
+    own = (each for each in model.optimizers if getattr(each, "optimizer", None) is None)
+    optimizers = sorted(own, key=lambda each: (name_of(type(each)), -len(each.param_groups)))
+    first = optimizers[0] if optimizers else None
+    found = gathered(
+        {
+            "setup": lambda: {"setup": _setup(model, whole, optimizers)},
+            "precision": lambda: {"parameter_dtypes": dict(sorted(_twin("precision").parameter_dtypes(whole).items()))},
+            "liger": lambda: _liger(whole),
+            "compilation": lambda: _twin("compilation").seen_compilation(whole),
+            "optimizer": lambda: _twin("optimizer").seen_optimizer(first),
+            "parallelism": lambda: {"world_size": ranks, **_parallelism(whole, ranks)},
+            "modules": lambda: _of_modules(whole),
+            "sources": lambda: _sources(spec, project),
+        }
+    )
+    found["setup"] = {**found.get("setup", {}), "sources": found.pop("sources", {})}
+    found |= {} if model.autocast is None else {"autocast_dtype": model.autocast}
+    said = {"command": without_secrets(shlex.join(spec.argv)), "env": redacted(spec.env)}
+    return {**found, **said, "tokens": "counted" if model.counts_tokens else "unknown"}
+
+
+def _twin(setting: str) -> Any:
+    """The module that witnesses a setting of a recipe's; another version of torch may not have all that it imports."""
+    return import_module(f"pytest_llmperf.worker.settings.{setting}")
+
+
+def _setup(model: Model, whole: nn.Module, optimizers: Sequence[Any]) -> dict[str, Any]:
+    found = environment.setup(whole, optimizers[0] if optimizers else None, {})
+    if len(optimizers) > 1:
+        found["optimizer"] = {name_of(type(each)): plain(dict(each.defaults)) for each in optimizers}
+        found["parameter_groups"] = [group for each in optimizers for group in environment.parameter_groups(each)]
+    number = max(1, sum(map(numel, whole.parameters())))
+    configs = [environment.configuration(config) for config in _configs(whole)[:1]]
+    return {
+        **found,
+        **({"config": configs[0]} if configs else {}),
+        "patched": patched_files(),
+        "roots": sorted(name_of(type(root)) for root in model.roots),
+        "trained_share": round(sum(numel(p) for p in whole.parameters() if p.requires_grad) / number, 6),
+    }
+
+
+def _configs(whole: nn.Module) -> list[Any]:
+    """Of the models of transformers'; their parts share them."""
+    configs = (getattr(module, "config", None) for module in whole.modules())
+    return [config for config in configs if getattr(config, "_attn_implementation", None)]
+
+
+def _liger(whole: nn.Module) -> dict[str, Any]:
+    twin = _twin("liger")
+    forwards = twin.liger_forwards(whole)
+    owners = {type(module).__module__: module for module in whole.modules()}
+    functions = sorted({name for module in owners.values() for name in twin.liger_functions(module)})
+    return {"liger_modules": len(forwards), "liger_forwards": sorted(set(forwards)), "liger_functions": functions}
+
+
+def _of_modules(whole: nn.Module) -> dict[str, Any]:
+    """What some modules say of themselves, and nothing where none does."""
+    found: dict[str, Any] = {}
+    if attentions := sorted({str(config._attn_implementation) for config in _configs(whole)}):
+        found["attention"] = ", ".join(attentions)
+    for module in whole.modules():
+        # A script that calls torch's ``checkpoint`` by itself is not seen.
+        if type(module).__name__ == "CheckpointWrapper" or getattr(module, "gradient_checkpointing", False) is True:
+            found["gradient_checkpointing"] = True
+        adapters = getattr(module, "peft_config", None)
+        for name, config in adapters.items() if isinstance(adapters, Mapping) else ():
+            targets = getattr(config, "target_modules", None) or ()
+            about = f"{type(config).__name__} rank={getattr(config, 'r', None)}"
+            targets = targets if isinstance(targets, str) else " ".join(sorted(targets))
+            found.setdefault("adapters", {})[name] = f"{about} of {targets}"
+    return found
+
+
+def _parallelism(whole: nn.Module, ranks: int) -> Mapping[str, Any]:
+    for module in whole.modules():
+        if hasattr(module, "zero_optimization_stage"):
+            return {"parallelism": f"zero-{module.zero_optimization_stage()}"}
+        if type(module).__name__ == "FullyShardedDataParallel":
+            return {"parallelism": f"fsdp1 {module.sharding_strategy.name.lower()}"}
+    return stored_evidence(_twin("parallelism").seen_parallelism(whole, ranks))
+
+
+def _sources(spec: ScriptSpec, project: Project) -> dict[str, Any]:
+    """Digests of the project's own files that were imported, and of those that the user watches."""
+    imported = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = {name: Path(file) for file in filter(None, imported) if (name := project.name_of(str(file)))}
+    missing = []
+    for word in spec.watch:
+        watched = [Path(word)] if Path(word).is_absolute() else project.folder.glob(word)
+        there = {os.path.relpath(file, project.folder): file for file in watched if file.is_file()}
+        files |= there
+        if not there:
+            missing.append(f"watch={word!r} is no file of the command's folder; expected a path as seen from there")
+    digests = {name: short_digest(file.read_bytes()) for name, file in sorted(files.items()) if file.is_file()}
+    return {"sources": digests} | ({"remarks": missing} if missing else {})

@@ -23,17 +23,36 @@ from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pytest_llmperf.observe.heartbeat import LastWords
 from pytest_llmperf.observe.measurement import resident
-from pytest_llmperf.observe.memory_limit import Headroom, lack_of_memory
-from pytest_llmperf.observe.places import Project
+from pytest_llmperf.observe.tracer import Project
+from pytest_llmperf.observe.vital_signs import Headroom, LastWords, lack_of_memory
 from pytest_llmperf.records.launch import NO_RANKS
 from pytest_llmperf.records.trained import ASKS
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.worker.folder import write_failure
-from pytest_llmperf.worker.script.losses import device_of, loss_of
 from pytest_llmperf.worker.script.steps import StepsError
 from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, Rank, place
+
+
+def loss_of(roots: Any) -> torch.Tensor | None:
+    """What a pass that begins from ``roots`` begins from, where that is one number."""
+    if not isinstance(roots, torch.Tensor):
+        found = list(roots)
+        if len(found) != 1 or not isinstance(found[0], torch.Tensor):
+            return None
+        roots = found[0]
+    if hasattr(roots, "to_local"):  # of ranks that hold one tensor together
+        if not all(each.is_replicate() for each in roots.placements):
+            return None
+        roots = roots.detach().to_local()
+    return roots if roots.numel() == 1 else None
+
+
+def device_of(tensors: Any) -> torch.device:
+    """Of the first of ``tensors``, one or several."""
+    found = (one for one in ([tensors] if isinstance(tensors, torch.Tensor) else tensors))
+    return next((one.device for one in found if isinstance(one, torch.Tensor)), torch.device("cpu"))
+
 
 # Losses that are scaled before one pass: which of them it begins from is not known then.
 _SEVERAL = 2

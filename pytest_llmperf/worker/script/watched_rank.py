@@ -18,21 +18,18 @@ import psutil
 import torch
 
 from pytest_llmperf.observe.environment import environment
-from pytest_llmperf.observe.heartbeat import Heartbeat, LastWords
 from pytest_llmperf.observe.measurement import Boundary, HostMemory, Memory
-from pytest_llmperf.observe.places import Project
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.tracer import is_profiled
+from pytest_llmperf.observe.tracer import Project, is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
+from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, RankRecord
 from pytest_llmperf.records.trained import ASKS, Share
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.installed import loaded
-from pytest_llmperf.worker.script.evidence import evidence
-from pytest_llmperf.worker.script.losses import Losses
-from pytest_llmperf.worker.script.model import Model
+from pytest_llmperf.worker.script.model import Model, evidence
 from pytest_llmperf.worker.script.steps import Steps, StepsError
 
 # Where an optimizer has its number: its address may become another's.
@@ -41,6 +38,29 @@ _NUMBER = "_llmperf"
 
 class AnotherRankError(Exception):
     """Another process of the command is this rank."""
+
+
+# Backward passes of which losses are kept: those of the timed steps, unless a step has a hundred and more.
+_MOST = 4096
+
+
+class Losses:
+    """Places made at the start, so that what is kept is no growth of the training's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._places = list(torch.zeros(_MOST, 1, device=device))
+        self._number = 0
+        self.are_known = True
+        """Whether each pass began from one number, and all of them have a place."""
+
+    def keep(self, loss: torch.Tensor | None) -> torch.Tensor:
+        """Return where ``loss`` is kept; ``None``: a pass did not begin from one number."""
+        self.are_known = self.are_known and loss is not None and self._number < _MOST
+        if loss is None or not self.are_known:
+            return self._places[0]
+        place = self._places[self._number]
+        self._number += 1
+        return place.copy_(loss.reshape(1))
 
 
 class Call(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytest_llmperf.observe.device import allow_tf32, is_gpu
-from pytest_llmperf.observe.objects import numel
+from pytest_llmperf.observe.environment import numel
 from pytest_llmperf.settings.precision import FP8_MULTIPLE, FP8_RECIPES, PrecisionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.settings import Training

@@ -12,7 +12,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 from tests.shelf import accept, keep, llmperf_on

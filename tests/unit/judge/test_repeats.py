@@ -21,7 +21,7 @@ from pytest_llmperf.judge.verdict import judge, judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 from tests.shelf import accept

@@ -11,7 +11,7 @@ from pytest_llmperf.judge.static_steps import come_and_gone, judge_step
 from pytest_llmperf.records.trace import StaticStep, Trace, TraceRow
 from pytest_llmperf.run import static_figures
 from pytest_llmperf.run.static_figures import NoStep, step_of
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from tests.golden import Golden
 

@@ -28,7 +28,7 @@ from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.watch import HealthWatch
-from pytest_llmperf.observe import heartbeat
+from pytest_llmperf.observe import vital_signs as heartbeat
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
@@ -639,7 +639,9 @@ class TestLifeline:
         monkeypatch.setenv("LLMPERF_LAUNCHER_BOOT", boot_id())
 
     def test_a_launch_holds_it_and_says_on_which_host(self, tmp_path: Path) -> None:
-        tell = "import pytest_llmperf.observe.heartbeat as h; print(h._is_free(h._launcher_lock(folder)), flush=True)\n"
+        tell = (
+            "import pytest_llmperf.observe.vital_signs as h; print(h._is_free(h._launcher_lock(folder)), flush=True)\n"
+        )
         name = "print(os.environ['LLMPERF_LAUNCHER_BOOT'], flush=True); sys.exit(1)"
         failure = run(tell + name, tmp_path / "run")
         assert isinstance(failure, Failure)

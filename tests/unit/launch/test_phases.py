@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.launch import watch
 from pytest_llmperf.launch.watch import Lap, Meter, ProgressReader, with_phases
-from pytest_llmperf.observe.heartbeat import Heartbeat
+from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import FAILED, HELD, OTHER, WAITING, accounted, phases_of, summed, total

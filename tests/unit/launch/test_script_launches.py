@@ -17,11 +17,11 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.request import LaunchRequest, worker_environment
-from pytest_llmperf.launch.script import ScriptLaunch
+from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.script_spec import ScriptSpec
 from pytest_llmperf.settings.setting import SpecError
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 from tests.golden import Golden
@@ -298,7 +298,7 @@ class TestSideEffects:
     def said(self, project: Path, during: str = "", **fields: Any) -> list[str]:
         request, lines, said = request_of(project, "python train.py", **fields), list[str](), set[str]()
         for _ in range(2):  # the second launch of it says nothing anew
-            with ScriptLaunch.announced(request, lines.append, said):
+            with announced(request, lines.append, said):
                 if during:
                     path = project / during
                     path.parent.mkdir(exist_ok=True, parents=True)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pytest_llmperf.launch import process
-from pytest_llmperf.launch.whole_tree import WholeTree, is_alive
+from pytest_llmperf.launch.process import WholeTree, is_alive
 from tests.waiting import until
 
 # Says that it is there, ends by no SIGTERM, and would tell if it went on.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.settings.script_spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec
 
 COMMAND = "python train.py --batch {micro_batch_size}"
 SPEC = ScriptSpec(command=COMMAND)

@@ -26,7 +26,6 @@ JOINTS = {
     "cli/commands/check": 13,
     "cli/commands/report": 14,
     "cli/commands/tune": 18,
-    "plugin/perf": 13,
     "run/baseline_comparison": 24,
     "run/bisection": 20,
     "run/capacity": 19,
@@ -46,8 +45,7 @@ JOINTS = {
     "run/tuning/tuner": 13,
     "worker/evidence": 13,
     "worker/recipes/huggingface/rank": 14,
-    "worker/script/production": 13,
-    "worker/script/watched_rank": 16,
+    "worker/script/watched_rank": 13,
 }
 
 # A command has the name of what it is about, a setting its twin in the worker, and a seam its other side.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.optimization import Adafactor
 
-from pytest_llmperf.observe.heartbeat import Heartbeat
+from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.parity import (
     BESIDE,
     FILE,

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.reference_work import hardware_rates
 from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
+from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.trained import Later, Trained
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.training import ObservedTraining
+from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.support.formats import memory
 from pytest_llmperf.worker import data_workers
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData
