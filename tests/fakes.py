@@ -22,7 +22,7 @@ from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, RankRecord
 from pytest_llmperf.records.trace import WORK, StaticStep, Trace, TraceRow
-from pytest_llmperf.run import launch_retry
+from pytest_llmperf.run import runner
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -253,6 +253,6 @@ def install() -> None:
     """Put the fakes in the place of the launcher and of the hardware."""
     mock.patch.object(local, "LocalLauncher", FakeLauncher).start()
     mock.patch.object(local.LocalSite, "prepare").start()
-    mock.patch.object(launch_retry, "_PAUSE_SECONDS", 0.0).start()
+    mock.patch.object(runner, "_PAUSE_SECONDS", 0.0).start()
     mock.patch.object(prediction, "StaticSteps", FakeStaticSteps).start()
     mock.patch.object(machine, "find_machine", return_value=MACHINE).start()

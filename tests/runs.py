@@ -18,8 +18,7 @@ from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.report.results_json import document
 from pytest_llmperf.report.run_document import RunDocument
-from pytest_llmperf.run.history.history_store import HistoryStore
-from pytest_llmperf.run.history.past_results import past_results
+from pytest_llmperf.run.history_store import HistoryStore, past_results
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of

@@ -26,8 +26,8 @@ from pytest_llmperf.judge.gpu_model import FACTORS, Model
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
-from pytest_llmperf.run.history.history import scattering
-from pytest_llmperf.run.history.history_store import HistoryStore
+from pytest_llmperf.run.history import scattering
+from pytest_llmperf.run.history_store import HistoryStore
 from tools import tables
 
 #: Fractions by which a case is slower from some night on.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
-from pytest_llmperf.run.errors import UsageError
+from pytest_llmperf.run.findings import UsageError
 from pytest_llmperf.run.reading import read_settings
 from pytest_llmperf.run.run import Run
 

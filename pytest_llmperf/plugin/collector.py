@@ -12,8 +12,7 @@ from pytest_llmperf.plugin import benchmark, is_case, reports
 from pytest_llmperf.plugin.items import expect_no_failed_launch, select, specs_of, trains_by_recipe
 from pytest_llmperf.plugin.run_progress import RunProgress, header
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.run.errors import UsageError
-from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.findings import Findings, UsageError
 from pytest_llmperf.run.hardware import UNFINISHED
 from pytest_llmperf.support import interpreter
 

@@ -80,7 +80,7 @@ def _shown(project: _Project) -> str:
 
 def settings_of(config: pytest.Config) -> Settings:
     """What this session was asked for; pytest.UsageError: an option that cannot be used."""
-    from pytest_llmperf.run.errors import UsageError
+    from pytest_llmperf.run.findings import UsageError
     from pytest_llmperf.run.options import PYTEST
     from pytest_llmperf.run.reading import read_settings
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llmperf.plugin import is_case
 from pytest_llmperf.plugin.outcomes import DidNotTrain
-from pytest_llmperf.run.coverage import Width
+from pytest_llmperf.run.findings import Width
 from pytest_llmperf.settings.spec import Spec
 
 # Ini values that, given for one run, change what is collected.

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.records.result import PLANNED, CaseResult
-from pytest_llmperf.run.errors import DidNotTrainError
+from pytest_llmperf.run.findings import DidNotTrainError
 from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -46,7 +46,7 @@ def _asked(method: _Method) -> _Method:
         except TypeError as error:
             expected = ", ".join(str(each).partition(":")[0] for each in words.values())
             raise failed(f"perf.{method.__name__}: {error}; expected {expected}") from None
-        from pytest_llmperf.run.preconditions import need_spec
+        from pytest_llmperf.run.cases import need_spec
 
         with self._outcomes():
             for name, (kind, default) in specs.items():
@@ -85,7 +85,7 @@ class Perf:
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
         goes on to its next spec.
         """
-        from pytest_llmperf.run.preconditions import need_a_narrower_training
+        from pytest_llmperf.run.cases import need_a_narrower_training
 
         if scaled_from is not None and scaled_from.digest == spec.digest:
             scaled_from = None  # of a series that is written as one, the narrowest names itself
@@ -124,7 +124,7 @@ class Perf:
         tokens a step.
         """
         from pytest_llmperf.judge.gain import Bounds
-        from pytest_llmperf.run.preconditions import need_nats, need_the_same_tokens
+        from pytest_llmperf.run.cases import need_nats, need_the_same_tokens
 
         need_nats(loss_within)
         try:
@@ -146,7 +146,7 @@ class Perf:
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
         ``spec`` has is where the search begins if its memory cannot be predicted.
         """
-        from pytest_llmperf.run.preconditions import need_sizes
+        from pytest_llmperf.run.cases import need_sizes
 
         need_sizes(spec)
         return self._told(self._cases.max_micro_batch(spec))
@@ -159,7 +159,7 @@ class Perf:
         gradient and each update may be no further from those in double precision than rounding takes the plain form's.
         Precision, batch and the number of GPUs may differ. It needs no baseline.
         """
-        from pytest_llmperf.run.preconditions import need_the_same_training
+        from pytest_llmperf.run.cases import need_the_same_training
 
         if other is not None:
             need_the_same_training(spec, other)
@@ -174,7 +174,7 @@ class Perf:
         turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 %, on a CPU by
         the case's tolerance, makes the case ``improved``, which fails under ``--perf-strict``. It needs no baseline.
         """
-        from pytest_llmperf.run.preconditions import tuning_space
+        from pytest_llmperf.run.cases import tuning_space
 
         return self._told(self._cases.tune(spec, tuning_space(spec, over, runners_up), runners_up))
 

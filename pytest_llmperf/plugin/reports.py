@@ -11,8 +11,7 @@ from pytest_llmperf.plugin import is_case
 from pytest_llmperf.plugin.outcomes import cause
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.text import leaving, one_line
-from pytest_llmperf.run.coverage import ALL, SOME, STOPPED
-from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.findings import ALL, SOME, STOPPED, Findings
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run

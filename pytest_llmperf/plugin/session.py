@@ -18,7 +18,7 @@ from pytest_llmperf.plugin.outcomes import did_not_train, failed
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.text import leaving
-from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
 from pytest_llmperf.run.options import table
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings

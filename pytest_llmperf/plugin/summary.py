@@ -15,8 +15,7 @@ from pytest_llmperf.report.text import fold, leaving
 from pytest_llmperf.report.time_spent import longest_lines
 from pytest_llmperf.run.plan import cost_lines, plan_lines, planned_gpu_seconds, priced, skip_lines
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.run_end import idle_line
-from pytest_llmperf.run.stale_baselines import listed
+from pytest_llmperf.run.run_end import idle_line, listed
 
 
 def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:

@@ -31,7 +31,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, counts
 from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.run.case import Caller
-from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs
 from pytest_llmperf.run.paired_comparison import Side as Turn
 from pytest_llmperf.run.runner import Runner

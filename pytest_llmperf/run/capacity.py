@@ -26,8 +26,7 @@ from pytest_llmperf.run.baseline_comparison import contradictions
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.launch_retry import LaunchRetry
-from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.runner import LaunchRetry, Runner
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory

@@ -10,7 +10,7 @@ from pytest_llmperf.judge.gain import Terms
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
-from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.settings.registry import small
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.spec import Spec

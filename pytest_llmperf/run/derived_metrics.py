@@ -1,27 +1,29 @@
-"""What the launches of one spec mean beside their rate: the chip's use, energy, waiting, what more GPUs brought."""
+"""What the launches of one spec mean beside their rate: the chip's use, energy, waiting; and a token's FLOPs."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from pytest_llmperf.analysis import cost, formulas
 from pytest_llmperf.analysis.waits import communication_share, data_wait
-from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gain import METRIC, Narrow, judge_efficiency
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.verdict import Judgement, joined
+from pytest_llmperf.launch.prediction import CountError, FlopCounts
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE, measured, pooled_tokens_per_second
 from pytest_llmperf.records.result import Check
-from pytest_llmperf.run.case import Caller
-from pytest_llmperf.run.conclusion import Recorder
-from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.folders import cache_folder
 
 
 def figures(spec: Spec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
@@ -82,49 +84,101 @@ def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterato
     yield METRICS["least_memory_traffic"].check(moved / fastest / bandwidth)
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """How well one wide case scales, held against the narrowest of its series."""
+_COUNTER = Path(__file__).parents[1] / "worker" / "estimate" / "arithmetic.py"
 
-    caller: Caller
-    policy: Policy
-    narrow: Narrow | None
+_Key = tuple[str, int]
+"""A model's fingerprint and a length of sequences."""
 
-    @classmethod
-    def of(cls, caller: Caller, recorder: Recorder, wide: Spec, scaled_from: Spec | None) -> Scaling | None:
-        """Beside the narrowest of the series of ``wide``, or ``scaled_from``: as this run measured it, else as stored.
 
-        Under ``--perf-against`` no baseline is read. ``None``: one GPU scales nothing.
-        """
-        if wide.gpus == 1:
-            return None
-        narrow = caller.run.result_cache.narrow(wide, scaled_from)
-        candidates = [scaled_from] if scaled_from else wide.narrower()
-        for spec in [] if narrow is not None or caller.run.settings.against else candidates:
-            baseline = recorder.find(spec)
-            if baseline is not None:
-                narrow = Narrow(gpus=spec.gpus, launches=baseline.launches, baseline=baseline, in_this_run=False)
-                break
-        return cls(caller, caller.policy(wide), narrow)
+class ModelFlops:
+    """Counted ahead of the launches: a count takes a core for some seconds, and none may be timed meanwhile."""
 
-    def joined(self, judgement: Judgement, launches: Sequence[Launch], baseline: Baseline | None) -> Judgement:
-        """``judgement`` against ``baseline`` with what more GPUs brought; of launches in trouble nothing."""
-        if judgement.verdict == "invalid":
-            return judgement
-        batch = METRICS["global_batch_tokens"].check(float(launches[0].tokens_per_step))
-        if self.narrow is None:
-            judgement = replace(judgement, checks=(*judgement.checks, batch))
-            is_unheld = bool(self.unheld) and judgement.verdict in ("pass", "improved", "changed")
-            return replace(judgement, verdict="inconclusive", reason=self.unheld) if is_unheld else judgement
-        found = judge_efficiency(launches, baseline, self.narrow, self.policy, self.caller.terms.efficiency)
-        widening = len(launches[0].ranks) / self.narrow.gpus
-        speed_up = METRICS["speed_up"].check(found.check.value * widening, detail=f"over {self.narrow.name}")
-        return joined(judgement, (found.check, speed_up, batch), undecided=found.undecided)
+    def __init__(self) -> None:
+        self._known: dict[_Key, float | CountError] = {}
+        self._asked: dict[_Key, tuple[TrainSpec, int]] = {}
+        self._counts: FlopCounts | None = None
 
-    @property
-    def unheld(self) -> str:
-        """Why its floor could not be held; empty where it could, or where there is none."""
-        if self.narrow is not None or self.caller.terms.efficiency.at_least is None:
-            return ""
-        stored = ", and --perf-against reads no baseline" if self.caller.run.settings.against else " or is stored"
-        return f"{METRIC}: no narrower width was measured in this run{stored}, so its floor was not held"
+    def prepare(self, specs: Iterable[Spec], gpu: str) -> None:
+        """Let be counted, beside this process, what ``specs`` cost, where their use of the chip ``gpu`` can be told."""
+        for spec in specs:
+            if isinstance(spec, TrainSpec) and formulas.peak_flops(gpu, spec.compute_precision) is not None:
+                self._ask(spec)
+
+    def settle(self) -> None:
+        """Wait for what is being counted, keep it, and end what counts."""
+        counts = self._counts
+        for key, (spec, number) in self._asked.items():
+            assert counts is not None  # noqa: S101 - who is asked is there
+            try:
+                flops = self._known[key] = counts.answer(number)
+            except CountError as error:
+                self._known[key] = error
+                continue
+            path, facts = _kept_at(spec)
+            with suppress(OSError):  # a home that cannot be written costs the next run a count
+                write_text(path, json.dumps({"flops_per_token": flops, **facts}, indent=1) + "\n", lasts=False)
+        self.close()
+
+    def per_token(self, spec: TrainSpec) -> float | None:
+        """Training FLOPs for one token of a full sequence of ``spec``; ``None``: not known, and ``note`` says why."""
+        self._ask(spec)
+        if _key(spec) not in self._known:
+            self.settle()
+        known = self._known[_key(spec)]
+        return None if isinstance(known, CountError) else known
+
+    def notes(self, *specs: Spec) -> Iterator[str]:
+        """A line for each whose FLOPs were asked for in vain."""
+        for spec in specs:
+            known = self._known.get(_key(spec)) if isinstance(spec, TrainSpec) else None
+            if isinstance(known, CountError):
+                yield f"MFU is not told: the FLOPs of {spec.slug} cannot be counted: {known}"
+
+    def close(self) -> None:
+        """End what counts, and forget what it was asked."""
+        if self._counts is not None:
+            self._counts.close()
+        self._counts, self._asked = None, {}
+
+    def _ask(self, spec: TrainSpec) -> None:
+        model, length, key = spec.architecture, spec.sequence_length, _key(spec)
+        if key in self._known or key in self._asked:
+            return
+        known = model.flops_per_token(length) or _kept(spec)
+        if known is not None:
+            self._known[key] = known
+            return
+        self._counts = self._counts or FlopCounts()
+        self._asked[key] = spec, self._counts.ask(model, length)
+
+
+def _key(spec: TrainSpec) -> _Key:
+    return spec.architecture.fingerprint, spec.sequence_length
+
+
+@cache
+def _counted_by() -> Mapping[str, Any]:
+    """Whose code is run, and how it is counted."""
+    found: dict[str, str] = {}
+    for name in ("torch", "transformers"):
+        found[name] = ""
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return {**found, "counter": hashlib.sha256(_COUNTER.read_bytes()).hexdigest()[:16]}
+
+
+def _kept_at(spec: TrainSpec) -> tuple[Path, dict[str, Any]]:
+    """Where a count is kept, and what decides it."""
+    model = spec.architecture
+    facts = {"config": dict(model.config), "sequence_length": spec.sequence_length, **_counted_by()}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return cache_folder("flops") / f"{model.slug}-{digest[:16]}.json", facts
+
+
+def _kept(spec: TrainSpec) -> float | None:
+    try:
+        flops = json.loads(_kept_at(spec)[0].read_text(encoding="utf-8"))["flops_per_token"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # whatever it is, it can be counted anew
+        return None
+    is_number = isinstance(flops, int | float) and not isinstance(flops, bool)
+    return float(flops) if is_number and math.isfinite(flops) and flops > 0 else None

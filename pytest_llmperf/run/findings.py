@@ -1,10 +1,16 @@
-"""Findings: what one test found, and how it reaches the process that tells of it; who sees launches meanwhile."""
+"""Findings: what one test found and what ended it, what a run saw of its suite, and who sees launches meanwhile.
+
+What ends a case or a run without a conclusion is one line for people: the plugin makes pytest's outcomes of it, the
+command line its exit codes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_llmperf.records.result import CaseResult, Spent
@@ -12,8 +18,10 @@ from pytest_llmperf.records.results_document import Planned, Skipped
 from pytest_llmperf.support import codec
 
 if TYPE_CHECKING:
+    from pytest_llmperf.judge.store import Entry
     from pytest_llmperf.records.failure import Progress
     from pytest_llmperf.records.launch import Launch
+    from pytest_llmperf.records.results_document import ResultsDocument
 
 
 @codec.sparse("held_against", "refused")
@@ -102,3 +110,153 @@ class Observer(Protocol):
 
     def ended_from_outside(self, error: BaseException) -> str:
         """Why somebody else ended what was waited for, a test's time limit say; empty of an error of our own."""
+
+
+class UsageError(Exception):
+    """What was asked for cannot be had here: an option, the hardware, the allocation."""
+
+
+class CannotRunError(Exception):
+    """This case cannot run here: hardware or a package that it needs is not there."""
+
+
+class CaseFailedError(Exception):
+    """The case fails, and its message is all there is to say."""
+
+
+class DidNotTrainError(CaseFailedError):
+    """The same where a launch ended without a record."""
+
+    def __init__(self, message: str, *, may_train_again: bool = False) -> None:
+        """``may_train_again``: something else may come of another run."""
+        super().__init__(message)
+        self.may_train_again = may_train_again
+
+
+class RunEndedError(Exception):
+    """The run ends before its end: what is known is written, and nothing more is launched."""
+
+    def __init__(self, why: str, exit_code: int) -> None:
+        super().__init__(why)
+        self.exit_code = exit_code
+
+
+#: How much a test said of what it runs: every spec; those up to one that cannot run here; some, and then it ended.
+ALL, STOPPED, SOME = "all", "stopped", "some"
+
+SAID = (SOME, STOPPED, ALL)
+"""From the least to the most."""
+
+_MOST_NODES = 3
+
+_SETS = ("nodes", "parts", "gaps")
+
+
+@dataclass
+class Coverage:
+    """As much of its suite as a run saw."""
+
+    nodes: set[str] = field(default_factory=set)
+    """Perf tests that were to run."""
+    said: dict[str, str] = field(default_factory=dict)
+    """By node, of those that ended."""
+    parts: set[str] = field(default_factory=set)
+    """Why tests of a file that ran may be missing."""
+    gaps: set[str] = field(default_factory=set)
+    """Why whole files may be missing."""
+    width: int | None = None
+    """Only tests of so many GPUs were to run: who knows the other widths too can tell what no test asks for."""
+
+    def note(self, node: str, said: str) -> None:
+        self.nodes.add(node)  # also one that got ``perf`` only while it ran
+        self.say(node, said)
+
+    def say(self, node: str, said: str) -> None:
+        """A test that ran more than once, at several widths say, has said what it said most fully."""
+        self.said[node] = max(self.said.get(node, SOME), said, key=SAID.index)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: sorted(getattr(self, name)) for name in _SETS} | {"said": self.said}
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Take in what another process saw."""
+        for name in _SETS:
+            getattr(self, name).update(values[name])
+        for node, said in values["said"].items():
+            self.say(node, said)
+
+    @property
+    def stopped(self) -> set[str]:
+        return {node for node, said in self.said.items() if said == STOPPED}
+
+    def files(self) -> set[str]:
+        """Test files of which every perf test ran and said what it runs, as far as it can run here."""
+        unsure = {file_of(node) for node in self.nodes if self.said.get(node, SOME) == SOME}
+        return set() if self.parts or self.width else {file_of(node) for node in self.nodes} - unsure
+
+    def doubts(self) -> str:
+        """Why a baseline that nobody asked for may be in use all the same, and what to do; empty where it cannot be."""
+        if self.parts:
+            return f"only some tests were selected ({'; '.join(sorted(self.parts))}); run the whole suite"
+        if self.width:
+            return f"only tests of {self.width} GPU(s) were selected (--perf-width); llmperf merge knows all widths"
+        if self.gaps:
+            return f"only a part of the suite may have been collected ({'; '.join(sorted(self.gaps))})"
+        if not self.nodes:
+            return "no perf test was collected; run the whole suite"
+        unsure = sorted(node for node in self.nodes if self.said.get(node) != ALL)
+        if unsure:
+            more = [f"{len(unsure) - _MOST_NODES} more"] if len(unsure) > _MOST_NODES else []
+            names = ", ".join([*unsure[:_MOST_NODES], *more])
+            return f"not every perf test said all that it runs: {names}"
+        return ""
+
+
+def is_whole(plan: ResultsDocument) -> bool:
+    """Whether a dry run's ``--perf-json`` is of a run that asked every test."""
+    if plan.suite is None:
+        return False
+    asked_all = {*plan.suite.coverage.nodes} <= {*plan.suite.coverage.said}
+    return asked_all and not plan.suite.stopped and not plan.unfinished
+
+
+def file_of(node: str) -> str:
+    """The file of a node id, relative to rootdir."""
+    return node.partition("::")[0]
+
+
+def unused_baselines(entries: Iterable[Entry], digests: AbstractSet[str], coverage: Coverage, root: Path) -> list[Path]:
+    """Baselines whose digest no test asked for, though the file that recorded them ran in full.
+
+    A baseline that another test file recorded is left alone: a run of one file says nothing about the others. Where
+    the file is gone, only the whole suite knows whether its tests moved.
+    """
+    files, whole, stopped = coverage.files(), not coverage.doubts(), coverage.stopped
+    unused = []
+    for entry in entries:
+        file = file_of(entry.recorded_by)
+        known = file in files or (whole and not (root / file).exists())
+        if known and entry.digest not in digests and entry.recorded_by not in stopped:
+            unused.append(entry.path)
+    return sorted(unused)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Width:
+    """The number of GPUs, or of ranks on the CPU, whose tests are to run."""
+
+    gpus: int
+    plan: Mapping[str, int] | None = None
+    """By node id, the widest spec that a test asks for; ``None``: nobody has asked them."""
+    is_whole: bool = True
+    """Whether every test was asked."""
+
+    def selects(self, nodeid: str, *, is_case: bool) -> bool:
+        """Whether a test may be of this width; one that asked for nothing, and has no ``perf``, is of none."""
+        if self.plan is not None and nodeid in self.plan:
+            return self.plan[nodeid] == self.gpus
+        return is_case or self.plan is None or not self.is_whole
+
+    def knows(self, nodeid: str) -> bool:
+        """Whether the plan tells what the test asks for."""
+        return self.plan is not None and nodeid in self.plan

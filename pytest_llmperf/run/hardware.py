@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
-from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
+from pytest_llmperf.run.findings import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import formats
 from pytest_llmperf.support.folders import private_folder

@@ -16,8 +16,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.records.result import FAILING, OTHER_LEARNING, CaseResult, JudgedCurve, joined_reasons, worst_of
 from pytest_llmperf.run.case import Caller, Case
-from pytest_llmperf.run.errors import CannotRunError
-from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.findings import CannotRunError, Concluded
 from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.settings.attention import has_fp32
 from pytest_llmperf.settings.models import is_dropout

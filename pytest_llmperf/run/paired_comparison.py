@@ -23,14 +23,12 @@ from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
-from pytest_llmperf.run.baseline_comparison import contradictions, fewest_launches
+from pytest_llmperf.run.baseline_comparison import beside_verdict, contradictions, diagnosed, fewest_launches
 from pytest_llmperf.run.case import Caller, Case
-from pytest_llmperf.run.derived_metrics import Scaling, figures
-from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.launch_notes import beside_verdict, diagnosed
-from pytest_llmperf.run.launch_retry import LaunchRetry
-from pytest_llmperf.run.runner import Runner, Turn
+from pytest_llmperf.run.conclusion import Scaling
+from pytest_llmperf.run.derived_metrics import figures
+from pytest_llmperf.run.findings import CaseFailedError, Concluded
+from pytest_llmperf.run.runner import LaunchRetry, Runner, Turn
 from pytest_llmperf.settings.spec import Spec
 
 Pairs = tuple[tuple[Launch, Launch], ...]

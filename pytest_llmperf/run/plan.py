@@ -15,7 +15,7 @@ from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.records.results_document import Elsewhere, Planned, Skipped
 from pytest_llmperf.report.summary_table import merged_reasons
-from pytest_llmperf.run.errors import CannotRunError
+from pytest_llmperf.run.findings import CannotRunError
 from pytest_llmperf.settings.registry import missing_package, why_skip
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.run.errors import UsageError
+from pytest_llmperf.run.findings import UsageError
 from pytest_llmperf.run.options import CHECK, PYTEST, Option, OptionError, table, why_no_folder
 from pytest_llmperf.run.revision import has_commit
 from pytest_llmperf.run.settings import MAX_LAUNCHES, SLURM_INI, Settings
@@ -22,7 +22,7 @@ from pytest_llmperf.support.folders import state_folder
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.slurm.site_options import SlurmOptions
-    from pytest_llmperf.run.coverage import Width
+    from pytest_llmperf.run.findings import Width
 
 # A Python on a network's file system, at its first start.
 _ASK_SECONDS = 120.0
@@ -206,7 +206,7 @@ def _width(gpus: int | None, path: Path | None) -> Width | None:
     if gpus is None:
         return None
     from pytest_llmperf.records.results_document import ResultsError, ResultsFile
-    from pytest_llmperf.run.coverage import Width, is_whole
+    from pytest_llmperf.run.findings import Width, is_whole
 
     if path is None:
         return Width(gpus=gpus)

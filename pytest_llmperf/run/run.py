@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.run.coverage import Coverage
-from pytest_llmperf.run.errors import UsageError
-from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.findings import Coverage, Findings, UsageError
 from pytest_llmperf.run.hardware import Hardware
 from pytest_llmperf.run.revision import Revision, find_revision
 from pytest_llmperf.run.settings import Settings
@@ -29,9 +27,9 @@ if TYPE_CHECKING:
     from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.run.case import Caller, CaseTerms
     from pytest_llmperf.run.cases import Cases
+    from pytest_llmperf.run.conclusion import ResultCache
+    from pytest_llmperf.run.derived_metrics import ModelFlops
     from pytest_llmperf.run.findings import Observer
-    from pytest_llmperf.run.model_flops import ModelFlops
-    from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.run_end import Finished
     from pytest_llmperf.settings.spec import Spec
 
@@ -168,13 +166,13 @@ class Run(Hardware):
 
     @cached_property
     def result_cache(self) -> ResultCache:
-        from pytest_llmperf.run.result_cache import ResultCache
+        from pytest_llmperf.run.conclusion import ResultCache
 
         return ResultCache()
 
     @cached_property
     def model_flops(self) -> ModelFlops:
-        from pytest_llmperf.run.model_flops import ModelFlops
+        from pytest_llmperf.run.derived_metrics import ModelFlops
 
         return ModelFlops()
 

@@ -1,20 +1,33 @@
-"""The end of a run: it is judged as a whole, written, and fails for what no single case can see."""
+"""The end of a run: it is judged as a whole, fails for what no single case can see, and its files are written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.run.findings import Observer
-from pytest_llmperf.run.plan import exceeds, gpu_hours, skip_lines
-from pytest_llmperf.run.run_files import run_document, write_markdown, write_page, write_results
-from pytest_llmperf.run.stale_baselines import listed, prune, unexplained
+from pytest_llmperf.judge.acceptance import replaced, replaced_line
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.store import BaselineStore, Entry, entries_of_run
+from pytest_llmperf.launch.slurm.allocation import job_key
+from pytest_llmperf.records.results_document import document_of
+from pytest_llmperf.report.results_json import document, write_json
+from pytest_llmperf.run.findings import ALL, Coverage, Observer, file_of, unused_baselines
+from pytest_llmperf.run.plan import cost_document, exceeds, gpu_hours, priced, skip_lines
+from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.run.static_check import record_static
 from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together
+from pytest_llmperf.settings.spec import read_spec
+from pytest_llmperf.support import MADE_BY
+from pytest_llmperf.support.files import files_digest, write_text
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run
+
 
 # The exit codes of pytest that say that nothing failed.
 _GREEN = (0, 5)
@@ -75,7 +88,7 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
         values["exit_code"] = _failed(exit_code)
         yield Trouble("--perf-json", [refused])
     if launched and settings.history is not None:
-        from pytest_llmperf.run.history.history import keep
+        from pytest_llmperf.run.history import keep
 
         run.notes += filter(None, [keep(settings.history, values)])
     if refused := write_page(run, values):
@@ -118,3 +131,203 @@ def idle_line(nodes: Sequence[str]) -> str:
 
 def _failed(exit_code: int) -> int:
     return 1 if exit_code in _GREEN else exit_code
+
+
+# GitHub refuses the whole summary of a step that is larger than a MiB, also what others wrote into it.
+_MOST_BYTES = 2**20
+
+
+def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) -> dict[str, Any]:
+    """The run as ``--perf-json`` has it. ``stopped``: tests were left out once it had begun."""
+    settings, findings = run.settings, run.findings
+    spent, ended_at = findings.spent, datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # A CPU has no GPU-hours, and so no price.
+    results = priced(findings.results, None if run.on_cpu else settings.price)
+    values = document(run.machine_document(), results, spent)
+    values |= {"exit_code": exit_code, "ended_at": ended_at} | cost_document(spent.gpu_seconds, settings.price)
+    if run.tests:
+        values["tests"] = list(run.tests.values())
+    if run.command:
+        values["command"] = run.command
+    if run.static_versions:
+        values["versions"] = dict(run.static_versions)
+    if findings.results and (rerun := run.rerun_words()):
+        values["rerun"] = rerun
+    if any(result.launches for result in findings.results):
+        values |= run.revision.document() | {"project": project_of(run.rootdir)}
+    if job := job_key(os.environ):
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+        values["slurm"] = {"job": job, "starts": 1 + (int(restarts) if restarts.isdigit() else 0)}
+    values |= whole_run.document()
+    if findings.skipped:
+        values["skipped"] = [vars(case) for case in findings.skipped]
+    if settings.dry_run:
+        values["planned"] = [vars(case) for case in findings.planned]
+    if settings.dry_run or settings.width:
+        # What `llmperf merge` needs to tell of several widths together what each alone cannot.
+        values["suite"] = {
+            "perf_width": settings.width.gpus if settings.width else None,
+            "strict": settings.strict,
+            "rootdir": str(run.rootdir),
+            "baselines": str(settings.baselines),
+            # Which a run that records makes another.
+            "baselines_digest": "" if settings.update else files_digest(settings.baselines, "*.json"),
+            "digests": sorted(set(findings.digests)),
+            "coverage": seen(run).to_dict(),
+            "stopped": stopped,
+        }
+    return values | ({"unfinished": run.unfinished} if run.unfinished else {})
+
+
+def write_results(run: Run, values: Mapping[str, Any]) -> str:
+    """Write what ``--perf-json`` asks for; why it was not written."""
+    if run.settings.json is None:
+        return ""
+    try:
+        write_json(run.settings.json, values)
+    except OSError as error:
+        return f"--perf-json {run.settings.json}: not written ({error})"
+    return ""
+
+
+def write_page(run: Run, values: Mapping[str, Any]) -> str:
+    """Write the page that ``--perf-report`` asks for; why there is none."""
+    from pytest_llmperf.report.run_document import RunDocument
+    from pytest_llmperf.run.run_page.written_page import write_page as write
+
+    path, settings = run.settings.report, run.settings
+    if path is None:
+        return ""
+    page = write(path, [RunDocument(values)], settings.baselines, made_by=MADE_BY, history=settings.history)
+    run.notes += [f"--perf-report {path}: {line}" for line in page.without]
+    return page.why_none and f"--perf-report {page.why_none}"
+
+
+def write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
+    """Write the pages of Markdown that are wanted; why ``--perf-markdown`` was not written."""
+    from pytest_llmperf.report.consumers.documents import markdown_page
+    from pytest_llmperf.report.consumers.exported_run import ExportedRun
+
+    settings, refused = run.settings, ""
+    told = ExportedRun.read([document_of({**values, "troubles": list(troubles)})])
+    page = markdown_page(told)
+    if settings.markdown is not None:
+        try:
+            write_text(settings.markdown, "\n".join([*page, ""]))
+        except OSError as error:
+            refused = f"--perf-markdown {settings.markdown}: not written ({error})"
+    is_news = told.cases or told.skipped or told.troubles
+    if settings.step_summary is not None and is_news and not settings.dry_run:
+        try:
+            run.notes += _append(settings.step_summary, page)
+        except OSError as error:  # nobody asked for it: no reason for a run to fail
+            run.notes.append(f"GITHUB_STEP_SUMMARY {settings.step_summary}: not written ({error})")
+    return refused
+
+
+def _append(path: Path, page: Sequence[str]) -> list[str]:
+    from pytest_llmperf.report.consumers.documents import within
+
+    size = path.stat().st_size if path.exists() else 0
+    text = within(["", *page] if size else page, _MOST_BYTES - size)
+    if not text:
+        return [f"GITHUB_STEP_SUMMARY {path}: not written, it has {size} bytes already, and may have {_MOST_BYTES}"]
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+    return []
+
+
+def _entries(run: Run) -> list[Entry]:
+    # What a run without launches judges is of no machine kind, and of all.
+    machine, is_static = "" if run.settings.static else run.machine_kind, run.settings.static
+    return entries_of_run(run.settings.baselines, machine, on_cpu=run.on_cpu, is_static=is_static)
+
+
+def _unused(run: Run, entries: Sequence[Entry]) -> list[Path]:
+    """Baselines that no case of this run has; none where not every case was asked."""
+    return unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
+
+
+def seen(run: Run, entries: Sequence[Entry] | None = None) -> Coverage:
+    """Return what this run saw, and what its options may have hidden from it; ``entries`` are of its baselines.
+
+    Where these cannot be read, nobody knows which tests recorded them.
+    """
+    try:
+        known = _entries(run) if entries is None else entries
+    except BaselineError:
+        known = []
+    run.note_selection([file_of(entry.recorded_by) for entry in known])
+    return run.coverage
+
+
+def listed(run: Run) -> list[str]:
+    """A line for each, or for what hinders to know them."""
+    try:
+        entries = _entries(run)
+    except BaselineError as error:
+        return [str(error)]
+    unused = _unused(run, entries)
+    copies = [f"stray copy: {one.path} ({one.copy_of} is what counts); delete it" for one in entries if one.copy_of]
+    is_pruned = run.settings.update == "prune"
+    if is_pruned and not run.coverage.doubts():
+        return copies  # they were removed, or named as what would be
+    what = "delete the file" if run.settings.static or is_pruned else "remove it with --update-baselines=prune"
+    why = f"no case of this run has its settings; if they are gone, {what}"
+    return [*copies, *(f"unused baseline: {path} ({why})" for path in unused)]
+
+
+def prune(run: Run) -> str:
+    """Remove them; why that did not go well, where it did not."""
+    try:
+        unused = _unused(run, _entries(run))
+        doubts = run.coverage.doubts()
+        if doubts:
+            return f"--update-baselines=prune: nothing was removed, {doubts}"
+        if not unused:
+            run.notes.append("--update-baselines=prune: nothing to remove, every baseline is in use")
+        for path in unused:
+            if not run.settings.dry_run:
+                path.unlink()
+            said = "--update-baselines=prune would remove" if run.settings.dry_run else "removed baseline"
+            run.notes.append(f"{said}: {path}")
+    except (BaselineError, OSError) as error:
+        return f"--update-baselines=prune: {error}"
+    return ""
+
+
+def unexplained(run: Run) -> list[str]:
+    """A line for each former case of a test that was replaced without a reason; its new baseline is taken back.
+
+    Only the end of a run knows which cases its tests still have. With a reason, what was replaced is kept, so that
+    nobody is asked again; a line for each where that fails.
+    """
+    settings, findings = run.settings, run.findings
+    first = [one for one in findings.results if one.updated and one.verdict == "new" and one.launches]
+    if settings.static or not first:
+        return []
+    store = BaselineStore(settings.baselines)
+    stored = store.baselines(run.machine_kind)
+    whole = {node for node, said in run.coverage.said.items() if said == ALL}
+    found = list(replaced(first, stored, set(findings.digests), whole, run.collected))
+    gone = {result.digest: sorted(one.digest for one in formers) for result, formers in found}
+    own = [one for one in stored if one.digest in gone]
+    if settings.reason:
+        return [line for one in own if (line := _explained(store, one, gone[one.digest]))]
+    for one in own:
+        store.path(one.machine, read_spec(one.spec)).unlink(missing_ok=True)
+    findings.results = [replace(one, updated="") if one.digest in gone else one for one in findings.results]
+    return list(dict.fromkeys(replaced_line(result, formers[0]) for result, formers in found))
+
+
+def _explained(store: BaselineStore, baseline: Baseline, gone: Sequence[str]) -> str:
+    def change(now: Baseline | None) -> Baseline:
+        now = now or baseline
+        anchor = replace(now.anchor, replaces=tuple(gone))
+        return replace(now, anchor=anchor, history=(anchor, *now.history[1:]))
+
+    try:
+        store.update(baseline.machine, read_spec(baseline.spec), change)
+    except BaselineError as error:
+        return str(error)
+    return ""

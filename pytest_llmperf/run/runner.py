@@ -1,4 +1,4 @@
-"""Runner: one launch of one spec, on hardware leased for it, shown while it runs."""
+"""Runner: one launch of one spec, on leased hardware, shown while it runs; once more where circumstances spoilt it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import host_memory_bytes
 from pytest_llmperf.launch.outcome import LONGER, broken_off, sizes_so_far
@@ -25,16 +27,18 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.records.phases import COMPARING, FAILED, OTHER, SEARCHING, WAITING, accounted
-from pytest_llmperf.records.result import Spent
-from pytest_llmperf.run.case import Caller
-from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
-from pytest_llmperf.run.findings import LaunchObserver
+from pytest_llmperf.records.result import CaseResult, Spent
+from pytest_llmperf.run.case import Caller, Case
+from pytest_llmperf.run.conclusion import MadeTrainings
+from pytest_llmperf.run.findings import CaseFailedError, LaunchObserver, RunEndedError
 from pytest_llmperf.run.hardware import OVER_BUDGET, UNFINISHED
-from pytest_llmperf.run.preconditions import need_room
-from pytest_llmperf.run.result_cache import MadeTrainings
+from pytest_llmperf.settings.optimizer import least_states
+from pytest_llmperf.settings.parallelism import is_sharded
+from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import cache_folder
+from pytest_llmperf.support.formats import memory
 
 # File systems allow 255 bytes, and a number follows.
 _LONGEST_NAME = 200
@@ -330,3 +334,90 @@ class _Attempt:
         if isinstance(self.outcome, Launch):
             record, remainder = dict(self.outcome.phases), FAILED if self.outcome.phases else OTHER
         return accounted(record, meter.waited_seconds, meter.seconds, remainder)
+
+
+def need_room(spec: TrainSpec, host_bytes: int) -> None:
+    """Training on a CPU fits into its host's memory, as far as weights, gradients and states alone can tell.
+
+    A host that is short of memory swaps, or kills somebody else's process, and neither says why.
+    """
+    geometry = spec.architecture.geometry
+    if geometry is None:
+        return
+    copies = 2 + least_states(spec)  # weights, gradients, states
+    shards = 1 if is_sharded(spec) else spec.gpus  # each rank has its own, or its share
+    least = geometry.weights * bytes_each(spec) * copies * shards
+    if least > host_bytes:
+        raise CaseFailedError(
+            f"{spec.id}: training needs at least {memory(least)} for weights, gradients and optimizer states, and this "
+            f"host has {memory(host_bytes)}: give a model of fewer layers, or run it on GPUs"
+        )
+
+
+# What spoilt a launch (heat, somebody else's job) is seldom gone at once.
+_PAUSE_SECONDS = 20.0
+
+
+class LaunchRetry:
+    """The launches of one case, and what is wrong with those that count."""
+
+    def __init__(self, runner: Runner, say: Callable[[str], None]) -> None:
+        self._runner, self._say = runner, say
+        self.set_aside: tuple[str, ...] = ()
+        """Why a launch was set aside."""
+        self.spoilt: tuple[str, ...] = ()
+        """Why launches are no good that count all the same, because the retry was spoilt too."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Tell a reader of the verdict of the one that was set aside."""
+        return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
+
+    def launch(self, spec: Spec, number: int, circumstances: Callable[[Launch], Circumstances], **how: Any) -> Launch:
+        """One launch of ``spec``, made as a runner does it, which ``circumstances`` may have spoilt.
+
+        Raises:
+            LaunchFailed: it yielded no record.
+        """
+        outcome = self._runner.launch(spec, number, **how)
+        around = _around(outcome, circumstances)
+        if around.lines and not self.set_aside:
+            self.set_aside = around.lines
+            self._say(f"{spec.id}: {around.lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
+            time.sleep(_PAUSE_SECONDS)
+            if around.drifts and not spec.is_script:  # nobody knows whether a script makes more steps
+                # It is given more of them, and what passes with its own says nothing of these.
+                least = min(spec.min_steps, spec.steps)
+                spec, how = spec.changed(steps=2 * spec.steps, min_steps=2 * least), how | {"passing": None}
+            outcome = self._runner.launch(spec, number, **how)
+            around = _around(outcome, circumstances)
+        self.spoilt = (*self.spoilt, *around.lines)
+        if isinstance(outcome, Failure):
+            raise LaunchFailed(spec.id, outcome)
+        return outcome
+
+
+def _around(outcome: Launch | Failure, circumstances: Callable[[Launch], Circumstances]) -> Circumstances:
+    if isinstance(outcome, Launch):
+        return circumstances(outcome)
+    # Of what makes a launch fail, memory alone is what a neighbour takes.
+    return Circumstances(validity.neighbours(outcome.health) if outcome.kind == "oom" else ())
+
+
+def should_run_out(caller: Caller) -> bool:
+    """Whether the GPUs here have less memory than the case was declared to need."""
+    below = caller.terms.oom_below_gib
+    return below is not None and not caller.run.on_cpu and caller.run.memory_bytes < below * 2**30
+
+
+def runs_out(caller: Caller, runner: Runner, spec: Spec) -> CaseResult:
+    """``pass`` where a launch of ``spec`` runs out of memory that nobody else holds; ``invalid`` where it trains."""
+    case, retry = Case.of(spec), LaunchRetry(runner, caller.observer.say)
+    try:
+        launch = retry.launch(spec, 1, lambda _: Circumstances())
+    except LaunchFailed as error:
+        if error.failure.kind != "oom" or retry.spoilt:
+            raise
+        return caller.result(case, "pass", "ran out of memory, as declared")
+    reason = f"was declared to run out of memory below {caller.terms.oom_below_gib:g} GiB, and trained"
+    return replace(caller.result(case, "invalid", reason), launches=(launch,))

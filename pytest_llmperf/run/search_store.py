@@ -20,7 +20,7 @@ from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.folders import cache_folder

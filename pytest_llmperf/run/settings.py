@@ -16,7 +16,7 @@ from pytest_llmperf.support import user_input
 if TYPE_CHECKING:
     from pytest_llmperf.analysis.cost import Price
     from pytest_llmperf.launch.slurm.site_options import SlurmOptions
-    from pytest_llmperf.run.coverage import Width
+    from pytest_llmperf.run.findings import Width
 
 #: Launches of a case at most, where fewer do not decide and nobody says otherwise.
 MAX_LAUNCHES = 4

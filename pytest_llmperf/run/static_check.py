@@ -1,30 +1,39 @@
-"""Cases judged without a GPU (``--perf-static``): what a step does (``run.static_figures``), held against what is
-stored."""
+"""Cases judged without a GPU (``--perf-static``): what a step does, held against what is stored.
+
+A spec's step is told by fake tensors. A script's small form, a command that the user gave, runs on this machine's CPU,
+and nobody times it: figures that are not the stored ones count once a second launch has the same.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StoredStep
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refuse_unexplained
 from pytest_llmperf.judge.store import BaselineStore, read
-from pytest_llmperf.records.result import VERDICTS, CaseResult
+from pytest_llmperf.launch.device import NO_GPU
+from pytest_llmperf.launch.local import LocalLauncher
+from pytest_llmperf.launch.prediction import PredictionError, why_none
+from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.records.failure import Failure, LaunchFailed
+from pytest_llmperf.records.phases import OTHER
+from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.run import plan
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import conclude, failures
-from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
-from pytest_llmperf.run.findings import Concluded, Findings, Observer
-from pytest_llmperf.run.static_figures import NoStep, step_of
-from pytest_llmperf.settings.spec import Spec, read_spec
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, Findings, Observer
+from pytest_llmperf.settings.spec import ScriptSpec, Spec, read_spec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run
+
 
 #: What a run that recorded launches may record too: figures of other versions are those that somebody else's runs hold.
 BESIDE_LAUNCHES = "beside launches"
@@ -160,3 +169,83 @@ def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
             if baseline is not None and entry.copy_of is None and not (spec := read_spec(baseline.spec)).is_script:
                 found[spec] = baseline.recorded_by
     return found
+
+
+# Enough to know which optimizer ends a step.
+_MOST_STEPS = 30
+# Those of Python and numpy call no operator.
+_IRRELEVANT = frozenset({"python", "numpy"})
+
+
+@dataclass(frozen=True)
+class NoStep:
+    """Why nothing is known of a case's step."""
+
+    why: str
+    is_lost: bool
+    """Whether it should be: green would be a lie."""
+
+
+def step_of(caller: Caller, spec: Spec, stored: Collection[StaticStep]) -> StaticStep | NoStep:
+    """The step of ``spec``, of which these are ``stored``.
+
+    Raises:
+        LaunchFailed: the small form of a script yielded no record.
+    """
+    if isinstance(spec, ScriptSpec):
+        return _of_script(caller, spec, stored)
+    assert isinstance(spec, TrainSpec)  # noqa: S101 - there are these two
+    try:
+        caller.run.static_steps.check()
+    except PredictionError as error:
+        return NoStep(str(error), is_lost=True)
+    step = caller.run.static_steps.of(spec)
+    if isinstance(step, StaticStep):
+        return step
+    return NoStep(str(step), is_lost=step.is_lost or (bool(stored) and why_none(spec) is None))
+
+
+def _of_script(caller: Caller, spec: ScriptSpec, stored: Collection[StaticStep]) -> StaticStep | NoStep:
+    if not spec.tiny:
+        why = '--perf-static takes a small form of a script: give one for the CPU, e.g. tiny="python train.py --tiny"'
+        return NoStep(f"{spec.id}: {why}", is_lost=bool(stored))
+    first = _launched(caller, spec, 1)
+    if isinstance(first, NoStep) or first in stored:
+        return first
+    second = _launched(caller, spec, 2)
+    if isinstance(second, NoStep) or first == second:
+        return second
+    names = sorted({*first.operators.items()} ^ {*second.operators.items()})
+    name = names[0][0]
+    apart = f"{first.operators.get(name, 0):g} and {second.operators.get(name, 0):g} of {name}"
+    why = f"its small form does not repeat itself, two launches had {apart} a step; seed= may make it"
+    return NoStep(f"{spec.id}: not claimed: {why}", is_lost=bool(stored))
+
+
+def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | NoStep:
+    """What a step of one launch of its small form did."""
+    run, few = caller.run, min(spec.steps, max(_MOST_STEPS, spec.warmup_steps + 2))
+    ranks = spec.gpus if "{gpus}" in spec.tiny else 0
+    env = {**spec.env, **NO_GPU}
+    small = replace(spec, command=spec.tiny, tiny="", name=f"{spec.id}-tiny", gpus=ranks, steps=few, env=env)
+    before = sum(1 for _ in run.run_folder.glob(f"{small.id}-*"))
+    request = LaunchRequest(
+        spec=small,
+        folder=run.run_folder / f"{small.id}-{before + 1}",
+        gpus=(),
+        timeout_seconds=run.launch_seconds,
+        root=run.rootdir,
+    )
+    with caller.observer.launch(f"{spec.id} small", number, 2) as live:
+        try:
+            outcome = LocalLauncher().launch(request, live.update)
+        finally:
+            live.clear()
+            caller.findings.spent += Spent(launches=1, phases={OTHER: request.meter.seconds})
+    if isinstance(outcome, Failure):
+        raise LaunchFailed(spec.id, outcome)
+    if not outcome.trace:
+        return NoStep(f"{spec.id}: not claimed: no trace: {outcome.trace.none}", is_lost=True)
+    versions = outcome.environment.versions.items()
+    exact = {name: version.partition("+")[0] for name, version in versions if name not in _IRRELEVANT}
+    return StaticStep.of(outcome.trace, {**exact, "tiny": spec.tiny})

@@ -14,7 +14,7 @@ from pytest_llmperf.launch import local, machine, prediction
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.run import launch_retry
+from pytest_llmperf.run import runner
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.run.findings import Concluded, Findings
@@ -117,6 +117,6 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.setattr(local, "LocalLauncher", FakeLauncher)
-    monkeypatch.setattr(launch_retry, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(prediction, "StaticSteps", FakeStaticSteps)
     return Engine(tmp_path, monkeypatch)

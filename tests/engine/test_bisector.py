@@ -14,7 +14,7 @@ from filelock import FileLock
 from pytest_llmperf.launch.candidates import NoRoomError, NotMadeError, Span
 from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector
-from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.findings import CaseFailedError
 from tests.engine.conftest import SPEC, Engine
 from tests.golden import Golden
 

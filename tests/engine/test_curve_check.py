@@ -14,8 +14,7 @@ from pytest_llmperf.judge.store import Store
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document
 from pytest_llmperf.run.case import CaseTerms
-from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
-from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.findings import CaseFailedError, Concluded, DidNotTrainError
 from pytest_llmperf.support import codec
 from tests import text_package
 from tests.engine.conftest import SPEC as RANDOM

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
-from pytest_llmperf.run.errors import DidNotTrainError
-from pytest_llmperf.run.launch_notes import diagnosed
+from pytest_llmperf.run.baseline_comparison import diagnosed
+from pytest_llmperf.run.findings import DidNotTrainError
 from tests.engine.conftest import Engine
 from tests.golden import Golden
 

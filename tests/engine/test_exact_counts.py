@@ -14,7 +14,7 @@ from pytest_llmperf.judge.exact import count_checks, trace_notes
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import formatted
 from pytest_llmperf.records.trace import merged
-from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.support import codec, formats
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import launch_of, trace_of

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.run.errors import DidNotTrainError
-from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.findings import Concluded, DidNotTrainError
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import FakeLauncher
 from tests.golden import Golden

@@ -14,7 +14,7 @@ from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.prediction import CountError
-from pytest_llmperf.run import model_flops
+from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.settings.models import Model
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -61,7 +61,7 @@ def counts(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(fakes, "ENVIRONMENT", replace(fakes.ENVIRONMENT, gpu="NVIDIA H200"))
     found = Counts(engine)
-    monkeypatch.setattr(model_flops, "FlopCounts", found)
+    monkeypatch.setattr(derived_metrics, "FlopCounts", found)
     return found
 
 

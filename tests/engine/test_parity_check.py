@@ -13,8 +13,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.parity import SEEDS, TrainingErrors
 from pytest_llmperf.run import plan
 from pytest_llmperf.run.case import CaseTerms
-from pytest_llmperf.run.coverage import Width
-from pytest_llmperf.run.errors import CannotRunError, DidNotTrainError
+from pytest_llmperf.run.findings import CannotRunError, DidNotTrainError, Width
 from pytest_llmperf.settings.registry import small
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher

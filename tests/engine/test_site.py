@@ -16,7 +16,7 @@ from pytest_llmperf.launch.site import OutOfTimeError, Say, Site
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.cases import Cases
-from pytest_llmperf.run.errors import CannotRunError, RunEndedError
+from pytest_llmperf.run.findings import CannotRunError, RunEndedError
 from pytest_llmperf.run.run import Run
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import FakeLauncher

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.run import static_figures
-from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
+from pytest_llmperf.run import static_check
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
 from pytest_llmperf.run.static_check import record_static
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import STEP, write_static
@@ -143,7 +143,7 @@ def test_a_package_that_is_gone_skips_what_was_judged_before(
     recorded: Engine, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     moved(recorded, error="Liger is not installed")
-    monkeypatch.setattr(static_figures, "why_none", lambda _spec: "Liger is not installed")
+    monkeypatch.setattr(static_check, "why_none", lambda _spec: "Liger is not installed")
     with pytest.raises(CannotRunError) as raised:
         recorded.static().check(SPEC)
     golden(raised)

@@ -16,7 +16,7 @@ from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.run import capacity
-from pytest_llmperf.run.errors import DidNotTrainError
+from pytest_llmperf.run.findings import DidNotTrainError
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import MACHINE

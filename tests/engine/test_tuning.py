@@ -24,7 +24,7 @@ from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.parity import TrainingErrors
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.case import CaseTerms
-from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
 from pytest_llmperf.run.tuning import final as final_stage
 from pytest_llmperf.run.tuning import forecast, recheck, trial_stage
 from pytest_llmperf.run.tuning.final import Final, Knowledge

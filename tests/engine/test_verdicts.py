@@ -16,7 +16,7 @@ from pytest_llmperf.judge.baseline_file import BaselineChangedError
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.run.case import CaseTerms
-from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
+from pytest_llmperf.run.findings import CaseFailedError, DidNotTrainError
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.golden import Golden
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.cli import hook
 from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.launch.script import HOOKS
-from pytest_llmperf.run.history.history import History
+from pytest_llmperf.run.history import History
 from tests.worker.user import REPOSITORY
 
 pytestmark = pytest.mark.torchrun

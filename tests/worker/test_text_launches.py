@@ -15,7 +15,7 @@ from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run import derived_metrics
-from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.support import codec
 from tests.worker.launching import launch, launched
 

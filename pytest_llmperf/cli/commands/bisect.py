@@ -22,8 +22,7 @@ from pytest_llmperf.records.result import Spent
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector, Change
-from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
-from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError
 from pytest_llmperf.run.options import BISECT
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.registry import why_skip

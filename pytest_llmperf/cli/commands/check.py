@@ -14,8 +14,7 @@ from pytest_llmperf.cli.spec_arguments import SCRIPT, as_pairs, named
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.case import CaseTerms
-from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError
-from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, RunEndedError
 from pytest_llmperf.run.learning_cases import SEEDS
 from pytest_llmperf.run.options import CHECK
 from pytest_llmperf.run.run import Run

@@ -18,7 +18,7 @@ from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE, measured
 from pytest_llmperf.report.table import Column
-from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, RunEndedError
 from pytest_llmperf.run.options import SCRIPT
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import formats

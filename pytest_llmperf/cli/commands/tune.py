@@ -17,8 +17,7 @@ from pytest_llmperf.cli.test_file import TestFile
 from pytest_llmperf.cli.tune_pages import Watcher, document, page
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.tuning_objective import OBJECTIVES
-from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
-from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError, UsageError
 from pytest_llmperf.run.options import TUNE
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.tuning.trials import Tuning, TuningOrder

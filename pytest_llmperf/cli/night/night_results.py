@@ -20,7 +20,7 @@ from pytest_llmperf.report.consumers.documents import case_table
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, counted, failed_tests, tests_of
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.table import escaped
-from pytest_llmperf.run.coverage import Coverage, file_of, is_whole, unused_baselines
+from pytest_llmperf.run.findings import Coverage, file_of, is_whole, unused_baselines
 from pytest_llmperf.support import formats
 
 # pytest's own exit codes; of those that failed the cases tell.

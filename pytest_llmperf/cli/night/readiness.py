@@ -19,7 +19,7 @@ from pytest_llmperf.cli.night.reserved_options import RESERVED, reserved_in
 from pytest_llmperf.cli.night.sbatch import pytest_options
 from pytest_llmperf.cli.night.unjudged import Tests, some_of
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.run.coverage import is_whole
+from pytest_llmperf.run.findings import is_whole
 
 # Much more than an import takes from a busy file system; a wrapper that asks for a password takes for ever.
 _SECONDS = 120

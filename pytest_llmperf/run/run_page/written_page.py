@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_llmperf.report.page.html_page import html
 from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.history.history import RunHistories
+from pytest_llmperf.run.history import RunHistories
 from pytest_llmperf.run.run_page.run_page import page_of
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.support.files import write_text

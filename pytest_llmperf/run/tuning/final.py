@@ -14,8 +14,7 @@ from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import joined_reasons
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.cases import Cases
-from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError
-from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, DidNotTrainError
 from pytest_llmperf.run.paired_comparison import Side
 from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Share, Tuning, TuningOrder, take_turns
 from pytest_llmperf.settings.compilation import is_compiled

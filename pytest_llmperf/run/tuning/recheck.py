@@ -14,8 +14,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import Verdict, joined_reasons
 from pytest_llmperf.run.case import Caller, Case, neighbours
-from pytest_llmperf.run.errors import CannotRunError
-from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.findings import CannotRunError, Concluded
 from pytest_llmperf.run.paired_comparison import Side
 from pytest_llmperf.run.search_store import TrialStore
 from pytest_llmperf.run.tuning.trials import Trials, take_turns

@@ -17,8 +17,7 @@ from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.case import Caller
-from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.run.findings import Findings, LaunchObserver, Observer
+from pytest_llmperf.run.findings import CaseFailedError, Findings, LaunchObserver, Observer
 from pytest_llmperf.run.search_store import TrialStore
 from pytest_llmperf.run.tuning.forecast import MemoryForecast, by_settings
 from pytest_llmperf.run.tuning.trials import STEPS, Trials, Tried

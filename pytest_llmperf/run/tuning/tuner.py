@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pytest_llmperf.judge.tuning_objective import front
 from pytest_llmperf.launch import machine
 from pytest_llmperf.run.case import Caller
-from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
+from pytest_llmperf.run.findings import CaseFailedError, RunEndedError
 from pytest_llmperf.run.search_store import TrialStore
 from pytest_llmperf.run.tuning.final import Final, Knowledge
 from pytest_llmperf.run.tuning.forecast import (

@@ -13,8 +13,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.report.run_document import RunDocument
-from pytest_llmperf.run.history.history_store import HistoryStore
-from pytest_llmperf.run.history.past_results import past_results
+from pytest_llmperf.run.history_store import HistoryStore, past_results
 from tests.golden import Golden
 from tests.history import nights, with_versions
 from tests.runs import ladder_run, written

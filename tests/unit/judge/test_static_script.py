@@ -9,8 +9,8 @@ import pytest
 
 from pytest_llmperf.judge.static_steps import come_and_gone, judge_step
 from pytest_llmperf.records.trace import StaticStep, Trace, TraceRow
-from pytest_llmperf.run import static_figures
-from pytest_llmperf.run.static_figures import NoStep, step_of
+from pytest_llmperf.run import static_check
+from pytest_llmperf.run.static_check import NoStep, step_of
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from tests.golden import Golden
@@ -87,7 +87,7 @@ def test_what_is_not_stored_counts_once_it_repeats(
     found: StaticStep | bool,
 ) -> None:
     coming: Iterator[StaticStep | NoStep] = iter(launches)
-    monkeypatch.setattr(static_figures, "_launched", lambda *_: next(coming))
+    monkeypatch.setattr(static_check, "_launched", lambda *_: next(coming))
     told = step_of(cast("Any", None), SPEC, stored)
     if isinstance(told, NoStep):
         assert told.is_lost is found
@@ -98,7 +98,7 @@ def test_what_is_not_stored_counts_once_it_repeats(
 
 def test_what_does_not_repeat_names_a_count(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     coming = iter([step(), OTHER])
-    monkeypatch.setattr(static_figures, "_launched", lambda *_: next(coming))
+    monkeypatch.setattr(static_check, "_launched", lambda *_: next(coming))
     told = step_of(cast("Any", None), SPEC, [])
     assert isinstance(told, NoStep)
     golden(told.why)

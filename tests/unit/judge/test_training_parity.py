@@ -11,8 +11,8 @@ import pytest
 
 from pytest_llmperf.judge.training_parity import judge_parity
 from pytest_llmperf.records.parity import FP32, GRADIENT, OWN, UPDATE, TensorError, TrainingErrors, merged
-from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.run.preconditions import need_the_same_training
+from pytest_llmperf.run.cases import need_the_same_training
+from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.settings.models import built_in_names, resolve, small_config
 from pytest_llmperf.settings.optimizer import true_optimizer
 from pytest_llmperf.settings.parallelism import gathered_precision

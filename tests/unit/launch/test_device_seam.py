@@ -24,7 +24,7 @@ EXCEPTIONS = {
     "settings/compilation.py": "a mode of torch.compile, by torch's own word",
     "worker/settings/compilation.py": "the same mode, as its compiler was given it",
     "records/memory_shortage.py": "what drivers and libraries print of a lack of memory, known by their words",
-    "run/history/past_results.py": "names of versions in stored results",
+    "run/history_store.py": "names of versions in stored results",
     "analysis/likely_causes.py": "patterns for names of kernels and libraries in stored traces",
     "analysis/step_difference.py": "patterns for names of variables, versions and kernels in records",
     "analysis/formulas.py": "a formula of the chapter that says whose buffers it leaves out",

@@ -17,7 +17,7 @@ from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.launch import candidates, machine
 from pytest_llmperf.launch.candidates import NotMadeError
 from pytest_llmperf.launch.scratch import remove_of_job, scratch
-from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.run.hardware import new_run_folder
 from pytest_llmperf.support.files import refused_at, write_text
 from pytest_llmperf.support.folders import private_folder

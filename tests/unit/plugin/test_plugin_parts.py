@@ -30,11 +30,10 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.baseline_comparison import BaselineComparison
 from pytest_llmperf.run.case import Caller, CaseTerms
-from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.derived_metrics import ModelFlops
+from pytest_llmperf.run.findings import CaseFailedError, Findings
 from pytest_llmperf.run.hardware import prune
 from pytest_llmperf.run.job import NoJob
-from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.runner import Runner
 from tests.fakes import launch_of

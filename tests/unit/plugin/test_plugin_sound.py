@@ -12,8 +12,8 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.run import launch_retry
-from pytest_llmperf.run.launch_retry import LaunchRetry
+from pytest_llmperf.run import runner
+from pytest_llmperf.run.runner import LaunchRetry
 from tests.fakes import launch_of
 from tests.golden import Golden
 
@@ -24,17 +24,17 @@ from tests.golden import Golden
 def test_after_drift_it_takes_twice_the_steps(
     monkeypatch: pytest.MonkeyPatch, steps: int, min_steps: int, expected: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(launch_retry, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "_PAUSE_SECONDS", 0.0)
     started: list[TrainSpec] = []
 
     def launch(spec: TrainSpec, _number: int, **_: Any) -> Launch:
         started.append(spec)
         return launch_of(spec)
 
-    runner: Any = SimpleNamespace(launch=launch)
+    launcher: Any = SimpleNamespace(launch=launch)
     around = iter([Circumstances(("it drifted",), drifts=True), Circumstances()])
     spec = TrainSpec(model="llama-tiny", steps=steps, min_steps=min_steps)
-    LaunchRetry(runner, lambda _: None).launch(spec, 1, lambda _: next(around))
+    LaunchRetry(launcher, lambda _: None).launch(spec, 1, lambda _: next(around))
     assert [(spec.steps, spec.min_steps) for spec in started] == [(steps, min_steps), expected]
 
 
@@ -44,8 +44,8 @@ SPEC = TrainSpec(model="llama-tiny")
 def sound_launches(*outcomes: Launch | Failure) -> tuple[LaunchRetry, Callable[[], Launch]]:
     """What launches when each of ``outcomes`` comes in turn."""
     pending = iter(outcomes)
-    runner: Any = SimpleNamespace(launch=lambda _spec, _number, **_: next(pending))
-    launches = LaunchRetry(runner, lambda _: None)
+    launcher: Any = SimpleNamespace(launch=lambda _spec, _number, **_: next(pending))
+    launches = LaunchRetry(launcher, lambda _: None)
     return launches, lambda: launches.launch(SPEC, 1, lambda _: Circumstances())
 
 
@@ -55,7 +55,7 @@ def failure(kind: str, *neighbours: str) -> Failure:
 
 @pytest.fixture
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_retry, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "_PAUSE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("_no_pause")

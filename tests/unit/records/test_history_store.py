@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.run.history import history_store
-from pytest_llmperf.run.history.history import History
-from pytest_llmperf.run.history.history_store import APPLICATION_ID, SCHEMAS, HistoryStore
-from pytest_llmperf.run.history.past_results import HistoryError
+from pytest_llmperf.run import history_store
+from pytest_llmperf.run.history import History
+from pytest_llmperf.run.history_store import APPLICATION_ID, SCHEMAS, HistoryError, HistoryStore
 from tests.golden import Golden
 from tests.history import nights, past_result
 

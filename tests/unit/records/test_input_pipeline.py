@@ -13,8 +13,8 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.waits import DataWait, data_wait
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.run import derived_metrics
-from pytest_llmperf.run.launch_notes import steps_notes
-from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.run.baseline_comparison import steps_notes
+from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.settings.registry import Evidence, contradictions, declarable, small, why_skip
 from tests.fakes import evidence_of, launch_of, trace_of
 from tests.golden import Golden

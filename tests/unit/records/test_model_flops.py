@@ -12,8 +12,8 @@ import pytest
 
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import CountError, FlopCounts
-from pytest_llmperf.run import model_flops
-from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.run import derived_metrics
+from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.settings import models
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -34,7 +34,7 @@ def counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(model_flops, "FlopCounts", Counts)
+    monkeypatch.setattr(derived_metrics, "FlopCounts", Counts)
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
     return found
 
@@ -80,7 +80,7 @@ def test_other_versions_are_another_count(
 ) -> None:
     by = {"torch": "2.13", "transformers": "5.23", "counter": "abc"}
     for versions in (by, by, by | {changed: "other"}):
-        monkeypatch.setattr(model_flops, "_counted_by", lambda versions=versions: versions)
+        monkeypatch.setattr(derived_metrics, "_counted_by", lambda versions=versions: versions)
         ModelFlops().per_token(SPEC)
     assert len(counts) == 2
     assert len([*(tmp_path / "cache" / "flops").iterdir()]) == 2

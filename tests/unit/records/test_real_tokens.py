@@ -10,7 +10,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run import derived_metrics
-from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 from tests.golden import Golden

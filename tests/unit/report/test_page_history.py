@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.report.page.page_model import LineChart
-from pytest_llmperf.run.history.history import RunHistories
+from pytest_llmperf.run.history import RunHistories
 from pytest_llmperf.run.run_page.run_page import page_of
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.run.run_page.trace_charts import history_section

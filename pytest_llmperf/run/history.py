@@ -1,7 +1,4 @@
-"""History: what runs before this one have measured, in a store or in ``--perf-json`` files, and what this run adds.
-
-Who reads pages and files, or launches nothing, does without a database.
-"""
+"""History: what runs before this one have measured, in a store or in ``--perf-json`` files, and what this run adds."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from pytest_llmperf.records.past_result import OBSERVED, PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
 from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.history.past_results import HistoryError, observed_result, past_results
+from pytest_llmperf.run.history_store import HistoryError, HistoryStore, observed_result, past_results
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -82,8 +79,6 @@ def _read(path: Path) -> list[PastResult]:
     with path.open("rb") as file:
         is_store = file.read(len(_SQLITE)) == _SQLITE
     if is_store or path.suffix == ".sqlite":
-        from pytest_llmperf.run.history.history_store import HistoryStore
-
         return HistoryStore(path).read()
     return past_results(RunDocument(read_values(path)), str(path))
 
@@ -97,8 +92,6 @@ def keep(path: Path, document: Mapping[str, Any]) -> str:
         results = past_results(RunDocument(document), "this run")
         if not results:
             return ""
-        from pytest_llmperf.run.history.history_store import HistoryStore
-
         try:
             HistoryStore(path).append(results)
         except HistoryError as error:

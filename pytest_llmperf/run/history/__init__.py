@@ -1,1 +1,0 @@
-"""What runs before this one have measured: kept in a store, read from it or from ``--perf-json`` files."""
