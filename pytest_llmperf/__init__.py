@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_llmperf.support import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pytest_llmperf.plugin.outcomes import DidNotTrain
+    from pytest_llmperf.plugin.hooks import is_active, on_cpu
     from pytest_llmperf.plugin.perf import Perf
-    from pytest_llmperf.plugin.waiting import is_active, on_cpu
+    from pytest_llmperf.plugin.reports import DidNotTrain
     from pytest_llmperf.records.result import CaseResult, Reference
     from pytest_llmperf.settings.spec import ScriptSpec
     from pytest_llmperf.settings.train_spec import TrainSpec
@@ -24,14 +24,14 @@ __all__ = ["GIB", "CaseResult", "DidNotTrain", "Perf", "Reference", "ScriptSpec"
 # Found when they are asked for: the worker imports this package too, and knows no pytest.
 _HOMES = {
     "CaseResult": "records.result",
-    "DidNotTrain": "plugin.outcomes",
+    "DidNotTrain": "plugin.reports",
     "GIB": "support.formats",
     "Perf": "plugin.perf",
     "Reference": "records.result",
     "ScriptSpec": "settings.spec",
     "TrainSpec": "settings.train_spec",
-    "is_active": "plugin.waiting",
-    "on_cpu": "plugin.waiting",
+    "is_active": "plugin.hooks",
+    "on_cpu": "plugin.hooks",
 }
 
 

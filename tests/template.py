@@ -45,7 +45,7 @@ _LATER = (
     "pytest_llmperf.judge.run_effects",
     "pytest_llmperf.plugin.collector",
     "pytest_llmperf.plugin.perf",
-    "pytest_llmperf.plugin.summary",
+    "pytest_llmperf.plugin.console",
     "pytest_llmperf.report.consumers.documents",
     "rich.console",
     "rich.table",

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, is_case, reports
-from pytest_llmperf.plugin.items import expect_no_failed_launch, select, specs_of, trains_by_recipe
-from pytest_llmperf.plugin.run_progress import RunProgress, header
+from pytest_llmperf.plugin import is_case, reports
+from pytest_llmperf.plugin.items import RunProgress, expect_no_failed_launch, header, select, specs_of, trains_by_recipe
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.run.findings import Findings, UsageError
 from pytest_llmperf.run.hardware import UNFINISHED
@@ -67,7 +66,7 @@ class Collector:
     @pytest.hookimpl
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if is_case(item):
-            benchmark.prepare(item)
+            reports.prepare_benchmark(item)
             self._seen.add(item.nodeid)
 
     @pytest.hookimpl(trylast=True)
@@ -241,12 +240,14 @@ class Collector:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.session.is_concerned:
             return
-        from pytest_llmperf.plugin import summary
+        from pytest_llmperf.plugin.console import summarise
 
         with self.session.outcomes():
-            summary.summarise(self.session, terminalreporter)
+            summarise(self.session, terminalreporter)
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:
         groups = yield
-        return benchmark.drop_from_table(config, groups, {result.nodeid for result in self.session.findings.results})
+        return reports.drop_from_benchmark_table(
+            config, groups, {result.nodeid for result in self.session.findings.results}
+        )

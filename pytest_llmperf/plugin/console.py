@@ -1,30 +1,22 @@
-"""What a person sees while a launch runs: a live line on a terminal, two plain lines in a log, nothing under ``-q``."""
+"""What a person sees: while a launch runs a live line, or two plain ones in a log; at the end of the run its table.
+
+What only the table needs is loaded for it.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
-from pytest_llmperf.report.text import leaving
-from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.report.text import fold, leaving
 
 if TYPE_CHECKING:
-    from pytest_llmperf.plugin.session import PerfSession
-    from pytest_llmperf.run.cases import Cases
-
-
-def cases_of(item: pytest.Item, run: PerfSession) -> Cases:
-    """What a test may ask of its run, which this console shows."""
-    from pytest_llmperf.plugin.markers import terms_of
-
-    console = Console(item.config, lambda: run.progress.line if run.progress else "")
-    return run.cases(item.nodeid, console, terms_of(item), item.stash.setdefault(FINDINGS, Findings()))
+    from pytest_llmperf.run.run import Run
 
 
 class Console:
@@ -110,3 +102,60 @@ class Console:
             return nullcontext()
         context: AbstractContextManager[None] = self._capture.global_and_fixture_disabled()
         return context
+
+
+def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
+    """The table at the end; a dry run's plan instead."""
+    from pytest_llmperf.plugin.reports import unwritten_benchmarks
+    from pytest_llmperf.run.plan import cost_lines, plan_lines, planned_gpu_seconds, skip_lines
+    from pytest_llmperf.run.run_end import idle_line, listed
+
+    lines = _folded([*run.told, *unwritten_benchmarks(reporter.config)], reporter)
+    if run.settings.against_itself:
+        lines.append(f"--perf-against {run.settings.against}: the same environment on both sides")
+    if run.settings.dry_run and run.settings.update != "prune":
+        planned, price = run.findings.planned, run.settings.price
+        costs = cost_lines(planned_gpu_seconds(planned), price) if price else []
+        lines = [*map(leaving, plan_lines(planned, run.settings.budget_gpu_hours)), *costs, *lines]
+    elif run.findings.results or run.findings.spent.launches:
+        lines = _table(run, reporter) + lines
+    idle = [idle_line(run.idle)] if run.idle else []
+    lines += _folded([*skip_lines(run.findings.skipped), *listed(run), *idle], reporter)
+    if not lines:
+        return
+    reporter.section("llmperf", "=")
+    for line in lines:
+        reporter.write_line(line)
+
+
+def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
+    from pytest_llmperf.judge.run_effects import host_shift
+    from pytest_llmperf.judge.static_steps import upgrade_lines
+    from pytest_llmperf.report.summary_table import summary_lines, wide_gates
+    from pytest_llmperf.report.time_spent import longest_lines
+    from pytest_llmperf.run.plan import cost_lines, priced
+
+    whole_run = run.finished.whole_run if run.finished else None
+    results, width = run.findings.results, reporter._tw.fullwidth if reporter.isatty else None
+    spent = run.findings.spent
+    table = summary_lines(
+        priced(results, None if run.on_cpu else run.settings.price),
+        width,
+        reporter._tw.hasmarkup,
+        sys.stdout.encoding,
+        spent,
+        verbose=reporter.verbosity > 0,
+    )
+    costs = cost_lines(spent.gpu_seconds, run.settings.price)
+    most = reporter.config.getoption("durations", None)  # pytest's own, which tells of whole tests; 0: all
+    longest = [] if most is None else longest_lines(results, most)
+    upgrade = upgrade_lines(results) if run.settings.static else []
+    common = whole_run.line if whole_run and (whole_run.change or whole_run.line) else host_shift(results)
+    below = [*upgrade, *costs, *filter(None, [wide_gates(results)]), *longest]
+    return [*_folded(filter(None, [common]), reporter), *table, *_folded(below, reporter)]
+
+
+def _folded(lines: Iterable[str], reporter: pytest.TerminalReporter) -> list[str]:
+    """For a terminal, whose own way to break a line is within a word; a file gets lines as long as they are."""
+    width = reporter._tw.fullwidth if reporter.isatty else None
+    return [part for line in lines for part in fold(leaving(line), width, indent="  ") or [""]]

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llmperf.plugin import command_line
-from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
-    attention,
-    gpus,
-    liger,
-    micro_batch_size,
-    model,
-    perf,
-    precision,
-    train_spec,
-)
-from pytest_llmperf.plugin.waiting import WAITING, Waiting
+from pytest_llmperf.plugin import command_line, is_case
 from pytest_llmperf.run.options import OptionError, add_to_pytest, is_said, refuse_unknown_update, table
 from pytest_llmperf.run.settings import SLURM_INI, Settings
+
+if TYPE_CHECKING:
+    from pytest_llmperf.plugin.collector import Collector
+    from pytest_llmperf.plugin.perf import Perf
+    from pytest_llmperf.plugin.session import PerfSession
+    from pytest_llmperf.settings.train_spec import TrainSpec
+
 
 #: As `pytest --markers` shows them.
 MARKERS = (
@@ -93,6 +89,168 @@ def pytest_runtest_makereport(
 def _refuse_in_a_line(report: Any, call: pytest.CallInfo[Any] | None, source: Path) -> None:
     # By its name: nobody loads the class for errors of others.
     if report.failed and call and call.excinfo is not None and call.excinfo.typename.endswith("SpecError"):
-        from pytest_llmperf.plugin.outcomes import refusal_line
+        from pytest_llmperf.plugin.reports import refusal_line
 
         report.longrepr = refusal_line(call.excinfo, source) or report.longrepr
+
+
+class Waiting:
+    """Of one session."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._collector: Collector | None = None
+        self.uncollected: list[pytest.CollectReport] = []
+        """What could not be collected so far."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has asked for a run yet."""
+        return self._collector is None
+
+    def begin(self) -> Collector:
+        """The run's own hooks; pytest calls them from here on. pytest.UsageError: as of ``Collector``."""
+        if self._collector is None:
+            from pytest_llmperf.plugin.collector import Collector
+
+            self._config.pluginmanager.unregister(self)
+            self._collector = Collector(self._config)
+            for report in self.uncollected:
+                self._collector.pytest_collectreport(report)
+        return self._collector
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pycollect_makeitem(self) -> Generator[None, Any, Any]:
+        made = yield
+        if isinstance(made, list) and any(is_case(item) for item in made if isinstance(item, pytest.Item)):
+            self.begin().saw(made)
+        return made
+
+    @pytest.hookimpl
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        if is_case(item):  # of a file that is not Python's
+            self.begin().pytest_itemcollected(item)
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if hasattr(report, "llmperf_case") or hasattr(report, "llmperf"):  # of a worker of xdist
+            self.begin().pytest_runtest_logreport(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["llmperf_gpus"] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        output = getattr(node, "workeroutput", {})
+        if any(name.startswith("llmperf_") for name in output):
+            self.begin().pytest_testnodedown(node)
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["llmperf"] = None  # it saw no perf test, and did not crash
+
+
+WAITING = pytest.StashKey[Waiting]()
+
+
+def session_of(config: pytest.Config) -> PerfSession:
+    """The run of this session, which begins with the first that asks for it."""
+    return config.stash[WAITING].begin().session
+
+
+def is_active(config: pytest.Config) -> bool:
+    """Whether the plugin takes part in this session: ``-p no:llmperf`` leaves it out."""
+    return WAITING in config.stash
+
+
+def on_cpu(config: pytest.Config) -> bool:
+    """Whether the run's ranks train on the CPU, over gloo: ``--gpus 0``, or no GPU is visible.
+
+    Raises:
+        pytest.UsageError: the hardware that ``--gpus`` asks for is not there, or the plugin takes no part.
+    """
+    if not is_active(config):
+        raise pytest.UsageError("pytest_llmperf.on_cpu: the plugin llmperf takes no part in this session")
+    session = session_of(config)
+    with session.outcomes():
+        return session.on_cpu
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> str:
+    """A built-in name, the path of a configuration, or a cached hub name."""
+    session = session_of(request.config)
+    with session.outcomes():
+        return "llama-tiny" if session.on_cpu else "llama-3.2-1b"
+
+
+@pytest.fixture
+def precision() -> str:
+    """One word for weights, autocast and TF32: ``fp32``, ``tf32``, ``bf16-mixed``, ``bf16``, …"""
+    return "bf16"
+
+
+@pytest.fixture
+def attention() -> str:
+    """``eager``, ``sdpa``, ``flash_attention_2`` or ``flex_attention``."""
+    return "sdpa"
+
+
+@pytest.fixture
+def liger() -> bool:
+    """Whether Liger's kernels replace the model's."""
+    return False
+
+
+@pytest.fixture
+def micro_batch_size() -> int:
+    """Sequences per rank and forward pass."""
+    return 1
+
+
+@pytest.fixture
+def gpus() -> int:
+    """World size of the case: GPUs, or gloo ranks on the CPU."""
+    return 1
+
+
+@pytest.fixture
+def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a test can override
+    request: pytest.FixtureRequest,
+    model: str,
+    precision: str,
+    attention: str,
+    liger: bool,
+    micro_batch_size: int,
+    gpus: int,
+) -> TrainSpec:
+    """The case composed from the six settings, short on the CPU; an impossible one is one line, not a traceback."""
+    from pytest_llmperf.plugin.reports import failed
+    from pytest_llmperf.settings.train_spec import TrainSpec, precision_fields
+
+    session = session_of(request.config)
+    with session.outcomes():
+        on_cpu = session.on_cpu  # few tokens and steps there, so that trying a test takes seconds
+    try:
+        return TrainSpec(
+            model=model,
+            **precision_fields(precision),
+            attention=attention,
+            liger=liger,
+            micro_batch_size=micro_batch_size,
+            gpus=gpus,
+            sequence_length=64 if on_cpu else 1024,
+            steps=20 if on_cpu else 60,
+        )
+    except ValueError as error:
+        raise failed(str(error)) from None
+
+
+@pytest.fixture
+def perf(request: pytest.FixtureRequest) -> Perf:
+    """Measures, judges and asserts: ``perf.check(train_spec)``."""
+    from pytest_llmperf.plugin.perf import Perf
+
+    return Perf(request, session_of(request.config))

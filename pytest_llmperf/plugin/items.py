@@ -1,17 +1,28 @@
-"""The tests of a run: which were chosen, what they will ask about, and why others may have been left out."""
+"""The tests of a run: which were chosen, what they ask about, why others were left out, and how far the run is."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin import is_case
-from pytest_llmperf.plugin.outcomes import DidNotTrain
+from pytest_llmperf.plugin import command_line, is_case
+from pytest_llmperf.plugin.reports import DidNotTrain
 from pytest_llmperf.run.findings import Width
+from pytest_llmperf.run.reading import without_effect
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.support import formats
+
+if TYPE_CHECKING:
+    from pytest_llmperf.plugin.session import PerfSession
+
 
 # Ini values that, given for one run, change what is collected.
 _COLLECTING = (
@@ -105,3 +116,135 @@ def _testpaths(config: pytest.Config) -> list[Path]:
 
 def _within(path: Path, folders: Iterable[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
+
+
+# A file for each case: of more of them somebody would wait for a guess.
+_MOST = 500
+
+# Seconds where no baseline tells: on two cores of a CPU, 2026-11-24, the suite's 37 tiny cases took 57.9 and 77.4 s,
+# their first launch, which waits for imports, 4 and 9 s longer than the others.
+_TINY, _IMPORTS = 1.7, 6.0
+
+
+class RunProgress:
+    """Of the cases that one process runs, in their order."""
+
+    def __init__(self, expected: Mapping[str, float | None], num_tiny: int = 0) -> None:
+        """Seconds of each, by node id; ``None`` where no baseline tells. ``num_tiny``: that train a tiny model here."""
+        self._expected, self._num_tiny = expected, num_tiny
+        self._places = {nodeid: place for place, nodeid in enumerate(expected, 1)}
+        self._took: dict[str, float] = {}
+        self._now, self._begun = "", 0.0
+
+    @classmethod
+    def of(cls, run: Run, items: Iterable[pytest.Item]) -> RunProgress:
+        """What the baselines of this machine kind tell of ``items``."""
+        cases = [item for item in items if is_case(item)]
+        reads = len(cases) <= _MOST and not (run.settings.static or run.settings.dry_run)
+        expected = {item.nodeid: _expected(run, item) if reads else None for item in cases}
+        return cls(expected, sum(_is_tiny(run, item) for item in cases) if reads and run.on_cpu else 0)
+
+    def begin(self, nodeid: str) -> None:
+        """A test begins, a case or not."""
+        self._now, self._begun = (nodeid if nodeid in self._places else ""), time.monotonic()
+
+    def end(self, nodeid: str) -> None:
+        """It has ended."""
+        if nodeid == self._now:
+            self._took[nodeid], self._now = time.monotonic() - self._begun, ""
+
+    @property
+    def whole(self) -> str:
+        """``about 2 min``, and for how many of its cases that is known; empty where nothing tells."""
+        known = [seconds for seconds in self._expected.values() if seconds is not None]
+        if not known:
+            seconds = _IMPORTS + self._num_tiny * _TINY
+            case = f"the {self._num_tiny} that run" if self._num_tiny > 1 else "the one that runs"
+            return f"about {formats.elapsed(seconds)} for {case} here, tiny models" if self._num_tiny else ""
+        of_them = "" if len(known) == len(self._expected) else f" for the {len(known)} that have a baseline"
+        return f"about {formats.elapsed(sum(known))}{of_them}"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tiny models are about to be trained of which none has a baseline."""
+        return self._num_tiny > 0 and not any(self._expected.values())
+
+    @property
+    def line(self) -> str:
+        """``case 7 of 19, about 2 min left``; of one case alone nothing that its own line does not tell."""
+        if not self._now or len(self._places) == 1:
+            return ""
+        left = self._left()
+        told = f", about {formats.elapsed(left)} left" if left is not None else ""
+        return f"case {self._places[self._now]} of {len(self._places)}{told}"
+
+    def _left(self) -> float | None:
+        """By what baselines took, as this run has taken longer or not; ``None`` where nothing tells."""
+        took = [(seconds, self._expected[nodeid]) for nodeid, seconds in self._took.items()]
+        # The first case waits for imports that the others find done: what it took longer says nothing of them.
+        known = [
+            (seconds, expected) for i, (seconds, expected) in enumerate(took) if expected and (i or seconds < expected)
+        ]
+        times = sum(seconds for seconds, _ in known) / sum(expected for _, expected in known) if known else 1.0
+        told = [expected for expected in self._expected.values() if expected is not None]
+        other = fmean(told) * times if told else fmean(self._took.values()) if self._took else None
+        if other is None:
+            return None
+        each = {nodeid: other if seconds is None else seconds * times for nodeid, seconds in self._expected.items()}
+        place = self._places[self._now]
+        here = max(0.0, each[self._now] - (time.monotonic() - self._begun))
+        return here + sum(seconds for nodeid, seconds in each.items() if self._places[nodeid] > place)
+
+
+def _is_tiny(run: Run, item: pytest.Item) -> bool:
+    """Whether all that it launches is of a model that a CPU trains in a second, and can run here."""
+    from pytest_llmperf.settings.registry import why_skip
+
+    specs, cores = list(specs_of([item])), run.machine.cores
+    return bool(specs) and all(
+        spec.slug.endswith("-tiny") and not why_skip(spec, num_gpus=0, num_cores=cores) for spec in specs
+    )
+
+
+def _expected(run: Run, item: pytest.Item) -> float | None:
+    from pytest_llmperf.judge.baseline_file import BaselineError
+    from pytest_llmperf.judge.store import BaselineStore
+
+    specs, store = list(specs_of([item])), BaselineStore(run.settings.baselines)
+    seconds = []
+    for spec in specs:
+        try:
+            baseline = store.load(run.machine_kind, spec)
+        except (BaselineError, OSError, ValueError):  # its own test says what is wrong
+            return None
+        if baseline is None:
+            return None
+        seconds.append(fmean(launch.wall_seconds for launch in baseline.launches))
+    return sum(seconds) if seconds else None
+
+
+_FIRST = "no baseline yet: a case without one fails as new, with its figures; --update-baselines=new records them"
+
+
+def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
+    """About where the cases run, and what they do not see; nothing where no perf test was collected."""
+    cases = sum(map(is_case, items))
+    if not cases or session.config.get_verbosity() < 0:
+        return []
+    where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
+    if session.settings.static:
+        where = "no GPU is used"
+    baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
+    found = None if session.settings.against else command_line.baselines_further_up(session.config)
+    ignored = without_effect(session.config.option) if session.settings.static else ""
+    progress = session.progress
+    takes = progress.whole if progress is not None else ""
+    # Who has just begun would take a screen of failures for a fault.
+    is_first = progress is not None and progress.is_first and not (session.settings.update or session.settings.against)
+    parts = [f"llmperf: {cases} case(s) on {session.machine_kind}", where, f"baselines {baselines}", takes]
+    return [
+        ", ".join(filter(None, parts)),
+        *([f"llmperf: {_FIRST}"] if is_first else []),
+        *([f"llmperf: {ignored}"] if ignored else []),
+        *([f"llmperf: {command_line.further_up_line(session.config, found)}"] if found else []),
+    ]

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_llmperf.judge.gain import Terms
 from pytest_llmperf.judge.loss_curves import FEWEST_SEEDS
-from pytest_llmperf.plugin.outcomes import failed
+from pytest_llmperf.plugin.reports import failed
 from pytest_llmperf.records.result import Reference
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.learning_cases import SEEDS

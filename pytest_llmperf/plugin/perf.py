@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 
-from pytest_llmperf.plugin.outcomes import failed
+from pytest_llmperf.plugin.reports import FINDINGS, failed, record_benchmark
 from pytest_llmperf.records.result import PLANNED, CaseResult
-from pytest_llmperf.run.findings import DidNotTrainError
+from pytest_llmperf.run.findings import Concluded, DidNotTrainError, Findings
 from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.session import PerfSession
     from pytest_llmperf.records.launch import Launch
-    from pytest_llmperf.run.findings import Concluded
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -61,11 +60,14 @@ class Perf:
     """What a test calls. One test may check several specs."""
 
     def __init__(self, request: pytest.FixtureRequest, session: PerfSession) -> None:
-        from pytest_llmperf.plugin.console import cases_of
+        from pytest_llmperf.plugin.console import Console
+        from pytest_llmperf.plugin.markers import terms_of
 
         self._request, self._session = request, session
         self._item: pytest.Item = request.node
-        self._cases = cases_of(self._item, session)
+        console = Console(self._item.config, lambda: session.progress.line if session.progress else "")
+        findings = self._item.stash.setdefault(FINDINGS, Findings())
+        self._cases = session.cases(self._item.nodeid, console, terms_of(self._item), findings)
 
     @_asked
     def measure(self, spec: Spec) -> tuple[Launch, ...]:
@@ -194,9 +196,7 @@ class Perf:
         result = conclusion.result
         if result.verdict == PLANNED:
             return result
-        from pytest_llmperf.plugin import benchmark
-
-        benchmark.record(self._request, result)
+        record_benchmark(self._request, result)
         if conclusion.fails:
             raise failed(self._session.failure(self._item, conclusion))
         if conclusion.refused:

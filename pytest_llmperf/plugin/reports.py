@@ -1,21 +1,23 @@
-"""What a test's report carries of its findings, and the reports of what fails a run and is no test's."""
+"""How a test ends: its outcome and report, the reports of what fails a run and is no test's, and pytest-benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_llmperf.plugin import is_case
-from pytest_llmperf.plugin.outcomes import cause
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.text import leaving, one_line
 from pytest_llmperf.run.findings import ALL, SOME, STOPPED, Findings
+from pytest_llmperf.settings.train_spec import SpecError
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run
     from pytest_llmperf.run.run_end import Trouble
+
 
 #: Of the item that finds.
 FINDINGS = pytest.StashKey[Findings]()
@@ -149,3 +151,128 @@ def tell(config: pytest.Config, trouble: Trouble) -> None:
     without = [plugin for name in _REMEMBERING if (plugin := plugins.get_plugin(name)) is not None]
     plugins.subset_hook_caller("pytest_runtest_logreport", without)(report=report)
     report.llmperf_trouble = "ERROR"  # type: ignore[attr-defined]
+
+
+class DidNotTrain(pytest.fail.Exception):  # type: ignore[misc, name-defined]  # pytest hides its class
+    """A launch ended without a record: ``xfail(raises=DidNotTrain, strict=True)`` waits for the day it trains.
+
+    A case that trains, and is then judged to have failed, is not meant by that.
+    """
+
+    # The short summary begins with it, and has room for little: as pytest does with its own.
+    __module__ = "builtins"
+
+
+def failed(message: str) -> BaseException:
+    """The outcome to raise; inside an ``except``, raise it ``from None``, or pytest shows both errors."""
+    return pytest.fail.Exception(leaving(message), pytrace=False)
+
+
+def did_not_train(message: str) -> BaseException:
+    """The same where a launch failed."""
+    return DidNotTrain(leaving(message), pytrace=False)
+
+
+def cause(message: str, case: str) -> str:
+    """What the short summary has room for, and JUnit's XML above the whole: a failure's first line.
+
+    Without the case, which the test's own id tells.
+    """
+    kind, of_case, why = message.partition(f": {case}: ")
+    return why.partition("\n")[0] if of_case and kind in {"Failed", DidNotTrain.__name__} else message
+
+
+def refusal_line(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Path) -> str | None:
+    """How a refused spec is told: ``FILE:LINE: why``, where a SpecError went through ``source``, else ``None``.
+
+    ``dataclasses.replace``, by which most specs are made, shows a page of its own source otherwise.
+    """
+    if excinfo is None or not isinstance(excinfo.value, SpecError):
+        return None
+    lines = [entry.lineno + 1 for entry in excinfo.traceback if Path(str(entry.path)) == source]
+    where = f"{source.name}:{lines[-1]}" if lines else source.name
+    return leaving(f"{where}: {excinfo.value}")
+
+
+# Each measured case is one entry of pytest-benchmark's storage, with its step times as rounds, replayed through the
+# documented ``timer`` and ``pedantic``: nothing is run again. Where it is absent, disabled or already used by the test,
+# nothing is recorded and no verdict changes.
+
+
+class ReplayClock:
+    """A timer that pytest-benchmark reads at each round's begin and end: it tells the stored step times."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def set(self, seconds: float) -> None:
+        """Make this the time: each round begins at 0 and ends at its duration, so that no digit is lost."""
+        self._now = seconds
+
+
+_CLOCK = pytest.StashKey[ReplayClock]()
+
+
+def prepare_benchmark(item: pytest.Item) -> None:
+    """Have a perf test's ``benchmark`` fixture read a clock of ours, should it be asked for later."""
+    fixtures: list[str] = item.fixturenames  # type: ignore[attr-defined]
+    if not item.config.pluginmanager.hasplugin("benchmark") or "benchmark" in fixtures:
+        return  # a test that uses benchmark itself keeps it
+    marker = item.get_closest_marker("benchmark")
+    clock = ReplayClock()
+    item.stash[_CLOCK] = clock
+    options = {**(marker.kwargs if marker else {}), "timer": clock}
+    # In front of the marker that is there: the closest one wins, and without our timer it would record microseconds.
+    item.add_marker(pytest.mark.benchmark(**options), append=False)
+    if item.config.getoption("benchmark_only"):
+        # It selects by this list. A new one: the one that is there is shared by all cases of a function.
+        item.fixturenames = [*fixtures, "benchmark"]  # type: ignore[attr-defined]
+
+
+def record_benchmark(request: pytest.FixtureRequest, result: CaseResult) -> None:
+    """Store the case's steady step times as rounds, and what else was found as ``extra_info``."""
+    clock = request.node.stash.get(_CLOCK, None)
+    steps = [second for launch in result.launches for second in launch.steady_step_seconds]
+    if clock is None or not steps or request.config.getoption("benchmark_skip"):
+        return
+    if result.verdict == "invalid":
+        return  # its times may be no numbers, which would end pytest-benchmark, and the run with it
+    del request.node.stash[_CLOCK]  # one entry a test: pytest-benchmark keeps no more
+    # Asked for only now: a test that is skipped or fails to launch would leave it unused, which it warns of.
+    benchmark: Any = request.getfixturevalue("benchmark")
+    pending = iter(steps)
+    # One more call than rounds: pytest-benchmark runs the target once more for its return value.
+    benchmark.pedantic(
+        lambda: clock.set(next(pending, 0.0)), setup=lambda: clock.set(0.0), rounds=len(steps), iterations=1
+    )
+    benchmark.extra_info.update(
+        {
+            "spec": result.id,
+            "digest": result.digest,
+            "machine": result.machine,
+            "verdict": result.verdict,
+            "metrics": {check.metric: check.value for check in result.checks},
+        }
+    )
+
+
+def drop_from_benchmark_table(config: pytest.Config, groups: list[Any], fullnames: set[str]) -> list[Any]:
+    """pytest-benchmark's groups without our cases, which have a table of ours; all of them where the user asked."""
+    asked = ("benchmark_histogram", "benchmark_compare", "benchmark_verbose")
+    if any(config.getoption(name, default=None) for name in asked):
+        return groups
+    kept = [(name, [entry for entry in entries if entry["fullname"] not in fullnames]) for name, entries in groups]
+    return [(name, entries) for name, entries in kept if entries]
+
+
+def unwritten_benchmarks(config: pytest.Config) -> list[str]:
+    """A line where pytest-benchmark was asked for a file and writes none: beside pytest-xdist it only warns, or not."""
+    if config.getoption("dist", default="no") == "no":
+        return []
+    asked = {name: config.getoption(f"benchmark_{name}", default=None) for name in ("json", "save", "autosave")}
+    flags = [f"--benchmark-{name}" for name, value in asked.items() if value]
+    why = "not written, pytest-benchmark records nothing under pytest-xdist (-n); leave out -n, or take --perf-json"
+    return [f"{' '.join(flags)}: {why}"] if flags else []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llmperf.plugin import command_line, items
-from pytest_llmperf.plugin.outcomes import did_not_train, failed
+from pytest_llmperf.plugin.reports import did_not_train, failed
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.text import leaving
@@ -24,7 +24,7 @@ from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.plugin.run_progress import RunProgress
+    from pytest_llmperf.plugin.items import RunProgress
     from pytest_llmperf.run.findings import Concluded
 
 

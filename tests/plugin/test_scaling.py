@@ -140,7 +140,7 @@ def test_a_run_knows_whether_cases_are_held_by_others_launches(project: Project,
     case = FLOOR.format(floor=0.1).replace("train_spec)", "train_spec, pytestconfig)", 1)
     case = case if mark else case.replace("@pytest.mark.perf_scaling", "#")
     look = f"assert session_of(pytestconfig).has_floors is {mark}"
-    project.pytester.makepyfile(test_mine=f"from pytest_llmperf.plugin.waiting import session_of\n{case}    {look}\n")
+    project.pytester.makepyfile(test_mine=f"from pytest_llmperf.plugin.hooks import session_of\n{case}    {look}\n")
     project.run("--update-baselines").assert_outcomes(passed=2)
 
 

@@ -77,7 +77,7 @@ def test_a_case_that_does_not_train_is_told_from_one_that_fails(project: Project
     project.pytester.makepyfile(
         test_mine=f"""
         import pytest
-        from pytest_llmperf.plugin.outcomes import DidNotTrain
+        from pytest_llmperf.plugin.reports import DidNotTrain
 
         @pytest.mark.xfail(raises=DidNotTrain, strict=True, reason="known")
         def test_it(perf, train_spec):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pytest_llmperf.plugin.run_progress import RunProgress
+from pytest_llmperf.plugin.items import RunProgress
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.report.progress_line import Numbered, live_line
 from tests.golden import Golden

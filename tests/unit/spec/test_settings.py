@@ -105,7 +105,7 @@ EXCEPTIONS = {
     "judge/baseline_file.py": "a text that is not here has its identity in the file",
     "judge/learning_checks.py": "a line about an update names the optimizer",
     "launch/prediction.py": "an estimate with Liger imports Liger",
-    "plugin/fixtures.py": "fixtures of the suite, public by these names",
+    "plugin/hooks.py": "fixtures of the suite, public by these names",
     "worker/build.py": "lists what each setting gives the Trainer and the model",
     "worker/recipes/huggingface/data.py": "makes what the setting data asks for",
     "worker/recipes/huggingface/inspection.py": "fp8 scales follow the data: what comes later changes what was before",
