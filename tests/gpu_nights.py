@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.store import Accepted
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, RankRecord

@@ -10,7 +10,8 @@ from typing import Any
 
 from pytest_llmperf.analysis import ladder
 from pytest_llmperf.analysis.ladder import Rung
-from pytest_llmperf.judge.baseline import Baseline, StoredStep, StoredTrace
+from pytest_llmperf.judge.baseline import Baseline, StoredStep
+from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch

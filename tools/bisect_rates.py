@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from pytest_llmperf.judge.pairs import Lineage, Side, compared_ends, most_steps, side_of
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.yardstick import Lineage, Side, compared_ends, most_steps, side_of
 from pytest_llmperf.records.past_result import Candidate
 from tools import tables
 

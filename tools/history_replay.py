@@ -20,10 +20,9 @@ from datetime import date, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
+from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histories
-from pytest_llmperf.judge.gpu_knowledge import Knowledge
-from pytest_llmperf.judge.gpu_model import FACTORS, Model
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.gpu_knowledge import FACTORS, Knowledge, Model
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 from pytest_llmperf.run.history import scattering

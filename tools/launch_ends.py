@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from pytest_llmperf.judge import baseline_file, stats
+from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy, Rule, passing_range, passing_ranges, steps_to_settle
 from pytest_llmperf.judge.stats import Experience, Noise
+from pytest_llmperf.judge.store import parse
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import growth_checks, is_doubted, joined, judge
 from pytest_llmperf.records.launch import Launch
@@ -298,7 +299,7 @@ def stored(folder: Path, slowdowns: Sequence[float] = (0.0, *_SLOWER)) -> Iterat
         *("pass", "another launch", "other verdicts", "differ"),
     )
     baselines = [
-        baseline_file.read(Baseline, path.read_text(encoding="utf-8"), str(path))
+        parse(Baseline, path.read_text(encoding="utf-8"), str(path))
         for path in sorted(folder.rglob("*.json"))
         if "capacity" not in path.parts
     ]

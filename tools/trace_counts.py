@@ -20,8 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pytest_llmperf.judge.baseline import StoredTrace
-from pytest_llmperf.judge.exact import count_checks
+from pytest_llmperf.judge.exact import StoredTrace, count_checks
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
 

@@ -22,10 +22,8 @@ from pathlib import Path
 from statistics import median, pstdev
 from typing import Any, cast
 
-from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
-from pytest_llmperf.judge.gpu_model import FACTORS, Model, learn
+from pytest_llmperf.judge.gpu_knowledge import FACTORS, FEWEST_CASES, Knowledge, Model, learn
 from pytest_llmperf.judge.gpu_panel import (
     CALIBRATION,
     CALIBRATION_COPY,
@@ -38,6 +36,7 @@ from pytest_llmperf.judge.gpu_panel import (
 from pytest_llmperf.judge.policy import CONFIRMED_BY, Policy, Rule, decide, least_tolerance, may_be_its_gpu
 from pytest_llmperf.judge.run_effects import common_change, is_laid_to_its_gpu
 from pytest_llmperf.judge.stats import Difference, Experience, quantile
+from pytest_llmperf.judge.store import parse
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, Place, host_of, site_of
 from pytest_llmperf.records.steady_state import robust_sd
@@ -271,7 +270,7 @@ def stored_records(folder: Path) -> list[Record]:
     found = []
     for path in sorted(folder.rglob("*.json")):
         if path.parent.name != "capacity":
-            launches = baseline_file.read(Baseline, path.read_text(encoding="utf-8"), str(path)).launches
+            launches = parse(Baseline, path.read_text(encoding="utf-8"), str(path)).launches
             found += [Record.of(launch) for launch in launches]
     return found
 

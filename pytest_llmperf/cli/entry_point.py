@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 
 from pytest_llmperf.cli.answer import Answer, CommandError, Screen
 from pytest_llmperf.cli.arguments import arguments_parser
-from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
 from pytest_llmperf.support import interpreter
 from pytest_llmperf.support.redaction import without_secrets

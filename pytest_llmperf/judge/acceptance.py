@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_llmperf.judge.baseline import Baseline, StoredTrace
-from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
+from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, size_of
+from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import Noise, Spread, quantile
+from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.judge.verdict import alike
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
-from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, measured
+from pytest_llmperf.records.result import CaseResult, Check, Verdict
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.formats import first_n, in_sentence, percent
 
@@ -329,3 +330,68 @@ def _former_case_figures(former: Baseline, checks: Sequence[Check]) -> str:
             was, now = in_sentence(then, check.unit), in_sentence(check.value, check.unit)
             told.append(f"{check.metric} {was} -> {now}, {percent(check.value / then - 1 if then else None)}")
     return "; ".join(told) or "no figures"
+
+
+# What was accepted before, now and first, for people.
+
+
+def side_by_side(
+    old: Accepted | None, new: Accepted, anchor: Accepted, figures: Callable[[Accepted], str]
+) -> list[str]:
+    """What was accepted before, now and first, a line each, for people; the first one is its own anchor."""
+    entries = (("old", old), ("new", new), ("anchor", anchor if old or new != anchor else None))
+    return [
+        f"  {label:6} {figures(entry)}  {entry.recorded_at[:10]}"
+        + "  uncommitted" * entry.uncommitted
+        + (f"  ({entry.reason})" if entry.reason else "")
+        for label, entry in entries
+        if entry is not None
+    ]
+
+
+def describe(old: Baseline | None, new: Baseline) -> list[str]:
+    """Old, new and anchor side by side, for people."""
+
+    row = measured(new.launches)[RATE]
+
+    def figures(entry: Accepted) -> str:
+        rate, memory = (
+            in_sentence(entry.metrics[name], unit) if name in entry.metrics else "-"
+            for name, unit in ((row.name, row.label), (MEMORY, "bytes"))
+        )
+        return f"{rate:>23}  {memory:>10}"
+
+    before = old.history[-1] if old else None
+    held = [f"  {new.repeats.words(new.launches)}; speed in {row.label}"] if new.repeats else []
+    return [f"recorded {new.id} ({size_of(new)})", *side_by_side(before, new.history[-1], new.anchor, figures), *held]
+
+
+def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> list[str]:
+    """Old, new and anchor side by side, for people."""
+
+    def figures(entry: Accepted) -> str:
+        memory = in_sentence(entry.metrics[MEMORY], "bytes") if MEMORY in entry.metrics else "-"
+        return f"{entry.metrics[CAPACITY_METRIC]:>13.0f} sequences  {memory:>10}"
+
+    before = old.history[-1] if old else None
+    return [f"recorded {new.id}", *side_by_side(before, new.history[-1], new.anchor, figures)]
+
+
+def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
+    """The check of the largest micro-batch: memory is nearly exact, so one that is gone is a loss."""
+    check = METRICS[CAPACITY_METRIC].check(size, tolerance=0.0, verdict="new")
+    if baseline is None:
+        return check
+    stored = baseline.size
+    verdict: Verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
+    return replace(check, baseline=stored, limit=stored, change=size / stored - 1, verdict=verdict)
+
+
+def accept_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> CapacityBaseline:
+    """``new``, of one acceptance, after those of ``old``; BaselineError: it is smaller, and nobody said why."""
+    if old is None:
+        return new
+    if new.size < old.size and not new.anchor.reason:
+        sizes = f"{CAPACITY_METRIC} {old.size} -> {new.size}"
+        raise BaselineError(f'{new.id}: worse ({sizes}); accept it with --perf-reason "why"')
+    return replace(new, anchor=old.anchor, history=(*old.history, *new.history))

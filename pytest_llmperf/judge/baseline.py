@@ -2,91 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pytest_llmperf.judge.baseline_file import (
+from pytest_llmperf.judge.exact import StoredTrace
+from pytest_llmperf.judge.repeats import Repeats
+from pytest_llmperf.judge.stats import labels
+from pytest_llmperf.judge.store import (
     Accepted,
     BaselineError,
     Document,
+    Store,
+    file_name,
+    read,
     same_anchor,
     same_figures,
     same_settings,
     shared,
-    side_by_side,
 )
-from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.judge.stats import labels
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measured
 from pytest_llmperf.records.phases import HELD
-from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.records.steady_state import MOST_GROWTH
-from pytest_llmperf.records.trace import StaticStep, Trace
+from pytest_llmperf.records.trace import StaticStep
+from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.formats import in_sentence
-
-# Those of Python and numpy choose no kernel.
-_IRRELEVANT = frozenset({"python", "numpy"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTrace:
-    """Of the launch that was accepted last and had one."""
-
-    trace: Trace
-    versions: Mapping[str, str]
-    counts: Mapping[str, float]
-    """Of what is counted elsewhere than in the trace: graph breaks, recompilations, the allocator's retries."""
-
-    @classmethod
-    def of(cls, launches: Sequence[Launch]) -> StoredTrace | None:
-        """Of the newest of ``launches`` that has a trace."""
-        for launch in reversed(launches):
-            if launch.trace:
-                return cls(trace=launch.trace, versions=launch.environment.versions, counts=other_counts(launch))
-        return None
-
-    def other_versions(self, launch: Launch) -> tuple[str, ...]:
-        """What differs in the versions of ``launch``, ``name: then -> now``; its counts are news then, and no gate."""
-        mine, theirs = self.versions, launch.environment.versions
-        # Of a package that only one of the two knows nothing is known; without torch's version no count is exact.
-        compared = sorted(({*mine} & {*theirs} - _IRRELEVANT) | {"torch"})
-        told = [(name, mine.get(name, "unknown"), theirs.get(name, "unknown")) for name in compared]
-        return tuple(f"{name}: {then} -> {now}" for name, then, now in told if then != now or then == "unknown")
-
-    def to_plain(self) -> dict[str, Any]:
-        """With a sum over what is exact in it: nobody edits a count by hand unseen."""
-        values = codec.plain_fields(self)
-        return {**values.pop("trace"), **values, "sum": _sum(self)}
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> StoredTrace:
-        own = {name: value for name, value in values.items() if name in ("versions", "counts")}
-        trace = {name: value for name, value in values.items() if name not in ("versions", "counts", "sum")}
-        stored = codec.read_fields(cls, {**own, "trace": codec.read(Trace, trace)}, "its trace")
-        if values.get("sum") != _sum(stored):
-            raise ValueError("its trace was edited: its counts do not have the sum that was written with them")
-        return stored
-
-
-def other_counts(launch: Launch) -> dict[str, float]:
-    """What a launch counted by other means than its trace."""
-    found = {name: launch.evidence.get(row.evidence) for name, row in counts().items() if row.evidence}
-    # Of what is not compiled, nothing breaks.
-    kept = {name: count for name, count in found.items() if isinstance(count, int) and not isinstance(count, bool)}
-    return {name: float(count) for name, count in kept.items()}
-
-
-def _sum(stored: StoredTrace) -> str:
-    counts = sorted((kind, name, f"{count:.6g}") for (kind, name), count in stored.trace.counts.items())
-    others = sorted((name, f"{count:.6g}") for name, count in stored.counts.items())
-    return hashlib.sha256(json.dumps([counts, others, sorted(stored.versions.items())]).encode()).hexdigest()[:16]
-
 
 # A step without a launch: its static figures, and who accepted them when.
 
@@ -191,6 +134,7 @@ class Baseline(Document):
         return "calibrated" if self.sessions >= CALIBRATED_SESSIONS else "provisional"
 
     noun: ClassVar[str] = "a baseline"
+    by_model: ClassVar[bool] = True
 
     def to_plain(self) -> dict[str, Any]:
         """Environments, setups and calibrations, which many launches have in common, once each."""
@@ -279,24 +223,10 @@ def size_of(baseline: Baseline) -> str:
     return f"{counts}{'session' if sessions == 1 else 'sessions'}, {baseline.maturity}"
 
 
-def describe(old: Baseline | None, new: Baseline) -> list[str]:
-    """Old, new and anchor side by side, for people."""
+# The largest micro-batch of one spec on one machine kind, and its history.
 
-    row = measured(new.launches)[RATE]
-
-    def figures(entry: Accepted) -> str:
-        rate, memory = (
-            in_sentence(entry.metrics[name], unit) if name in entry.metrics else "-"
-            for name, unit in ((row.name, row.label), (MEMORY, "bytes"))
-        )
-        return f"{rate:>23}  {memory:>10}"
-
-    before = old.history[-1] if old else None
-    held = [f"  {new.repeats.words(new.launches)}; speed in {row.label}"] if new.repeats else []
-    return [f"recorded {new.id} ({size_of(new)})", *side_by_side(before, new.history[-1], new.anchor, figures), *held]
-
-
-# The largest micro-batch of one spec on one machine kind, its history, and the verdict.
+#: Beside a model's other baselines, in a folder that no search of theirs looks into.
+CAPACITY = "capacity"
 
 CAPACITY_METRIC = "max_micro_batch_size"
 
@@ -315,6 +245,12 @@ class CapacityBaseline(Document):
         return int(self.history[-1].metrics[CAPACITY_METRIC])
 
     noun: ClassVar[str] = "a baseline of a largest micro-batch"
+    by_model: ClassVar[bool] = True
+    folder: ClassVar[str] = CAPACITY
+
+    @staticmethod
+    def case_of(spec: Spec) -> tuple[str, str]:
+        return spec.capacity_id, spec.capacity_digest
 
     def check(self) -> None:
         if not self.history:
@@ -325,32 +261,75 @@ class CapacityBaseline(Document):
             raise ValueError(f"{CAPACITY_METRIC} is {size}, expected 1 or more")
 
 
-def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> list[str]:
-    """Old, new and anchor side by side, for people."""
-
-    def figures(entry: Accepted) -> str:
-        memory = in_sentence(entry.metrics[MEMORY], "bytes") if MEMORY in entry.metrics else "-"
-        return f"{entry.metrics[CAPACITY_METRIC]:>13.0f} sequences  {memory:>10}"
-
-    before = old.history[-1] if old else None
-    return [f"recorded {new.id}", *side_by_side(before, new.history[-1], new.anchor, figures)]
+# The baselines under one folder, with the largest micro-batches beside them.
 
 
-def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
-    """The check of the largest micro-batch: memory is nearly exact, so one that is gone is a loss."""
-    check = METRICS[CAPACITY_METRIC].check(size, tolerance=0.0, verdict="new")
-    if baseline is None:
-        return check
-    stored = baseline.size
-    verdict: Verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
-    return replace(check, baseline=stored, limit=stored, change=size / stored - 1, verdict=verdict)
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One file of the store, for finding unused ones."""
+
+    path: Path
+    id: str
+    digest: str
+    recorded_by: str
+    copy_of: Path | None = None
+    """The file that counts, where this is a copy of its case that somebody left."""
 
 
-def accept_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> CapacityBaseline:
-    """``new``, of one acceptance, after those of ``old``; BaselineError: it is smaller, and nobody said why."""
-    if old is None:
-        return new
-    if new.size < old.size and not new.anchor.reason:
-        sizes = f"{CAPACITY_METRIC} {old.size} -> {new.size}"
-        raise BaselineError(f'{new.id}: worse ({sizes}); accept it with --perf-reason "why"')
-    return replace(new, anchor=old.anchor, history=(*old.history, *new.history))
+class BaselineStore(Store[Baseline]):
+    """The baselines under one folder, with the largest micro-batches beside them."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, Baseline)
+        self.capacities = Store(root, CapacityBaseline)
+
+    def machines(self) -> list[str]:
+        """The machine kinds that have baselines, sorted."""
+        found = (path for pattern in ("*/*/*.json", f"*/*/{CAPACITY}/*.json") for path in self.root.glob(pattern))
+        return sorted({path.relative_to(self.root).parts[0] for path in found})
+
+    def baselines(self, machine: str) -> list[Baseline]:
+        """Every readable baseline of ``machine``, once; another is told of where it is used."""
+        found: dict[Path, Baseline] = {}
+        for path in sorted((self.root / machine).glob("*/*.json")):
+            with suppress(BaselineError):
+                baseline = read(path, Baseline)
+                if baseline is not None:
+                    found[path] = baseline
+        copies = self.copies(found)
+        return [baseline for path, baseline in found.items() if path not in copies]
+
+    def launches(self, machine: str) -> list[tuple[Launch, ...]]:
+        """The launches of each."""
+        return [baseline.launches for baseline in self.baselines(machine)]
+
+    def entries(self, machine: str) -> list[Entry]:
+        """Every baseline of ``machine``, sorted by path; BaselineError: a file that cannot be read."""
+        found: dict[Path, Baseline | CapacityBaseline] = {}
+        for path in sorted((self.root / machine).rglob("*.json")):
+            kind: type[Baseline | CapacityBaseline] = CapacityBaseline if path.parent.name == CAPACITY else Baseline
+            baseline = read(path, kind)
+            if baseline is not None:
+                found[path] = baseline
+        copies = self.copies(found)
+        return [entry_of(path, one, copies.get(path)) for path, one in found.items()]
+
+    def copies(self, found: Mapping[Path, Baseline | CapacityBaseline]) -> dict[Path, Path]:
+        """Of several files of one case all but the one that its case looks for, each with that one."""
+        cases: dict[tuple[str, str], list[Path]] = {}
+        for path, baseline in found.items():
+            cases.setdefault((baseline.machine, baseline.digest), []).append(path)
+        copies: dict[Path, Path] = {}
+        for paths in (paths for paths in cases.values() if len(paths) > 1):
+            for path in paths:
+                baseline, right = found[path], [each for each in paths if each.stem == file_name(found[path].id)]
+                with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
+                    store = self.capacities if isinstance(baseline, CapacityBaseline) else self
+                    right.insert(0, store.path(baseline.machine, read_spec(baseline.spec)))
+                counts = next((each for each in right if each in paths), paths[0])
+                copies |= {} if counts == path else {path: counts}
+        return copies
+
+
+def entry_of(path: Path, one: Document, copy_of: Path | None = None) -> Entry:
+    return Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by, copy_of=copy_of)

@@ -8,21 +8,81 @@ same speed is ``changed`` (decision 29).
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pytest_llmperf.judge.baseline import StoredTrace, other_counts
-from pytest_llmperf.judge.learning_checks import changed_losses
-from pytest_llmperf.judge.repeats import Repeats, named
+from pytest_llmperf.judge.repeats import Repeats, changed_losses, named
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import counts
 from pytest_llmperf.records.result import Check, Verdict
-from pytest_llmperf.records.trace import COUNTED, UNWANTED, new_places
+from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import flat
 from pytest_llmperf.support.formats import first_n
+
+# Those of Python and numpy choose no kernel.
+_IRRELEVANT = frozenset({"python", "numpy"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTrace:
+    """Of the launch that was accepted last and had one."""
+
+    trace: Trace
+    versions: Mapping[str, str]
+    counts: Mapping[str, float]
+    """Of what is counted elsewhere than in the trace: graph breaks, recompilations, the allocator's retries."""
+
+    @classmethod
+    def of(cls, launches: Sequence[Launch]) -> StoredTrace | None:
+        """Of the newest of ``launches`` that has a trace."""
+        for launch in reversed(launches):
+            if launch.trace:
+                return cls(trace=launch.trace, versions=launch.environment.versions, counts=other_counts(launch))
+        return None
+
+    def other_versions(self, launch: Launch) -> tuple[str, ...]:
+        """What differs in the versions of ``launch``, ``name: then -> now``; its counts are news then, and no gate."""
+        mine, theirs = self.versions, launch.environment.versions
+        # Of a package that only one of the two knows nothing is known; without torch's version no count is exact.
+        compared = sorted(({*mine} & {*theirs} - _IRRELEVANT) | {"torch"})
+        told = [(name, mine.get(name, "unknown"), theirs.get(name, "unknown")) for name in compared]
+        return tuple(f"{name}: {then} -> {now}" for name, then, now in told if then != now or then == "unknown")
+
+    def to_plain(self) -> dict[str, Any]:
+        """With a sum over what is exact in it: nobody edits a count by hand unseen."""
+        values = codec.plain_fields(self)
+        return {**values.pop("trace"), **values, "sum": _sum(self)}
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> StoredTrace:
+        own = {name: value for name, value in values.items() if name in ("versions", "counts")}
+        trace = {name: value for name, value in values.items() if name not in ("versions", "counts", "sum")}
+        stored = codec.read_fields(cls, {**own, "trace": codec.read(Trace, trace)}, "its trace")
+        if values.get("sum") != _sum(stored):
+            raise ValueError("its trace was edited: its counts do not have the sum that was written with them")
+        return stored
+
+
+def other_counts(launch: Launch) -> dict[str, float]:
+    """What a launch counted by other means than its trace."""
+    found = {name: launch.evidence.get(row.evidence) for name, row in counts().items() if row.evidence}
+    # Of what is not compiled, nothing breaks.
+    kept = {name: count for name, count in found.items() if isinstance(count, int) and not isinstance(count, bool)}
+    return {name: float(count) for name, count in kept.items()}
+
+
+def _sum(stored: StoredTrace) -> str:
+    counts = sorted((kind, name, f"{count:.6g}") for (kind, name), count in stored.trace.counts.items())
+    others = sorted((name, f"{count:.6g}") for name, count in stored.counts.items())
+    return hashlib.sha256(json.dumps([counts, others, sorted(stored.versions.items())]).encode()).hexdigest()[:16]
+
 
 _MOST_NAMES = 3
 

@@ -1,18 +1,280 @@
-"""Knowledge: what is stored of a machine kind's GPUs and what a run has seen on its own; and of a case by that."""
+"""What all baselines of a machine kind say of how its GPUs differ and how each case feels that; and what that, and what
+a run has seen on its own, tell of a case."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
-from pytest_llmperf.judge.gpu_model import EFFECTS_DF, FACTORS, Model, Posterior, learn, robust
-from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, calibrations_of, observations_of, unit_of
-from pytest_llmperf.judge.stats import Noise, Scatter, Spread, within_sessions
+from pytest_llmperf.judge.gpu_panel import (
+    CALIBRATION_COPY,
+    Observation,
+    Panel,
+    Prediction,
+    Unit,
+    calibrations_of,
+    doubted,
+    incidence,
+    observations_of,
+    predicted,
+    unit_of,
+)
+from pytest_llmperf.judge.stats import Noise, Scatter, Spread, prior_of, within_sessions
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.support.interpreter import np, one_thread
+from pytest_llmperf.support.interpreter import Array, np, one_thread, special
+
+#: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.
+FACTORS = ("general", "at_power_limit")
+
+# Standard deviations before anything was seen, and what that is worth in hosts, devices and days: eight H200 of one
+# host differ by 0.6 %, hosts by as much; what is at the power limit and what is not were seen to move apart by half.
+_EFFECTS: Mapping[str, Mapping[str, float]] = {
+    "general": {"host": 0.006, "device": 0.006, "day": 0.003},
+    "at_power_limit": {"host": 0.004, "device": 0.004, "day": 0.002},
+}
+EFFECTS_DF = 4.0
+
+# How far loadings lie about what is expected of them.
+_LOADING_SD = 0.4
+
+# Twelve H200: what a GPU does to training a copy within its memory feels by 0.1 at any clock.
+_OF_MEMORY = (0.1, 0.0)
+
+# A clock that is lower than the highest by so much is the power limit's.
+_LIMITED = 0.08
+
+# What is left to a case on a unit, before anything was seen, and what that is worth.
+_OWN = Spread(0.003, 4.0)
+_LEAST_DF, _MOST_DF = 3.0, 5.0
+
+# Of series that scatter alike so many have a ratio of variances below its limit.
+_ALIKE = 0.95
+
+# Less is not believed: launches of 40 steps know their own median to no better.
+_LEAST_OWN = 0.001
+
+# It moves no figure by a hundredth of a per cent after half as many.
+_ROUNDS = 15
+
+# Fewer units, or cases that were seen on several, tell GPUs and cases not apart.
+_LEAST_UNITS, _LEAST_SERIES = 3, 3
+
+
+@dataclass(frozen=True)
+class Loading:
+    """By how much of each of a GPU's effects a series moves, and how well that is known."""
+
+    mean: Array
+    covariance: Array
+    expected: Array
+    """Before its launches were compared."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Standard deviations of logarithms."""
+
+    effects: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: dict(_EFFECTS))
+    """By factor: of hosts, of devices of a host, and of a device's days."""
+    effects_df: float = EFFECTS_DF
+    loadings: Mapping[str, Loading] = field(default_factory=dict)
+    """By series."""
+    own: Mapping[str, Spread] = field(default_factory=dict)
+    """By series: what one launch on another unit is off by itself."""
+    usual: Spread = _OWN
+
+    def loading(self, series: str) -> Loading:
+        return self.loadings.get(series) or expected_loading(0.0, series)
+
+    def own_spread(self, series: str) -> Spread:
+        return self.own.get(series, self.usual)
+
+    def covariance(self, units: Sequence[Unit], first: int = 0) -> Array:
+        """Of the effects of ``units``, before any is seen, with those from the ``first`` on.
+
+        All of the first factor, then all of the next.
+        """
+        every, num, shares = len(units), len(units) - first, incidence(units)
+        alike = {component: matrix @ matrix[first:].T for component, matrix in shares.items()}
+        total = np.zeros((every * len(FACTORS), num * len(FACTORS)))
+        for number, factor in enumerate(FACTORS):
+            sds = self.effects[factor]
+            total[number * every : (number + 1) * every, number * num : (number + 1) * num] = sum(
+                sds[component] ** 2 * matrix for component, matrix in alike.items()
+            )
+        return total
+
+
+def expected_loading(limited: float, series: str = "") -> Loading:
+    """Of a case that runs at the power limit (1), at the highest clock (0), or of which that is not known (0.5)."""
+    mean = np.array(_OF_MEMORY if series.startswith(CALIBRATION_COPY) else (1.0, limited - 0.5))
+    return Loading(mean, _LOADING_SD**2 * np.eye(len(FACTORS)), mean)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The effects of a panel's units, as far as its observations tell them."""
+
+    model: Model
+    units: Sequence[Unit]
+    prediction: Prediction
+
+    def of(self, units: Sequence[Unit]) -> tuple[Array, Array]:
+        """What is expected of ``units``, and the covariance of its errors; also of ones that the panel has not seen."""
+        num, every = len(self.units), len(self.units) + len(units)
+        prior = self.model.covariance([*self.units, *units], num)
+        known = np.concatenate([np.arange(num) + number * every for number in range(len(FACTORS))])
+        asked = np.concatenate([np.arange(num, every) + number * every for number in range(len(FACTORS))])
+        return self.prediction.of(prior[known], prior[asked])
+
+
+def learn(observations: Sequence[Observation]) -> Model | None:
+    """From what is stored of a machine kind; ``None``: too little to tell its GPUs and its cases apart.
+
+    Expectation maximisation (Dempster, Laird and Rubin 1977) of a mixed model with common factors: given loadings and
+    variances the effects are best linear unbiased predictions (Henderson 1975); given these, a series' loadings are a
+    regression that is shrunk towards what its clock lets expect, what is left of each series moderates what is left of
+    all (Smyth 2004), and variances are what the predictions and their errors show.
+    """
+    panel = Panel.of(observations)
+    on_units: dict[str, set[Unit]] = {}
+    for each in observations:
+        on_units.setdefault(each.series, set()).add(each.unit)
+    several = [units for units in on_units.values() if len(units) > 1]
+    if len(several) < _LEAST_SERIES or len(set().union(*several)) < _LEAST_UNITS:
+        return None
+    model = Model(loadings=_expected(observations))
+    with one_thread():
+        for _ in range(_ROUNDS):
+            model = _better(model, panel)
+    hosts = incidence(panel.units)["host"].shape[1]
+    return replace(model, effects_df=EFFECTS_DF + hosts - 1)
+
+
+def _expected(observations: Sequence[Observation]) -> dict[str, Loading]:
+    clocks: dict[str, list[float]] = {}
+    for each in observations:
+        clocks.setdefault(each.series, []).extend([each.clock_mhz] if each.clock_mhz else [])
+    highest = max((clock for several in clocks.values() for clock in several), default=0.0)
+    return {
+        name: expected_loading(min(1.0, (1 - median(several) / highest) / _LIMITED) if several else 0.5, name)
+        for name, several in clocks.items()
+    }
+
+
+def _better(model: Model, panel: Panel) -> Model:
+    variances = cell_variances(model, panel)
+    found = predicted(panel, design_of(model, panel), model.covariance(panel.units), variances)
+    num = len(panel.units)
+    loadings: dict[str, Loading] = {}
+    squares: dict[str, tuple[float, float]] = {}
+    for number, name in enumerate(panel.series):
+        cells = np.flatnonzero(panel.of_series == number)
+        places = np.concatenate([panel.of_unit[cells] + factor * num for factor in range(len(FACTORS))])
+        effects, covariance = found.means[places], found.covariance[np.ix_(places, places)]
+        expected = model.loading(name).expected
+        loading, total, df = _regressed(panel.logs[cells], effects, covariance, 1 / variances[cells], expected)
+        loadings[name], squares[name] = loading, (total, df)
+    # What is usual of a series.
+    several = [(total / df, df) for total, df in squares.values() if df >= 1 and total > 0]
+    usual = _OWN
+    if len(several) >= _LEAST_SERIES:
+        shown = prior_of(several, least=_LEAST_DF, most=_MOST_DF, halvings=20)
+        weight = _OWN.df / (_OWN.df + len(several))
+        log = weight * math.log(_OWN.sd) + (1 - weight) * math.log(shown.sd)
+        usual = Spread(max(_LEAST_OWN, math.exp(log)), shown.df)
+    own = {name: _own(total, df, usual) for name, (total, df) in squares.items()}
+    return Model(effects=_spread(model, panel, found), loadings=loadings, own=own, usual=usual)
+
+
+def _own(total: float, df: float, usual: Spread) -> Spread:
+    """Of one series: what is left of it, moderated by what is usual; of one that is not like the others, that alone.
+
+    A case that waits for its host scatters ten times as much as most do: halfway to these is too little for it.
+    """
+    if df >= 1 and total / df > usual.sd**2 * float(special.fdtri(df, usual.df, _ALIKE)):
+        return Spread(math.sqrt(total / df), df)
+    sd = math.sqrt((usual.df * usual.sd**2 + total) / (usual.df + df))
+    return Spread(max(sd, _LEAST_OWN), usual.df + df)
+
+
+def cell_variances(model: Model, panel: Panel) -> Array:
+    """Of each cell about its series' mean and its unit's effect."""
+    own = np.array([model.own_spread(name).sd ** 2 for name in panel.series])[panel.of_series]
+    # Half of what is left is the launch's, which several of them average; one that does not know its median has more.
+    launch = own / 2 + np.maximum(0.0, panel.squared_errors - own / 2)
+    return own / 2 + launch / panel.sizes
+
+
+def loading_variances(model: Model, panel: Panel) -> Array:
+    """Of each cell what it is off because its series' loadings are not known: as the effects of any unit are large.
+
+    Of many series such errors average out; where a calibration alone tells of a GPU they are most of what is wrong.
+    """
+    second = np.diag([sum(sd**2 for sd in model.effects[factor].values()) for factor in FACTORS])
+    of_series = np.array([np.trace(model.loading(name).covariance @ second) for name in panel.series])
+    return of_series[panel.of_series]
+
+
+def design_of(model: Model, panel: Panel) -> Array:
+    """Of each cell by how much it moves with each effect of each unit."""
+    num, cells = len(panel.units), np.arange(len(panel.logs))
+    loads = np.array([model.loading(name).mean for name in panel.series]).reshape(-1, len(FACTORS))
+    matrix = np.zeros((len(cells), num * len(FACTORS)))
+    for factor in range(len(FACTORS)):
+        matrix[cells, panel.of_unit + factor * num] = loads[panel.of_series, factor]
+    return matrix
+
+
+def _regressed(
+    logs: Array, effects: Array, covariance: Array, weights: Array, expected: Array
+) -> tuple[Loading, float, float]:
+    """A series' loading; what is left, as of one launch's variance each, and its degrees of freedom.
+
+    ``effects`` and ``covariance`` are of each cell, all of the first factor first.
+    """
+    num, factors = len(logs), len(FACTORS)
+    centred = np.eye(num) - np.outer(np.ones(num), weights / weights.sum())
+    about, moved = centred @ logs, centred @ effects.reshape(factors, num).T
+    blocks = covariance.reshape(factors, num, factors, num)
+    # What is not known of the effects: a part of what they moved, and of what is left.
+    unknown = np.einsum("jk,ajbk->ab", centred.T @ (weights[:, None] * centred), blocks)
+    known = moved.T @ (weights[:, None] * moved) + unknown
+    prior = np.eye(factors) / _LOADING_SD**2
+    spread = np.linalg.inv(prior + known)
+    mean = spread @ (prior @ expected + moved.T @ (weights * about))
+    left = about - moved @ mean
+    spent = float(np.trace(spread @ known)) if num > 1 else 0.0
+    squares = float(weights @ left**2 + mean @ unknown @ mean) / float(weights.mean())
+    return Loading(mean, spread, expected), squares, max(0.0, num - 1 - spent)
+
+
+def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str, float]]:
+    num = len(panel.units)
+    spreads: dict[str, dict[str, float]] = {}
+    for number, factor in enumerate(FACTORS):
+        place = slice(number * num, (number + 1) * num)
+        for component, shares in incidence(panel.units).items():
+            variance_of = model.effects[factor][component] ** 2
+            # The expected sum of squares of this component's own deviations.
+            total = shares.shape[1] * variance_of + variance_of**2 * found.excess(shares, place)
+            before = _EFFECTS[factor][component] ** 2 * EFFECTS_DF
+            sd = math.sqrt((before + total) / (EFFECTS_DF + shares.shape[1]))
+            spreads.setdefault(factor, {})[component] = sd
+    return spreads
+
+
+def robust(model: Model, panel: Panel) -> Posterior:
+    """The effects, where other cases of the run itself are doubted."""
+    prior = model.covariance(panel.units)
+    variances = cell_variances(model, panel) + loading_variances(model, panel)
+    return Posterior(model, panel.units, doubted(panel, design_of(model, panel), prior, variances))
+
+
+# Knowledge: what is stored, and what a run has seen.
 
 #: Of a GPU that nobody knows one case cannot be told from it: what has changed by itself would be taken for the GPU,
 #: and the next case for changed. So many others that most of them have not.

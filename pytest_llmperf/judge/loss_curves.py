@@ -14,8 +14,8 @@ from itertools import pairwise
 from statistics import fmean, stdev, variance
 from typing import ClassVar, Literal
 
-from pytest_llmperf.judge.baseline_file import Document, same_settings
 from pytest_llmperf.judge.stats import quantile
+from pytest_llmperf.judge.store import Document, same_settings
 from pytest_llmperf.records.result import CurveWord, JudgedCurve, JudgedPart
 from pytest_llmperf.support import codec
 

@@ -229,3 +229,140 @@ def _are_alike(a: Launch, b: Launch) -> bool:
         for one in (a, b)
     )
     return mine == theirs
+
+
+# Numerics: whether a launch learns what its baseline's launches learnt, loss by loss.
+
+# A norm that another launch of the same weights and samples would not have. Sums in another order move it by less than
+# a thousandth in 16 bits; a kernel whose gradient is wrong by more than it should. In fp8 scales follow the data.
+_SAME_NORM, _SAME_NORM_FP8 = 0.02, 0.1
+
+
+def changed_gradients(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
+    """A line for a launch that begins with the first loss of ``reference``, and not with its gradient."""
+    for launch in launches:
+        known = [
+            each
+            for each in reference
+            if each.gradient_norms and each.gradient_norms[0] > 0 and each.losses and launch.losses
+            if math.isclose(launch.losses[0], each.losses[0], rel_tol=_SAME_LOSS)
+        ]
+        if not known or not launch.gradient_norms:
+            continue
+        norm, limit = launch.gradient_norms[0], _SAME_NORM_FP8 if launch.seen.precision.fp8_modules else _SAME_NORM
+        if not any(abs(norm / each.gradient_norms[0] - 1) <= limit for each in known):
+            yield (
+                f"the first gradient has norm {norm:.4g}, the baseline's {known[-1].gradient_norms[0]:.4g} after the "
+                f"same first loss {launch.losses[0]:.6f}: gradients are not computed as they were"
+            )
+            return
+
+
+# Nats, of 12. One compiled training in ten was seen to begin 0.00003 apart on two hosts.
+_FIRST_COMPILED = 1e-4
+
+# How far apart losses after the first were seen on H200 (nats, of 12): 0.0018 in 16 and 32 bits, 0.0051 in fp8, between
+# launches of one spec that shared their data, over up to 45 steps. Three times that is a change. A CPU's are equal to
+# the digit; one in a hundred thousand is none of its noise.
+_LATER, _LATER_FP8, _LATER_CPU = 0.0055, 0.016, 1e-5
+
+# A training that its baseline saw scatter by more is given that.
+_SCATTER = 3.0
+
+
+def changed_losses(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
+    """``numerics changed at step 1: 12.178590 -> 12.180114``, of the first step that did, in the first such launch."""
+    for launch in launches:
+        known = [each for each in reference if _are_comparable(launch, each)]
+        line = _first_change(launch, known) if known else None
+        if line:
+            yield line
+            return
+
+
+# Nothing that leaves a training as it is moves its first loss by so much; another kernel was seen to move it by a
+# hundredth of that. Beside it, how many times what the baseline's own launches scatter.
+_LOST, _LOST_SCATTER = 1e-3, 10.0
+
+
+def first_loss_checks(
+    launches: Sequence[Launch], reference: Sequence[Launch], gradient_accumulation_steps: int
+) -> tuple[Check, ...]:
+    """A check that fails where no launch begins near the loss of ``reference``, with the same data and versions.
+
+    With other versions it fails for a multiple that accumulation or ranks explain: no upgrade is meant to do that.
+    """
+    known = [each for each in reference if each.losses and launches and _are_comparable(launches[-1], each)]
+    firsts = [each.losses[0] for each in known]
+    values = [launch.losses[0] for launch in launches if launch.losses]
+    if not firsts or not values:
+        return ()
+    # Of launches that differ, which should not be, the mildest.
+    then, now = min(((then, now) for then in firsts for now in values), key=lambda pair: abs(pair[1] - pair[0]))
+    limit = max(_LOST * abs(then), _LOST_SCATTER * (max(firsts) - min(firsts)))
+    ratio = _named_ratio(now / then if then else 0.0, gradient_accumulation_steps, len(launches[-1].ranks))
+    mine, theirs = (one.environment.versions for one in (launches[-1], known[-1]))
+    are_same = all(mine[name] == theirs[name] for name in {*mine} & {*theirs} - {"python", "numpy"})
+    if abs(now - then) <= limit or not (ratio or are_same):
+        return ()
+    check = METRICS["first_loss"].check(
+        now,
+        baseline=then,
+        tolerance=_LOST,
+        limit=then + math.copysign(limit, now - then),
+        change=now / then - 1 if then else None,
+        verdict="regressed",
+        detail=ratio,
+    )
+    return (check,)
+
+
+def _named_ratio(ratio: float, accumulation: int, ranks: int) -> str:
+    """What ``ratio`` is, where a loss that is divided or summed once too often has it."""
+    names = {"gradient_accumulation_steps": accumulation, "the number of ranks": ranks}
+    if min(names.values()) > 1:
+        names["gradient_accumulation_steps times ranks"] = accumulation * ranks
+    for number in sorted(set(names.values())):
+        for factor, words in ((float(number), f"{number} times"), (1 / number, f"1/{number} of")):
+            if number > 1 and abs(ratio / factor - 1) <= _LOST:
+                those = " and also ".join(name for name, each in names.items() if each == number)
+                return f"{words} the baseline's: {number} is {those}, the loss is normalised otherwise"
+    return ""
+
+
+def _are_comparable(a: Launch, b: Launch) -> bool:
+    """Whether both drew the same samples in the same order, and did their sums on the same kind of hardware."""
+    mine, theirs = (
+        (one.seen.run.setup.get("samples"), one.environment.gpu, *map(one.seen.run.torch.get, _HARDWARE))
+        for one in (a, b)
+    )
+    return mine == theirs and mine[0] is not None
+
+
+_HARDWARE = ("threads", "cpu_capability")
+
+
+def _first_change(launch: Launch, known: Sequence[Launch]) -> str | None:
+    scatter = 0.0
+    for index, loss in enumerate(launch.losses):
+        stored = [each.losses[index] for each in known if index < len(each.losses)]
+        if not stored:
+            return None
+        # The first is exact: of several, it is one of them.
+        scatter = max(scatter, max(stored) - min(stored)) if index else 0.0
+        slack = max(_least_slack(launch, index), _SCATTER * scatter)
+        if not any(abs(loss - each) <= slack for each in stored):  # also true of NaN
+            then = stored[-1]
+            # With six decimals, or with as many more as tell them apart.
+            places = next((few for few in (6, 7, 8) if f"{then:.{few}f}" != f"{loss:.{few}f}"), 9)
+            return f"numerics changed at step {index + 1}: {then:.{places}f} -> {loss:.{places}f}"
+    return None
+
+
+def _least_slack(launch: Launch, index: int) -> float:
+    is_compiled = launch.seen.compilation.is_compiled
+    if index == 0:
+        return _FIRST_COMPILED if is_compiled else _SAME_LOSS * abs(launch.losses[0])
+    if not launch.environment.driver:
+        return _FIRST_COMPILED if is_compiled else _LATER_CPU
+    return _LATER_FP8 if launch.seen.precision.fp8_modules else _LATER

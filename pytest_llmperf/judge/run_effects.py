@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.gpu_knowledge import Knowledge, compared
-from pytest_llmperf.judge.gpu_model import cell_variances, design_of
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.gpu_knowledge import Knowledge, cell_variances, compared, design_of
 from pytest_llmperf.judge.gpu_panel import Panel, doubted, residuals, unit_of
-from pytest_llmperf.judge.policy import Rule, least_tolerance
-from pytest_llmperf.judge.stats import Difference, quantile
-from pytest_llmperf.judge.verdict import sentence, speed_check, within_tolerance
+from pytest_llmperf.judge.pairs import keeps
+from pytest_llmperf.judge.policy import Decision, Policy, Rule, decide, least_tolerance
+from pytest_llmperf.judge.stats import Difference, Noise, log_of, quantile, variance_of, within_sessions, work_of
+from pytest_llmperf.judge.verdict import Decided, sentence, speed_check, within_tolerance
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, RATE
-from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
+from pytest_llmperf.records.metrics import METRICS, RATE, centre
+from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
 from pytest_llmperf.support.interpreter import np, one_thread
 
@@ -200,3 +201,156 @@ def host_shift(results: Sequence[CaseResult]) -> str:
         "look at the machine, the driver or a library they share; --perf-against compares with another environment "
         "on the same hardware"
     )
+
+
+# Scaling efficiency: a GPU's rate in a wide case over its rate at a narrow width, and the verdict on it.
+
+METRIC = "scaling_efficiency"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Narrow:
+    """The width that a case's efficiency is over."""
+
+    gpus: int
+    launches: tuple[Launch, ...]
+    """Of this run; where it measured none, those of the baseline."""
+    baseline: Baseline | None
+    """As it was before this run recorded anything."""
+    in_this_run: bool
+
+    @property
+    def name(self) -> str:
+        """``1 GPU of this run``."""
+        return f"{self.gpus} GPU{'s' * (self.gpus > 1)} {'of this run' if self.in_this_run else 'as stored'}"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a test asks of its efficiency."""
+
+    at_least: float | None = None
+    tolerance: float | None = None
+    """Fraction by which it may fall below the baseline's; ``None``: as throughput may."""
+
+
+def judge_efficiency(
+    launches: Sequence[Launch], baseline: Baseline | None, narrow: Narrow, policy: Policy, terms: Terms
+) -> Decided:
+    """The efficiency of ``launches`` over ``narrow``, held against a floor and against both widths' baselines.
+
+    It is ``regressed`` against the baselines only where both words agree: the ratio fell, and the wide case itself is
+    slower. Where the narrow width was not measured in this run the ratio says no more than throughput does, and gates
+    by its floor alone.
+    """
+    value = METRICS[RATE].read(launches) / METRICS[RATE].read(narrow.launches)
+    check = METRICS[METRIC].check(value, detail=f"over {narrow.name}")
+    verdicts: list[Verdict] = []
+    undecided = False
+    if baseline is not None and narrow.baseline is not None:
+        found = _beside_baselines(check, launches, (baseline, narrow), policy, terms)
+        check, undecided = found.check, found.undecided
+        verdicts += [check.verdict] if check.verdict else []
+    if terms.at_least is not None:
+        kept = _floor(launches, narrow, terms.at_least, policy)
+        verdicts.append(kept or "inconclusive")
+        floor = f"; its test asks for {terms.at_least * 100:g} %"
+        check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
+        undecided |= kept is None
+    verdict = worst_of(verdicts) if verdicts else None
+    return Decided(replace(check, verdict=verdict), undecided and verdict != "regressed")
+
+
+def _beside_baselines(
+    check: Check, launches: Sequence[Launch], widths: tuple[Baseline, Narrow], policy: Policy, terms: Terms
+) -> Decided:
+    baseline, narrow = widths
+    own = policy.difference(launches, baseline.launches)
+    if not narrow.in_this_run or narrow.baseline is None:
+        ratio = math.exp(-own.log)
+        return Decided(replace(check, baseline=check.value / ratio, change=ratio - 1))
+    other = policy.difference(narrow.launches, narrow.baseline.launches)
+    both = less(own, other)
+    tolerance = terms.tolerance or max(
+        policy.at(launches, baseline).tolerances.get(RATE, 0.0),
+        policy.at(narrow.launches, narrow.baseline).tolerances.get(RATE, 0.0),
+    )
+    ratio = math.exp(-both.log)
+    check = replace(check, baseline=check.value / ratio, change=ratio - 1)
+    if not tolerance:  # a user's policy without one: shown, and gates nothing
+        return Decided(check)
+    of_ratio, of_own = decide(both, tolerance, policy.rule), decide(own, tolerance, policy.rule)
+    verdict = milder(of_ratio.verdict or "inconclusive", of_own.verdict or "inconclusive")
+    check = replace(
+        check,
+        tolerance=tolerance,
+        limit=check.value / ratio * math.exp(-of_ratio.alarm_log),
+        detectable=of_ratio.detectable / (1 + of_ratio.detectable),
+        verdict=verdict,
+        detail=check.detail + _cause(of_ratio, of_own, math.exp(-other.log) - 1),
+    )
+    return Decided(check, undecided=verdict == "inconclusive" and None in (of_ratio.verdict, of_own.verdict))
+
+
+def less(wide: Difference, narrow: Difference) -> Difference:
+    """By how much more ``wide`` slowed down than ``narrow``: of a ratio of the two, the noise of both.
+
+    They are taken to be independent. A host or a day that moved both alike would make the ratio better known than
+    that, never worse. Degrees of freedom: Satterthwaite (1946).
+    """
+    variance, df = variance_of([(wide.error**2, wide.df), (narrow.error**2, narrow.df)])
+    each = tuple(each - narrow.log for each in wide.each)
+    return Difference(wide.log - narrow.log, math.sqrt(variance), df, wide.launch_sd, each)
+
+
+def milder(ratio: Verdict, own: Verdict) -> Verdict:
+    """The verdict on which both words agree: a loss needs both to say so, and so does a gain."""
+    if ratio == own == "improved":
+        return "improved"
+    plain: list[Verdict] = ["pass" if verdict == "improved" else verdict for verdict in (ratio, own)]
+    return max(plain, key=VERDICTS.index)
+
+
+def _cause(of_ratio: Decision, of_own: Decision, narrow_change: float) -> str:
+    """What moved, where one of the two did and the other did not."""
+    lost = [decision.verdict == "regressed" for decision in (of_ratio, of_own)]
+    if all(lost) or not any(lost):
+        return ""
+    told = f"; that width's own rate changed by {percent(narrow_change)}"
+    if lost[0]:
+        return f"{told}, this case's is not shown to be slower"
+    return told + (": it is not scaling that was lost" if of_ratio.verdict == "pass" else "")
+
+
+def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, policy: Policy) -> Verdict | None:
+    """Whether the efficiency on this host is ``at_least`` so much, as ``keeps`` says it."""
+    difference = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
+    # Step times compare work of one size; widths that share a global batch differ in it.
+    wide, one = (work_of(side[0]) for side in (launches, narrow.launches))
+    shift = math.log(wide / one) - math.log(at_least)
+    return keeps(shift - difference.log, [shift - each for each in difference.each], difference, policy.rule)
+
+
+def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, here: bool) -> Difference:
+    """The step times of one width against another's; of one host (``here``) by what its launches and days scatter."""
+    if not here:
+        return stats.difference(wide, narrow, noise)
+    spread = noise.launch.moderated(within_sessions(wide, narrow))
+    # A launch that ended before its median was known scatters by that much more.
+    squares = [fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) for group in (wide, narrow)]
+    # A day may move one width and not the other: a floor is no word about tonight alone. And two widths of one run need
+    # not have had the same GPUs, nor the same host.
+    ranks = [[rank for launch in group for rank in launch.ranks] for group in (wide, narrow)]
+    gpus, hosts = (
+        [{tuple(getattr(rank, name) for name in names) for rank in each} for each in ranks]
+        for names in (("host", "boot", "device"), ("host", "boot"))
+    )
+    levels = [noise.session]
+    levels += [] if gpus[0] & gpus[1] else [noise.site]
+    levels += [] if hosts[0] & hosts[1] else [noise.host]
+    of_launches = squares[0] / len(wide) + squares[1] / len(narrow)
+    variance, df = variance_of([(of_launches, spread.df), *((2 * level.sd**2, level.df) for level in levels)])
+    expected = centre([log_of(launch) for launch in narrow])
+    each = tuple(log_of(launch) - expected for launch in wide)
+    slower = centre([log_of(launch) for launch in wide]) - expected
+    return Difference(slower, math.sqrt(variance), df, math.sqrt(squares[0]), each)

@@ -11,9 +11,17 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StepBaseline, StoredStep
-from pytest_llmperf.judge.baseline_file import BaselineChangedError, BaselineError
-from pytest_llmperf.judge.store import BaselineStore, Store, file_name, read
+from pytest_llmperf.judge.baseline import (
+    ANY_MACHINE,
+    Baseline,
+    BaselineStore,
+    Entry,
+    StepBaseline,
+    StoredStep,
+    entry_of,
+)
+from pytest_llmperf.judge.loss_curves import CurveBaseline
+from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Store, file_name, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
@@ -72,6 +80,22 @@ class StepStore:
         case: dict[str, Any] = {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict()}
         alone = StepBaseline(**case, recorded_by=recorded_by, static=new, on_cpu=on_cpu)
         return self._alone.replace(spec, judged, alone)
+
+
+def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[Entry]:
+    """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
+    CPU or for GPUs as the run's are. ``is_static``: of a run without launches, which asks for static figures alone.
+
+    Raises:
+        BaselineError: a file that cannot be read.
+    """
+    found = [] if is_static else BaselineStore(root).entries(machine)
+    kinds: list[type[StepBaseline | CurveBaseline]] = [StepBaseline] if is_static else [StepBaseline, CurveBaseline]
+    for kind in kinds:
+        for path in sorted((root / kind.machine).glob("*.json")):
+            one = read(path, kind)
+            found += [entry_of(path, one)] if one is not None and one.on_cpu == on_cpu else []
+    return found
 
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone", "aten::_foreach_copy_"})

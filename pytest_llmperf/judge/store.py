@@ -1,30 +1,292 @@
-"""Stores of baselines: a file for each case, ``<root>/<machine>/…/<id>.json``. The only I/O of this room.
+"""Store: a file for each case, ``<root>/<machine>/…/<id>.json``; JSON that shows in a diff, and who accepted what. The
+only I/O of this room.
 
-Four kinds of file share it: launches and largest micro-batches by machine kind and model, loss curves and the static
-figures of cases without launches in a folder each, which stands in the place of a machine kind.
+Four kinds of document share it: launches and largest micro-batches by machine kind and model, loss curves and the
+static figures of cases without launches in a folder each, which stands in the place of a machine kind.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from statistics import fmean, geometric_mean, median
+from typing import Any, ClassVar, Generic, TypeVar
 
 from filelock import FileLock
 
-from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, StepBaseline
-from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError, Document
-from pytest_llmperf.judge.loss_curves import CurveBaseline
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS
+from pytest_llmperf.settings.setting import SpecError
 from pytest_llmperf.settings.spec import Spec, read_spec
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.folders import private_folder
+
+SCHEMA = 1
+
+T = TypeVar("T", bound="Document")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """What a file holds beside its schema."""
+
+    id: str
+    digest: str
+    machine: str
+    spec: Mapping[str, Any]
+    recorded_by: str
+    """The test that recorded it; for people and for finding unused files, never an identity."""
+
+    noun: ClassVar[str]
+    by_model: ClassVar[bool] = False
+    """Whether its file is in a folder of its model."""
+    folder: ClassVar[str] = ""
+    """Beside a model's other documents, where no search of theirs looks."""
+
+    @staticmethod
+    def case_of(spec: Spec) -> tuple[str, str]:
+        """By what its file is named and known."""
+        return spec.id, spec.digest
+
+    def check(self) -> None:
+        """That its parts, which somebody may have edited, belong together; ValueError: they do not."""
+
+
+class BaselineError(Exception):
+    """A baseline that cannot be read, written or accepted: one line with the file, what is wrong and what to do."""
+
+
+class BaselineChangedError(BaselineError):
+    """Another run changed the baseline that a case was held against: to replace or to join it could hide a loss."""
+
+    def __init__(self, name: str, now: Any) -> None:
+        self.now = now
+        """What is there by now, if anything: of the kind that was judged against."""
+        there = f"there is one of {now.history[-1].recorded_at} ({now.recorded_by})" if now else "it is gone"
+        super().__init__(
+            f"{name}: another run changed the baseline meanwhile, {there}; run again to be held against it"
+        )
+
+
+@codec.sparse()
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """Figures somebody accepted, when and why."""
+
+    recorded_at: str
+    """UTC, ISO 8601."""
+    reason: str
+    launches: int
+    metrics: Mapping[str, float]
+    revision: str = ""
+    """Commit of the tree that ran; empty where there is none."""
+    uncommitted: bool = False
+    """Whether something in that tree was in no commit, so that the commit alone does not make it again."""
+    replaces: tuple[str, ...] = ()
+    """Digests of the cases that its test had before, where a first acceptance took their place."""
+
+    def to_plain(self) -> dict[str, Any]:
+        # Bytes are whole numbers: as such none of their digits is rounded away.
+        metrics = {
+            name: int(value) if name.endswith(("_bytes", "_size")) and float(value).is_integer() else value
+            for name, value in self.metrics.items()
+        }
+        return {**codec.plain_fields(self), "metrics": metrics}
+
+
+WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
+
+
+# No line of ours begins so.
+_CONFLICT = re.compile(r"^(<<<<<<< |>>>>>>> )", re.MULTILINE)
+
+
+def _refuse(constant: str) -> float:
+    # Python reads NaN and Infinity; a limit made from one would let everything pass.
+    raise ValueError(f"{constant} is no figure")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)  # 1e999 is infinity too
+
+
+def parse(kind: type[T], text: str, source: str) -> T:
+    """The document of this ``kind`` in ``text``; ``source`` names it in errors; BaselineError: empty, truncated, of a
+    newer schema, or of something else."""
+    if not text.strip():
+        raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
+    if _CONFLICT.search(text):
+        raise BaselineError(f"{source}: in a merge conflict; take one side, or {WHAT_TO_DO}")
+    try:
+        document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise BaselineError(f"{source}: not JSON, perhaps truncated ({error}); {WHAT_TO_DO}") from error
+    if not isinstance(document, dict) or "schema" not in document:
+        raise BaselineError(f'{source}: not a baseline, it has no "schema"; {WHAT_TO_DO}')
+    schema = document.pop("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise BaselineError(
+            f"{source}: schema {schema} is newer than this version understands ({SCHEMA}); upgrade pytest-llmperf"
+        )
+    if schema != SCHEMA:
+        raise BaselineError(f"{source}: unknown schema {schema!r}, expected {SCHEMA}; {WHAT_TO_DO}")
+    try:
+        found = codec.read(kind, document, "it")
+        found.check()
+        return found
+    except ValueError as error:
+        said = " ".join(str(error).split())  # it may quote the file
+        raise BaselineError(f"{source}: not {kind.noun} of schema {SCHEMA} ({said}); {WHAT_TO_DO}") from error
+
+
+def shared(values: Mapping[str, Any], kept: dict[str, Any]) -> str:
+    """The key under which ``values``, which many launches have in common, stand once in ``kept``."""
+    key = hashlib.sha256(json.dumps(_rounded(dict(values)), sort_keys=True).encode()).hexdigest()[:8]
+    kept[key] = values
+    return key
+
+
+def text_of(document: Document) -> str:
+    """The text of its file; BaselineError: a figure that is not finite, which no reader would take back."""
+    try:
+        return dump({"schema": SCHEMA, **codec.plain(document)})
+    except ValueError as error:
+        raise BaselineError(f"{document.id}: a figure is not finite ({error}); nothing was recorded") from error
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    """Sorted and stable; arrays of numbers on one line; ValueError: a figure that is not finite."""
+    text = json.dumps(_rounded(values), indent=1, sort_keys=True, allow_nan=False)
+    return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", "", match[1]).replace(",", ", ") + "]", text) + "\n"
+
+
+# A tenth of what a step's clock resolves, and half the bytes in version control. Of losses, which are exact, as many as
+# tell all values of float32 apart.
+_DIGITS, _DIGITS_OF = 6, {"losses": 9}
+
+
+def _rounded(value: Any, digits: int = _DIGITS) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item, _DIGITS_OF.get(key, digits)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item, digits) for item in value]
+    return value
+
+
+# The line break after the bracket keeps strings as they are: "test[1,2]" is a node id, and no JSON string holds one.
+_NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
+
+
+# Agreement: whether the parts of a file, which somebody may have edited, still belong together.
+
+# A file keeps six digits, of both sides.
+_ROUNDED = 2e-5
+
+# Steady states are looked for at so many places at most, as ``steady_state.py`` does.
+_MOST_CUTS = 50
+
+
+def same_settings(values: Mapping[str, Any], digest: str) -> None:
+    """That the spec of these ``values`` is the one that the ``digest`` is of, else ValueError; a user's own file may be
+    gone, or other by now."""
+    try:
+        spec = read_spec(values)
+    except SpecError:
+        return
+    # What a file of the user's says enters the digest, and may be gone.
+    is_ours = not isinstance(spec, TrainSpec) or (
+        "/" not in spec.model and spec.text is None and spec.tokenizer is None
+    )
+    if is_ours and spec.digest != digest:
+        raise ValueError(f"its spec ({spec.id}) is of other settings than its digest")
+
+
+def same_anchor(anchor: Accepted, history: Sequence[Accepted]) -> None:
+    """That the anchor is the first acceptance, else ValueError."""
+    first = history[0]
+    apart = sorted(
+        name
+        for name in {*anchor.metrics, *first.metrics}
+        if not _is_near(anchor.metrics.get(name, math.nan), first.metrics.get(name, math.nan))
+    )
+    apart += [name for name in ("recorded_at", "launches") if getattr(anchor, name) != getattr(first, name)]
+    if apart:
+        raise ValueError(f"its anchor is not the first of its history: {apart[0]} differs")
+
+
+def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> None:
+    """That what was accepted is what its launches hold, and that figures that follow from one another do; else
+    ValueError.
+
+    What only a version's own statistic gives (how a steady state is found) is held against what any could have given.
+    """
+    tokens, ranks = launches[0].tokens_per_step, len(launches[0].ranks)
+    for entry in history if not launches[0].is_script else ():  # its tokens may be others in each launch
+        for line in _apart(entry.metrics, tokens, ranks):
+            raise ValueError(f"{line} of {_day(entry)} do not belong together")
+    rest = list(launches)
+    for entry in reversed(history):
+        if not 0 < entry.launches <= len(rest):
+            return  # of older ones, some or all are gone
+        rest, own = rest[: -entry.launches], rest[-entry.launches :]
+        # Of unequal steps it is a mean, and near any median there may be none.
+        low, high = (0.0, math.inf) if any(one.step_tokens for one in own) else _step_seconds(own)
+        missing = [] if low <= entry.metrics.get("step_seconds", low) <= high else ["step_seconds"]
+        for name, row in METRICS.items():
+            if row.is_raw and name in entry.metrics and not _is_near(entry.metrics[name], row.read(own)):
+                missing.append(name)
+        if missing:
+            raise ValueError(f"its launches do not hold the {missing[0]} that was accepted on {_day(entry)}")
+
+
+def _apart(metrics: Mapping[str, float], tokens: int, ranks: int) -> Iterator[str]:
+    """Rates and times, of which each follows from the others."""
+    whole, each, step = (
+        metrics.get(name) for name in ("tokens_per_second", "tokens_per_second_per_gpu", "step_seconds")
+    )
+    if whole is not None and step is not None and not _is_near(whole * step, float(tokens)):
+        yield f"tokens_per_second {whole:g} and step_seconds {step:g}"
+    if whole is not None and each is not None and not _is_near(each * ranks, whole):
+        yield f"tokens_per_second_per_gpu {each:g} and tokens_per_second {whole:g}"
+
+
+def _step_seconds(launches: Sequence[Launch]) -> tuple[float, float]:
+    """The least and the most that the pooled step time of ``launches`` can be, wherever steady states are seen."""
+    spans = []
+    for launch in launches:
+        # Of every part that may be the steady one: at most half of the steps come before it.
+        steps, first = launch.step_seconds, launch.warmup_steps
+        last = max(first, len(steps) // 2)
+        stride = 1 + (last - first) // _MOST_CUTS
+        spans.append([median(steps[start:]) for start in range(first, last + 1, stride)])
+    low, high = ([choose(span) for span in spans] for choose in (min, max))
+    # Pooled by a mean of logarithms, a median of them, and once by a plain mean: none leaves these.
+    ways = (fmean, median, geometric_mean)
+    return min(way(low) for way in ways) * (1 - _ROUNDED), max(way(high) for way in ways) * (1 + _ROUNDED)
+
+
+def _is_near(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_ROUNDED)
+
+
+def _day(entry: Accepted) -> str:
+    return entry.recorded_at[:10]
+
+
+# Files: each read and written as a whole.
 
 # Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
 # job: all processes of a host must meet in one place. Not on the file system of the baselines: a cluster's may be
@@ -38,23 +300,6 @@ _LOCK_SECONDS = 60.0
 # File systems allow 255 bytes, and a hash and ``.json`` follow.
 _LONGEST_NAME = 200
 
-# Beside a model's other baselines, in a folder that no search of theirs looks into.
-CAPACITY = "capacity"
-
-T = TypeVar("T", bound=Document)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One file of the store, for finding unused ones."""
-
-    path: Path
-    id: str
-    digest: str
-    recorded_by: str
-    copy_of: Path | None = None
-    """The file that counts, where this is a copy of its case that somebody left."""
-
 
 class Store(Generic[T]):
     """The files of one kind under one folder."""
@@ -64,15 +309,12 @@ class Store(Generic[T]):
 
     def path(self, machine: str, spec: Spec) -> Path:
         """Where the file of ``spec`` on ``machine`` is, or would be."""
-        folder = self.root / machine
-        if self._kind in (Baseline, CapacityBaseline):
-            folder /= file_name(spec.slug)
-        folder /= CAPACITY if self._kind is CapacityBaseline else ""
-        return folder / f"{file_name(self._case(spec)[0])}.json"
+        of_model = file_name(spec.slug) if self._kind.by_model else ""
+        return self.root / machine / of_model / self._kind.folder / f"{file_name(self._kind.case_of(spec)[0])}.json"
 
     def load(self, machine: str, spec: Spec) -> T | None:
         """What is stored, or ``None`` where there is no file; BaselineError: a file that is there and cannot serve."""
-        path, (case, digest) = self.path(machine, spec), self._case(spec)
+        path, (case, digest) = self.path(machine, spec), self._kind.case_of(spec)
         stored = read(path, self._kind)
         if stored is not None:
             for what, found, expected in (("machine", stored.machine, machine), ("digest", stored.digest, digest)):
@@ -83,10 +325,6 @@ class Store(Generic[T]):
                         f"or delete it and record anew with --update-baselines=new{apart}"
                     )
         return stored
-
-    def _case(self, spec: Spec) -> tuple[str, str]:
-        """By what its file is named and known."""
-        return (spec.capacity_id, spec.capacity_digest) if self._kind is CapacityBaseline else (spec.id, spec.digest)
 
     def check_writable(self, machine: str, spec: Spec) -> None:
         """Find out before a launch whether its figures could be recorded; BaselineError: the folder, or the one of the
@@ -117,7 +355,7 @@ class Store(Generic[T]):
             with _locked(path):
                 old = self.load(machine, spec)
                 new = change(old)
-                write_text(path, baseline_file.text_of(new))
+                write_text(path, text_of(new))
         except OSError as error:
             raise BaselineError(f"{path}: not recorded, nothing was changed ({error.strerror or error})") from error
         return old, new
@@ -136,81 +374,6 @@ class Store(Generic[T]):
         return path
 
 
-class BaselineStore(Store[Baseline]):
-    """The baselines under one folder, with the largest micro-batches beside them."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, Baseline)
-        self.capacities = Store(root, CapacityBaseline)
-
-    def machines(self) -> list[str]:
-        """The machine kinds that have baselines, sorted."""
-        found = (path for pattern in ("*/*/*.json", f"*/*/{CAPACITY}/*.json") for path in self.root.glob(pattern))
-        return sorted({path.relative_to(self.root).parts[0] for path in found})
-
-    def baselines(self, machine: str) -> list[Baseline]:
-        """Every readable baseline of ``machine``, once; another is told of where it is used."""
-        found: dict[Path, Baseline] = {}
-        for path in sorted((self.root / machine).glob("*/*.json")):
-            with suppress(BaselineError):
-                baseline = read(path, Baseline)
-                if baseline is not None:
-                    found[path] = baseline
-        copies = self.copies(found)
-        return [baseline for path, baseline in found.items() if path not in copies]
-
-    def launches(self, machine: str) -> list[tuple[Launch, ...]]:
-        """The launches of each."""
-        return [baseline.launches for baseline in self.baselines(machine)]
-
-    def entries(self, machine: str) -> list[Entry]:
-        """Every baseline of ``machine``, sorted by path; BaselineError: a file that cannot be read."""
-        found: dict[Path, Baseline | CapacityBaseline] = {}
-        for path in sorted((self.root / machine).rglob("*.json")):
-            kind: type[Baseline | CapacityBaseline] = CapacityBaseline if path.parent.name == CAPACITY else Baseline
-            baseline = read(path, kind)
-            if baseline is not None:
-                found[path] = baseline
-        copies = self.copies(found)
-        return [_entry(path, one, copies.get(path)) for path, one in found.items()]
-
-    def copies(self, found: Mapping[Path, Baseline | CapacityBaseline]) -> dict[Path, Path]:
-        """Of several files of one case all but the one that its case looks for, each with that one."""
-        cases: dict[tuple[str, str], list[Path]] = {}
-        for path, baseline in found.items():
-            cases.setdefault((baseline.machine, baseline.digest), []).append(path)
-        copies: dict[Path, Path] = {}
-        for paths in (paths for paths in cases.values() if len(paths) > 1):
-            for path in paths:
-                baseline, right = found[path], [each for each in paths if each.stem == file_name(found[path].id)]
-                with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
-                    store = self.capacities if isinstance(baseline, CapacityBaseline) else self
-                    right.insert(0, store.path(baseline.machine, read_spec(baseline.spec)))
-                counts = next((each for each in right if each in paths), paths[0])
-                copies |= {} if counts == path else {path: counts}
-        return copies
-
-
-def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[Entry]:
-    """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
-    CPU or for GPUs as the run's are. ``is_static``: of a run without launches, which asks for static figures alone.
-
-    Raises:
-        BaselineError: a file that cannot be read.
-    """
-    found = [] if is_static else BaselineStore(root).entries(machine)
-    kinds: list[type[StepBaseline | CurveBaseline]] = [StepBaseline] if is_static else [StepBaseline, CurveBaseline]
-    for kind in kinds:
-        for path in sorted((root / kind.machine).glob("*.json")):
-            one = read(path, kind)
-            found += [_entry(path, one)] if one is not None and one.on_cpu == on_cpu else []
-    return found
-
-
-def _entry(path: Path, one: Document, copy_of: Path | None = None) -> Entry:
-    return Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by, copy_of=copy_of)
-
-
 def read(path: Path, kind: type[T]) -> T | None:
     """What is in the file, or ``None`` where there is none; BaselineError: it cannot be read, or is no file of this
     ``kind``."""
@@ -222,7 +385,7 @@ def read(path: Path, kind: type[T]) -> T | None:
         raise BaselineError(f"{path}: cannot be read (it is not text in UTF-8); {WHAT_TO_DO}") from error
     except OSError as error:
         raise BaselineError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return baseline_file.read(kind, text, str(path))
+    return parse(kind, text, str(path))
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pytest_llmperf.judge.learning_checks import unlearnt
 from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.records.launch import THROTTLES, Health, Launch
+from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning
+from pytest_llmperf.records.result import USUAL
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.settings.registry import LEARNING, Evidence, contradictions, undeclarable
 from pytest_llmperf.settings.spec import Spec
@@ -164,3 +165,144 @@ def disagreements(stored: Mapping[str, Any], evidence: Evidence) -> Iterator[str
     for name, others in evidence.run.other_ranks.items():
         said = ", ".join(f"rank {rank} has {value}" for rank, value in others.items())
         yield f"{name.removeprefix('setup.')}: {said}, rank 0 has {facts.get(name)}"
+
+
+# Learning: what an inspected step says against a launch, exact but for what rounding does to a norm or an update.
+
+# Of a norm of gradients in 16 bits, what rounding each element may do to it; clipping rounds them once.
+_CLIPPED = 0.02
+
+# Of a learning rate: float32 has seven digits.
+_ROUNDED = 1e-3
+
+# Of an update's bound: optimizer states of 16 bits are rounded in each step. Two updates in place of one are twice it.
+_UPDATE = 0.25
+
+# In roundings, how far an element of an update may be from the formula's: twice as many as the formula has operations.
+# Up to 4.1 were seen on sound trainings on a CPU and up to 2.5 on an H200 (docs/explanation/learning.md).
+_ROUNDINGS = 16
+
+# Of what other tokens change where they stand, what they may change before: nothing, but for rounding.
+_FUTURE = 1e-3
+
+_NAMES = 3
+
+
+def unlearnt(spec: TrainSpec, launch: Launch) -> Iterator[str]:
+    """A line for each thing that a training which learns does not do; none where nothing was looked at."""
+    learning, setup = launch.learning, launch.seen.run.setup
+    if setup.get("training") is False:
+        yield "some modules were in evaluation mode while it trained: their dropout was off"
+    tied, asked = setup.get("tied_weights"), setup.get("config", {}).get("tie_word_embeddings")
+    if tied is not None and asked is not None and bool(tied) != bool(asked):
+        yield f"the configuration has tie_word_embeddings={asked}, and the weights were {'' if tied else 'not '}tied"
+    if learning:
+        yield from _tensors(learning)
+        yield from _step(spec, learning)
+        yield from _data(learning)
+
+
+def notes(launches: Sequence[Launch]) -> Iterator[str]:
+    """What is no fault and should be known, of the first launch that shows it; or why nothing is."""
+    for why in dict.fromkeys(launch.learning.none for launch in launches):
+        if why not in ("", OLDER, UNWANTED):
+            yield f"whether it learns was not looked at: {why}"
+    for launch in launches:
+        learning = launch.learning
+        if learning.lost:
+            yield (
+                f"{learning.lost} of {learning.tensors} tensors did not change in {learning.steps} steps: "
+                f"weights kept in 16 bits alone round such updates away (mixed precision keeps 32 bits); {USUAL}"
+            )
+            return
+
+
+def _tensors(learning: Learning) -> Iterator[str]:
+    steps = learning.steps
+    lines = {
+        "the optimizer does not hold {}": learning.unheld,
+        f"no gradient reached {{}}, which did not move in {steps} steps": learning.unreached,
+        f"{{}} did not move in {steps} steps, though a gradient reached them": learning.still,
+        "ranks have different gradients of {} after their exchange": learning.differing_gradients,
+        f"ranks hold different weights of {{}} after {steps} steps": learning.differing_weights,
+    }
+    if not learning.tensors:
+        yield "no parameter asks for a gradient: nothing is trained"
+    yield from (line.format(_named(names, learning)) for line, names in lines.items() if names)
+
+
+def _step(spec: TrainSpec, learning: Learning) -> Iterator[str]:
+    if learning.stale:
+        yield f"gradients of {learning.stale} tensors were not zero when a step began"
+    if learning.dropped:
+        yield f"gradients of {learning.dropped} tensors were lost from one accumulated pass to the next"
+    if learning.is_scaled:
+        return  # its steps may be skipped, and its gradients are scaled until they are clipped
+    yield from _clipping(learning)
+    low, high = learning.learning_rates
+    if not math.isclose(low, learning.scheduled_rate, rel_tol=_ROUNDED) or low != high:
+        seen = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        yield f"the learning rate was {seen}, its schedule says {learning.scheduled_rate:g}"
+    if learning.schedule_steps != learning.steps:
+        yield f"the schedule made {learning.schedule_steps} steps in {learning.steps} of the optimizer"
+    if learning.largest_update > learning.update_bound * (1 + _UPDATE):
+        yield (
+            f"an update was {learning.largest_update:.3g} learning rates, {spec.optimizer} makes none of more than "
+            f"{learning.update_bound:.3g}"
+        )
+    yield from _update(learning)
+
+
+def _update(learning: Learning) -> Iterator[str]:
+    """What the optimizer did in the inspected step, beside what it was asked to do."""
+    replay = learning.replay
+    if replay.miscounted:
+        low, high = replay.counts
+        counted = f"{low}" if low == high else f"{low} to {high}"
+        yield (
+            f"the optimizer has counted {counted} steps of {_named(replay.miscounted, learning)}, expected "
+            f"{learning.steps} each"
+        )
+    if replay and not replay.roundings <= _ROUNDINGS:
+        yield (
+            f"the {replay.figure} of {replay.tensor} changed by {replay.found:.4g}, {replay.asked} changes it by "
+            f"{replay.expected:.4g} (apart by {replay.roundings:.3g} roundings of that element)"
+        )
+
+
+def _clipping(learning: Learning) -> Iterator[str]:
+    if not math.isfinite(learning.gradient_norm):
+        yield f"the norm of the gradients of step {learning.steps} is {learning.gradient_norm:g}"
+        return
+    if not learning.max_norm or not learning.gradient_norm:
+        return
+    expected = min(1.0, learning.max_norm / learning.gradient_norm)
+    low, high = learning.clip_factors
+    worst = max((low, high), key=lambda factor: abs(math.log(max(factor, 1e-30) / expected)))
+    if not abs(worst / expected - 1) <= _CLIPPED:
+        yield (
+            f"gradients of norm {learning.gradient_norm:.4g} were multiplied by {worst:.4g} when they were clipped to "
+            f"{learning.max_norm:g}, expected {expected:.4g}"
+        )
+
+
+def _data(learning: Learning) -> Iterator[str]:
+    shared, foreign, misplaced = learning.shared_samples, learning.foreign_samples, learning.misplaced_samples
+    future = learning.future or 0.0
+    lines = {
+        f"{shared} samples of one step were read more than once: ranks share what they read": shared,
+        f"{foreign} samples on the device are none of the data set: a copy changed them (or, of a long one, they are "
+        "another step's)": foreign,
+        f"{misplaced} samples of step {learning.steps} are another step's in the order of the data set: some are "
+        "repeated, skipped or shuffled": misplaced,
+        f"the Trainer's sampler does not do what its arguments ask for: {learning.misorder}": learning.misorder,
+        "labels are not the inputs, which the model's loss shifts itself": not learning.labels,
+        f"what comes later changes what is said before ({future:.2g} of what it changes later): the causal mask is "
+        "lost": future > _FUTURE,
+    }
+    yield from (line for line, holds in lines.items() if holds)
+
+
+def _named(names: Sequence[str], learning: Learning) -> str:
+    told = ", ".join(names[:_NAMES]) + (", …" if len(names) > _NAMES else "")
+    return f"{len(names)} of {learning.tensors} tensors ({told})"

@@ -207,8 +207,8 @@ def _is_tiny(run: Run, item: pytest.Item) -> bool:
 
 
 def _expected(run: Run, item: pytest.Item) -> float | None:
-    from pytest_llmperf.judge.baseline_file import BaselineError
-    from pytest_llmperf.judge.store import BaselineStore
+    from pytest_llmperf.judge.baseline import BaselineStore
+    from pytest_llmperf.judge.store import BaselineError
 
     specs, store = list(specs_of([item])), BaselineStore(run.settings.baselines)
     seconds = []

@@ -125,7 +125,7 @@ class Perf:
         ``loss_within`` (nats) bounds how far apart the losses of any step may be, of two specs that take the same
         tokens a step.
         """
-        from pytest_llmperf.judge.gain import Bounds
+        from pytest_llmperf.judge.pairs import Bounds
         from pytest_llmperf.run.cases import need_nats, need_the_same_tokens
 
         need_nats(loss_within)

@@ -1,7 +1,7 @@
 """Learning: whether a launch learns, as one step shows that is looked at in full.
 
 That step comes after all that is timed or traced. What each rank saw of it is exact: bits, counts and names. What it
-says of all ranks together is made here, without a tolerance; what is right is ``judge/learning_checks.py``'s
+says of all ranks together is made here, without a tolerance; what is right is ``judge/validity.py``'s
 to say. ``ReplayedUpdate`` is an update beside what its optimizer makes, by formula, of what was asked for.
 """
 

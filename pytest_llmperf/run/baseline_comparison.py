@@ -13,13 +13,13 @@ from functools import partial
 from pytest_llmperf.analysis.step_difference import ranked, relevant, step_difference
 from pytest_llmperf.analysis.step_words import points_to
 from pytest_llmperf.analysis.waits import data_wait, held_up
-from pytest_llmperf.judge import learning_checks, validity
+from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changes, count_checks, trace_notes
 from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
-from pytest_llmperf.judge.learning_checks import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.policy import Policy, Reference, passing_ranges
+from pytest_llmperf.judge.repeats import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.stats import disagreement
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import (
@@ -304,7 +304,7 @@ def compiler_notes(launches: Sequence[Launch]) -> list[str]:
 
 def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:
     """Tell what else was seen: of learning, by libraries, in traces, of faults and calibrations."""
-    yield from learning_checks.notes(launches)
+    yield from validity.notes(launches)
     known = (baseline.launches[-1].seen.run.remarks if baseline else None) or ()
     remarks = dict.fromkeys(line for launch in launches for line in launch.seen.run.remarks or ())
     yield from (line for line in remarks if line not in known)

@@ -12,7 +12,8 @@ from functools import partial
 from typing import cast
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.baseline import CapacityBaseline, judge_capacity
+from pytest_llmperf.judge.acceptance import judge_capacity
+from pytest_llmperf.judge.baseline import CapacityBaseline
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.prediction import PredictionError, predictions
 from pytest_llmperf.launch.watch import Meter

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from pytest_llmperf.judge.gain import Terms
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.run_effects import Terms
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
 from pytest_llmperf.run.findings import CaseFailedError

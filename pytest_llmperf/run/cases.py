@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from pytest_llmperf.judge.baseline import Baseline, size_of
-from pytest_llmperf.judge.gain import Bounds
+from pytest_llmperf.judge.pairs import Bounds
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.run import plan

@@ -10,12 +10,11 @@ from functools import partial
 from typing import TypeVar
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.acceptance import accept, refuse_injected
-from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, accept_capacity, describe, describe_capacity
-from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
-from pytest_llmperf.judge.gain import METRIC, Narrow, judge_efficiency
+from pytest_llmperf.judge.acceptance import accept, accept_capacity, describe, describe_capacity, refuse_injected
+from pytest_llmperf.judge.baseline import Baseline, BaselineStore, CapacityBaseline
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.run_effects import METRIC, Narrow, judge_efficiency
+from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError
 from pytest_llmperf.judge.verdict import NEW, Judgement, joined
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch

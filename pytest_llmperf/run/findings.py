@@ -18,7 +18,7 @@ from pytest_llmperf.records.results_document import Planned, Skipped
 from pytest_llmperf.support import codec
 
 if TYPE_CHECKING:
-    from pytest_llmperf.judge.store import Entry
+    from pytest_llmperf.judge.baseline import Entry
     from pytest_llmperf.records.failure import Progress
     from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.records.results_document import ResultsDocument

@@ -171,7 +171,7 @@ class Hardware:
         A dry run launches nothing, so a login node may tell what a job would do; but a budget cannot be kept there if
         no baseline can tell what a case takes.
         """
-        from pytest_llmperf.judge.store import BaselineStore
+        from pytest_llmperf.judge.baseline import BaselineStore
         from pytest_llmperf.launch.device import UNKNOWN
 
         missing, named = gpus - len(machine.gpus), self.settings.machine

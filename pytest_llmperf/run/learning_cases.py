@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import refuse_injected
-from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.loss_curves import FEWEST_STEPS, LOSS_CURVES, CurveBaseline, SeedCurve, judge_curve
-from pytest_llmperf.judge.store import Store
+from pytest_llmperf.judge.store import BaselineError, Store
 from pytest_llmperf.judge.training_parity import Parity, judge_parity
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.parity import ParityOrder

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.baseline import StoredTrace
-from pytest_llmperf.judge.exact import changed_evidence, changes, count_checks
-from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.exact import StoredTrace, changed_evidence, changes, count_checks
+from pytest_llmperf.judge.pairs import Bounds, judge_gain
 from pytest_llmperf.judge.policy import Reference
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.validity import Circumstances

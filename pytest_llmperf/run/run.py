@@ -204,7 +204,7 @@ class Run(Hardware):
     @cached_property
     def stored_baselines(self) -> Sequence[Baseline]:
         """All of this machine kind, as they were when the first was asked for."""
-        from pytest_llmperf.judge.store import BaselineStore
+        from pytest_llmperf.judge.baseline import BaselineStore
 
         return BaselineStore(self.settings.baselines).baselines(self.machine_kind)
 

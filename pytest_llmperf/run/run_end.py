@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.judge.acceptance import replaced, replaced_line
-from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.store import BaselineStore, Entry, entries_of_run
+from pytest_llmperf.judge.baseline import Baseline, BaselineStore, Entry
+from pytest_llmperf.judge.static_steps import entries_of_run
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.launch.slurm.allocation import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.results_json import document, write_json

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, StoredStep
-from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, StoredStep
 from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refuse_unexplained
-from pytest_llmperf.judge.store import BaselineStore, read
+from pytest_llmperf.judge.store import BaselineError, read
 from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.prediction import PredictionError, why_none

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.baseline import StoredTrace
-from pytest_llmperf.judge.exact import count_checks, trace_notes
+from pytest_llmperf.judge.exact import StoredTrace, count_checks, trace_notes
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import formatted
 from pytest_llmperf.records.trace import merged

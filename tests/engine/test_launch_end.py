@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_llmperf.judge.gain import Bounds
+from pytest_llmperf.judge.pairs import Bounds
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.gain import Bounds
+from pytest_llmperf.judge.pairs import Bounds
 from pytest_llmperf.run.findings import Concluded, DidNotTrainError
 from tests import fakes
 from tests.engine.conftest import SPEC, Engine

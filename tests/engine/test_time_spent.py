@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_llmperf.judge.gain import Bounds
+from pytest_llmperf.judge.pairs import Bounds
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.phases import HELD

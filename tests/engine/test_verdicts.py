@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import BaselineChangedError
+from pytest_llmperf.judge.store import BaselineChangedError, parse
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.run.case import CaseTerms
@@ -219,7 +218,7 @@ class TestUpdating:
             if not told:
                 told.append(values["result"].verdict)
                 path.write_text(theirs)
-                raise BaselineChangedError(SPEC.id, baseline_file.read(Baseline, theirs, path.name))
+                raise BaselineChangedError(SPEC.id, parse(Baseline, theirs, path.name))
             return accept(found, **values)
 
         monkeypatch.setattr("pytest_llmperf.run.conclusion.accept", late)

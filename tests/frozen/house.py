@@ -8,14 +8,13 @@ from pathlib import Path
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli import main
-from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, CapacityBaseline, StepBaseline
-from pytest_llmperf.judge.baseline_file import read, text_of
+from pytest_llmperf.judge.baseline import ANY_MACHINE, CAPACITY, Baseline, BaselineStore, CapacityBaseline, StepBaseline
 from pytest_llmperf.judge.exact import changes, count_checks
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
-from pytest_llmperf.judge.learning_checks import first_loss_checks
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.repeats import first_loss_checks
 from pytest_llmperf.judge.stats import Experience
-from pytest_llmperf.judge.store import CAPACITY, BaselineStore, Store
+from pytest_llmperf.judge.store import Store, parse, text_of
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.judge.verdict import Judgement, growth_checks, joined, judge
 from pytest_llmperf.records.launch import Launch
@@ -31,16 +30,16 @@ def written_again(path: Path, root: Path) -> None:
     """The stored file, read and recorded under ``root`` as a run records its own."""
     text = path.read_text(encoding="utf-8")
     if path.parent.name == ANY_MACHINE:
-        step = read(StepBaseline, text, str(path))
+        step = parse(StepBaseline, text, str(path))
         # A run records today's settings, and old files lack some of them: of these the text alone is held.
         target = root / ANY_MACHINE / f"{step.id}.json"
         target.parent.mkdir(exist_ok=True)
         target.write_text(text_of(step), encoding="utf-8")
     elif path.parent.name == CAPACITY:
-        capacity = read(CapacityBaseline, text, str(path))
+        capacity = parse(CapacityBaseline, text, str(path))
         Store(root, CapacityBaseline).update(capacity.machine, TrainSpec.from_dict(capacity.spec), lambda _: capacity)
     else:
-        baseline = read(Baseline, text, str(path))
+        baseline = parse(Baseline, text, str(path))
         BaselineStore(root).update(baseline.machine, TrainSpec.from_dict(baseline.spec), lambda _: baseline)
 
 

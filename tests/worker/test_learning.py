@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.learning_checks import changed_gradients, notes, unlearnt
-from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.judge.repeats import changed_gradients
+from pytest_llmperf.judge.validity import notes, troubles, unlearnt
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
 from tests.worker.import_patch import as_on_gpus, in_the_rank

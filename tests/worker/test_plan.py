@@ -28,7 +28,7 @@ pytest.importorskip("torch")
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pytest_llmperf.judge import baseline_file
+from pytest_llmperf.judge.store import parse
 from pytest_llmperf.worker.estimate import operator_counter, prediction_server
 from pytest_llmperf.worker.estimate.gpu_emulation import IN_FP32, SUMMED_IN_FP32, GpuFunctions
 from pytest_llmperf.worker.estimate.memory_estimator import plan
@@ -44,7 +44,7 @@ Case: TypeAlias = tuple[TrainSpec, Launch | None]
 
 def stored() -> list[Baseline]:
     paths = sorted((REPOSITORY / "baselines" / "nvidia-h200-140gib").glob("*/*.json"))
-    return [baseline_file.read(Baseline, path.read_text(encoding="utf-8"), str(path)) for path in paths]
+    return [parse(Baseline, path.read_text(encoding="utf-8"), str(path)) for path in paths]
 
 
 def stored_cases() -> list[Case]:

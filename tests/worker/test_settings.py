@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.learning_checks import unlearnt
-from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.judge.validity import troubles, unlearnt
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.registry import Evidence, contradictions
 from tests.worker.import_patch import as_on_gpus, in_the_rank

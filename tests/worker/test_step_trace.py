@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.baseline_file import dump
+from pytest_llmperf.judge.store import dump
 from pytest_llmperf.records.trace import Trace, TraceRow, merged, short_name
 from pytest_llmperf.support import codec
 

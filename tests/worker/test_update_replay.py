@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llmperf.judge.learning_checks import unlearnt
+from pytest_llmperf.judge.validity import unlearnt
 from pytest_llmperf.records.learning import Learning, ReplayedUpdate
 from tests.fakes import launch_of
 from tests.golden import Golden

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pytest_llmperf.analysis import ladder as chapter15
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.baseline import BaselineStore
 from tools.pictures import ladder, page, terminal
 from tools.pictures.drawing import drawn
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_llmperf.analysis.ladder import Rung
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.records.metrics import pooled_tokens_per_second
 from pytest_llmperf.support.formats import GIB
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.analysis.ladder import Rung
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import Baseline, BaselineStore
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.report.results_json import document

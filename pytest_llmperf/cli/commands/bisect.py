@@ -15,7 +15,7 @@ from pytest_llmperf.cli.answer import Answer, CaseError, Screen, facts, plain, t
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.cli.spec_arguments import SCRIPT, named
-from pytest_llmperf.judge.yardstick import CRITERIA, Yardstick
+from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
 from pytest_llmperf.launch.candidates import History, HistoryError, Span
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
 from pytest_llmperf.records.result import Spent

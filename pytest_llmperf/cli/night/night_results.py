@@ -12,8 +12,8 @@ from typing import Any
 
 from pytest_llmperf.cli.night.pytest_log import ended
 from pytest_llmperf.cli.night.unjudged import LeftOut, Tests, silent, skipped, some_of, unjudged
-from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.store import entries_of_run
+from pytest_llmperf.judge.static_steps import entries_of_run
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS
 from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.report.consumers.documents import case_table

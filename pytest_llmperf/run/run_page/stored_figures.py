@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.metrics import METRICS
 
 

@@ -24,10 +24,8 @@ from pytest_llmperf.cli.commands.baselines import (
     short_site,
     show_page,
 )
-from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import Accepted
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.baseline import Baseline, BaselineStore
+from pytest_llmperf.judge.store import Accepted, text_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import measured
 from pytest_llmperf.report.text import ASCII
@@ -198,7 +196,7 @@ class TestStrayCopies:
         """Of what was stored before, as a file manager leaves one."""
         path = BaselineStore(root).path("m", SPEC)
         copy = path.with_name(f"{path.stem} copy.json")
-        copy.write_text(baseline_file.text_of(FIRST))
+        copy.write_text(text_of(FIRST))
         return copy
 
     def test_one_is_a_line_and_not_listed(self, llmperf: Run, root: Path, copy: Path, golden: Golden) -> None:

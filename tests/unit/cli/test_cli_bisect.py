@@ -14,7 +14,7 @@ import pytest
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.commands.bisect import page
-from pytest_llmperf.judge.yardstick import Yardstick
+from pytest_llmperf.judge.pairs import Yardstick
 from pytest_llmperf.launch import histories
 from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.report.text import ASCII

@@ -11,8 +11,9 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.night.night_results import unused
+from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline, SeedCurve
-from pytest_llmperf.judge.store import BaselineStore, Store
+from pytest_llmperf.judge.store import Store
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.golden import Golden

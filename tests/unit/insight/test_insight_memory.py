@@ -18,8 +18,8 @@ from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.answer import CaseError, Screen
 from pytest_llmperf.cli.commands.plan import Prediction, document, page, predictions
 from pytest_llmperf.cli.spec_arguments import Named, named
-from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.launch import prediction as prediction_module
 from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.report.text import ASCII
@@ -199,11 +199,11 @@ class TestCommand:
 
     def test_stored_settings_of_another_day_are_named(self, run: Run, tmp_path: Path, golden: Golden) -> None:
         source = next((BASELINES / MACHINE).rglob(f"{STORED}.json"))
-        baseline = baseline_file.read(Baseline, source.read_text(encoding="utf-8"), str(source))
+        baseline = parse(Baseline, source.read_text(encoding="utf-8"), str(source))
         path = tmp_path / "m" / "llama" / "old.json"
         path.parent.mkdir(parents=True)
         old = replace(baseline, machine="m", spec={**baseline.spec, "flash": True})
-        path.write_text(baseline_file.text_of(old), encoding="utf-8")
+        path.write_text(text_of(old), encoding="utf-8")
         for words in (["--stored"], [STORED]):
             code, out, err = run(*words, "--perf-baselines", str(tmp_path))
             assert (code, out) == (1, "")

@@ -25,7 +25,7 @@ from pytest_llmperf.analysis.likely_causes import (
 )
 from pytest_llmperf.analysis.step_difference import parts_of, step_difference
 from pytest_llmperf.analysis.step_words import points_to, short_kernel
-from pytest_llmperf.judge.baseline import StoredTrace
+from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.records.trace import Trace, TraceRow
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec

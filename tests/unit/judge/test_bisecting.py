@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Difference, Noise, Spread
-from pytest_llmperf.judge.yardstick import (
+from pytest_llmperf.judge.pairs import (
     Lineage,
     Look,
     Side,
@@ -23,6 +21,8 @@ from pytest_llmperf.judge.yardstick import (
     side_of,
     side_of_difference,
 )
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.stats import Difference, Noise, Spread
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_llmperf.judge.acceptance import best, creep
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.policy import Policy, Reference
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.judge.verdict import Judgement, joined, judge, phase_checks
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge import gpu_model as model_module
+from pytest_llmperf.judge import gpu_knowledge as model_module
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.gpu_knowledge import Knowledge
-from pytest_llmperf.judge.gpu_model import EFFECTS_DF, Model, learn, robust
+from pytest_llmperf.judge.gpu_knowledge import EFFECTS_DF, Knowledge, Model, learn, robust
 from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, incidence, observations_of, unit_of
 from pytest_llmperf.judge.policy import Policy, Rule, decide, least_tolerance, passing_ranges
 from pytest_llmperf.judge.run_effects import CommonChange, common_change, judged_later

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import pytest
 
-from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.store import text_of
 from pytest_llmperf.judge.verdict import GROWTH, growth_checks, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import takes_all_steps
@@ -186,5 +186,5 @@ def test_a_record_keeps_what_was_held_and_planned_and_an_old_one_has_neither(gol
 
 def test_a_baseline_keeps_what_was_held_of_an_accepted_leak_alone() -> None:
     for kib, kept in ((0, False), (100, True)):
-        text = baseline_file.text_of(stored([leaking(kib)]))
+        text = text_of(stored([leaking(kib)]))
         assert ('"allocated_bytes"' in text) == kept

@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.judge.acceptance import creep
-from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, describe, size_of
-from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.acceptance import creep, describe
+from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline, size_of
 from pytest_llmperf.judge.policy import Policy, Rule
 from pytest_llmperf.judge.stats import Experience
+from pytest_llmperf.judge.store import BaselineError, parse, text_of
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.calibration import Calibration
@@ -70,7 +69,7 @@ def calibrated(launch: Launch, made: Calibration) -> Launch:
 
 class TestJson:
     def test_it_is_sorted_and_ends_with_a_newline(self) -> None:
-        text = baseline_file.text_of(BASELINE)
+        text = text_of(BASELINE)
         document = json.loads(text)
         assert text.endswith("}\n")
         assert list(document) == sorted(document)
@@ -78,16 +77,16 @@ class TestJson:
 
     def test_it_does_not_say_where_the_time_of_a_launch_went_that_decides_nothing(self) -> None:
         timed = replace(BASELINE, launches=(replace(launch(), phases={"steps": 1.5, "end": 0.5}),))
-        assert baseline_file.text_of(timed) == baseline_file.text_of(replace(BASELINE, launches=(launch(),)))
+        assert text_of(timed) == text_of(replace(BASELINE, launches=(launch(),)))
 
     def test_numbers_of_a_launch_are_on_one_line(self) -> None:
-        text = baseline_file.text_of(accepted(None, launch(1 / 3)))
+        text = text_of(accepted(None, launch(1 / 3)))
         (line,) = (line for line in text.splitlines() if '"step_seconds": [' in line)
         assert line.strip() == '"step_seconds": [1.66667' + ", 0.333333" * 11 + "],"
 
     def test_equal_environments_are_written_once(self) -> None:
         both = accepted(None, launch(), launch(), launch(versions={"torch": "3.0"}))
-        document = json.loads(baseline_file.text_of(both))
+        document = json.loads(text_of(both))
         assert len(document["environments"]) == 2
         keys = [entry["environment"] for entry in document["launches"]]
         assert keys[0] == keys[1] != keys[2]
@@ -96,15 +95,15 @@ class TestJson:
     def test_a_calibration_is_written_once_and_read_back(self) -> None:
         mine, others = calibration("2026-01-01"), calibration("2026-01-02")
         launches = [calibrated(launch(), mine), calibrated(launch(0.101), mine), calibrated(launch(), others)]
-        text = baseline_file.text_of(accepted(None, *launches, launch()))
+        text = text_of(accepted(None, *launches, launch()))
         document = json.loads(text)
         assert len(document["calibrations"]) == 2
         keys = [record["ranks"][0].get("calibration") for record in document["launches"]]
         assert keys[0] == keys[1] != keys[2]
         assert keys[3] is None
-        read = baseline_file.read(Baseline, text, "f")
+        read = parse(Baseline, text, "f")
         assert [each.ranks[0].calibration for each in read.launches] == [mine, mine, others, None]
-        assert baseline_file.text_of(read) == text
+        assert text_of(read) == text
 
     @pytest.mark.parametrize(
         ("change", "said"),
@@ -120,14 +119,14 @@ class TestJson:
         ],
     )
     def test_a_calibration_that_is_none_is_refused(self, change: Callable[[Any], object], said: str) -> None:
-        document = json.loads(baseline_file.text_of(accepted(None, calibrated(launch(), calibration("2026-01-01")))))
+        document = json.loads(text_of(accepted(None, calibrated(launch(), calibration("2026-01-01")))))
         change(document)
         with pytest.raises(BaselineError, match=re.escape(said)):
-            baseline_file.read(Baseline, json.dumps(document), "f")
+            parse(Baseline, json.dumps(document), "f")
 
     def test_more_launches_only_add_lines_to_a_diff(self) -> None:
-        before = baseline_file.text_of(BASELINE).splitlines()
-        after = baseline_file.text_of(accepted(BASELINE, launch(0.101))).splitlines()
+        before = text_of(BASELINE).splitlines()
+        after = text_of(accepted(BASELINE, launch(0.101))).splitlines()
         added = len(after) - len(before)
         # A list's last entry gains a comma: nothing else of what was there changes.
         gone = [line for line in before if line not in after and line + "," not in after]
@@ -136,31 +135,28 @@ class TestJson:
     @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").glob("*/*/*.json")), ids=lambda path: path.stem)
     def test_stored_ones_are_written_back_as_they_are(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
-        assert baseline_file.text_of(baseline_file.read(Baseline, text, str(path))) == text
+        assert text_of(parse(Baseline, text, str(path))) == text
 
     @pytest.mark.parametrize(
         "path", sorted((REPOSITORY / "baselines").glob("*/*/capacity/*.json")), ids=lambda path: path.stem
     )
     def test_stored_capacities_are_written_back_as_they_are(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
-        assert baseline_file.text_of(baseline_file.read(CapacityBaseline, text, str(path))) == text
+        assert text_of(parse(CapacityBaseline, text, str(path))) == text
 
     def test_bytes_that_were_stored_as_rounded_floats_are_still_read(self) -> None:
-        document = json.loads(baseline_file.text_of(BASELINE))
+        document = json.loads(text_of(BASELINE))
         record, exact = document["launches"][0], 56_449_000_512
         record["ranks"][0]["peak_reserved_bytes"] = record["ranks"][0]["peak_allocated_bytes"] = exact
         for entry in (document["anchor"], *document["history"]):
             entry["metrics"] |= dict.fromkeys(("peak_reserved_bytes", "peak_allocated_bytes"), 56449000000.0)
-        assert (
-            baseline_file.read(Baseline, json.dumps(document), "f").anchor.metrics["peak_reserved_bytes"]
-            == 56_449_000_000
-        )
+        assert parse(Baseline, json.dumps(document), "f").anchor.metrics["peak_reserved_bytes"] == 56_449_000_000
 
     def test_bytes_keep_every_digit_and_are_whole(self) -> None:
-        text = baseline_file.text_of(accepted(None, launch(reserved_bytes=51_006_724_609)))
+        text = text_of(accepted(None, launch(reserved_bytes=51_006_724_609)))
         bytes_of = re.findall(r'"peak_reserved_bytes": (.*?),?\n', text)
         assert bytes_of == ["51006724609"] * 3  # the anchor, the history and the launch
-        assert baseline_file.read(Baseline, text, "f").anchor.metrics["peak_reserved_bytes"] == 51_006_724_609
+        assert parse(Baseline, text, "f").anchor.metrics["peak_reserved_bytes"] == 51_006_724_609
 
     @given(
         times=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=3),
@@ -176,9 +172,9 @@ class TestJson:
             gpu="g", driver=note, versions=dict.fromkeys(words, note), variables={note: note}, platform="p"
         )
         launches = [replace(launch(time), losses=tuple(losses), environment=environment) for time in times]
-        written = baseline_file.text_of(accepted(None, *launches, reason=note, recorded_by=recorded_by))
-        read = baseline_file.read(Baseline, written, "f")
-        assert baseline_file.text_of(read) == written
+        written = text_of(accepted(None, *launches, reason=note, recorded_by=recorded_by))
+        read = parse(Baseline, written, "f")
+        assert text_of(read) == written
         assert read.recorded_by == recorded_by
         assert read.anchor.reason == note
         for old, new in zip(launches, read.launches, strict=True):
@@ -189,12 +185,12 @@ class TestJson:
     @given(st.lists(st.floats(-1e12, -1e-12), min_size=30, max_size=30))
     def test_negative_numbers_are_compact_too(self, losses: list[float]) -> None:
         record = replace(launch(), losses=tuple(losses))
-        text = baseline_file.text_of(replace(BASELINE, launches=(record,)))
+        text = text_of(replace(BASELINE, launches=(record,)))
         assert sum('"losses": [-' in line and line.endswith("],") for line in text.splitlines()) == 1
 
     def test_a_figure_that_is_none_is_never_written(self, golden: Golden) -> None:
         with pytest.raises(BaselineError) as raised:
-            baseline_file.text_of(replace(BASELINE, launches=(replace(launch(), wall_seconds=math.nan),)))
+            text_of(replace(BASELINE, launches=(replace(launch(), wall_seconds=math.nan),)))
         golden(raised)
 
 
@@ -250,19 +246,17 @@ def used(baseline: Baseline) -> None:
     new = accepted(baseline, *candidates, reason="why")
     describe(baseline, new)
     with suppress(BaselineError):  # a figure that is not finite
-        baseline_file.read(Baseline, baseline_file.text_of(new), "some/file.json")
+        parse(Baseline, text_of(new), "some/file.json")
 
 
 class TestBrokenFiles:
     @examples(200)
     @given(st.data())
     def test_any_change_is_refused_in_one_line_or_can_be_judged_against(self, data: st.DataObject) -> None:
-        document = json.loads(
-            baseline_file.text_of(accepted(BASELINE, launch(canary=1.0), launch(canary=1.2), launch()))
-        )
+        document = json.loads(text_of(accepted(BASELINE, launch(canary=1.0), launch(canary=1.2), launch())))
         text = mutated(document, data.draw)
         try:
-            baseline = baseline_file.read(Baseline, text, "some/file.json")
+            baseline = parse(Baseline, text, "some/file.json")
         except BaselineError:
             refused(text)
         else:
@@ -273,9 +267,9 @@ class TestBrokenFiles:
         [
             ("", "the file is empty"),
             (" \n", "the file is empty"),
-            (baseline_file.text_of(BASELINE)[:300], "not JSON, perhaps truncated"),
+            (text_of(BASELINE)[:300], "not JSON, perhaps truncated"),
             (
-                "<<<<<<< HEAD\n" + baseline_file.text_of(BASELINE),
+                "<<<<<<< HEAD\n" + text_of(BASELINE),
                 "in a merge conflict; take one side, or ",
             ),
             ("[" * 100_000, "not JSON"),
@@ -283,8 +277,8 @@ class TestBrokenFiles:
             ("null", 'no "schema"'),
             ("{}", 'no "schema"'),
             ('{"schema": "1"}', "unknown schema '1', expected 1"),
-            (baseline_file.text_of(BASELINE).replace("0.1, 0.1]", "0.1, NaN]"), "NaN is no figure"),
-            (baseline_file.text_of(BASELINE).replace("0.1, 0.1]", "0.1, 1e999]"), "1e999 is no figure"),
+            (text_of(BASELINE).replace("0.1, 0.1]", "0.1, NaN]"), "NaN is no figure"),
+            (text_of(BASELINE).replace("0.1, 0.1]", "0.1, 1e999]"), "1e999 is no figure"),
         ],
         ids=lambda text: repr(text[:12]),
     )
@@ -294,11 +288,7 @@ class TestBrokenFiles:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            *(
-                (without(name), f"it has no {name!r}")
-                for name in json.loads(baseline_file.text_of(BASELINE))
-                if name != "schema"
-            ),
+            *((without(name), f"it has no {name!r}") for name in json.loads(text_of(BASELINE)) if name != "schema"),
             (setting("history", []), "no history"),
             (setting("launches", []), "no launch"),
             (setting("launches", {}), "launches is {}, expected a list"),
@@ -340,13 +330,13 @@ class TestBrokenFiles:
         ],
     )
     def test_a_document_that_is_none(self, change: Callable[[dict[str, Any]], None], said: str) -> None:
-        document = json.loads(baseline_file.text_of(BASELINE))
+        document = json.loads(text_of(BASELINE))
         change(document)
         assert said in refused(json.dumps(document))
 
     @pytest.mark.parametrize("topic", ["torch", "config", "sources"])
     def test_a_setup_of_another_shape_is_refused(self, topic: str, golden: Golden) -> None:
-        document = json.loads(baseline_file.text_of(BASELINE))
+        document = json.loads(text_of(BASELINE))
         document["setups"] = {"x": {topic: 3}}
         document["launches"][0]["evidence"]["setup"] = "x"
         golden(refused(json.dumps(document)))
@@ -356,7 +346,7 @@ class TestBrokenFiles:
     def test_raw_values_that_were_edited_are_noticed(self, which: int, factor: float, golden: Golden) -> None:
         stored = accepted(accepted(accepted(None, launch()), launch(0.101)), launch(0.099))
         for name in ("step_seconds", "peak_reserved_bytes"):
-            document = json.loads(baseline_file.text_of(stored))
+            document = json.loads(text_of(stored))
             rank = document["launches"][which]["ranks"][0]
             steps = [step * factor for step in rank["step_seconds"]]
             rank[name] = steps if name == "step_seconds" else int(rank[name] * factor)
@@ -375,7 +365,7 @@ class TestBrokenFiles:
     def test_a_figure_that_was_edited_where_it_was_accepted_is_noticed(
         self, name: str, factor: float, place: str
     ) -> None:
-        document = json.loads(baseline_file.text_of(accepted(accepted(None, launch()), launch(0.101))))
+        document = json.loads(text_of(accepted(accepted(None, launch()), launch(0.101))))
         first, last = document["history"]
         entries = {"the first": [first], "the anchor": [document["anchor"]], "the last": [last]}
         for entry in entries.get(place, [first, document["anchor"]]):
@@ -383,7 +373,7 @@ class TestBrokenFiles:
         assert name in refused(json.dumps(document))
 
     def test_rates_and_times_that_were_edited_together_are_held_against_the_launches(self, golden: Golden) -> None:
-        document = json.loads(baseline_file.text_of(accepted(None, launch(), launch(0.101))))
+        document = json.loads(text_of(accepted(None, launch(), launch(0.101))))
         for entry in (document["anchor"], *document["history"]):
             entry["metrics"]["step_seconds"] *= 1.02
             for name in ("tokens_per_second", "tokens_per_second_per_gpu"):
@@ -393,39 +383,39 @@ class TestBrokenFiles:
     @pytest.mark.parametrize("name", ["tokens_per_second_per_gpu", "tokens_per_second", "step_seconds"])
     def test_an_edited_rate_is_noticed_where_its_launches_are_gone(self, name: str, golden: Golden) -> None:
         moved = accepted(BASELINE, launch(0.2), launch(0.2), reason="a slower driver")
-        document = json.loads(baseline_file.text_of(moved))
+        document = json.loads(text_of(moved))
         for entry in (document["anchor"], document["history"][0]):
             entry["metrics"][name] *= 1.1
         golden(refused(json.dumps(document)))
 
     @pytest.mark.parametrize("name", ["recorded_at", "launches"])
     def test_an_anchor_is_the_first_acceptance_in_all_that_counts(self, name: str, golden: Golden) -> None:
-        document = json.loads(baseline_file.text_of(BASELINE))
+        document = json.loads(text_of(BASELINE))
         document["anchor"][name] = {"recorded_at": "2025-01-01T00:00:00Z", "launches": 2}[name]
         golden(refused(json.dumps(document)))
 
     def test_where_a_steady_state_begins_may_be_seen_otherwise_by_another_version(self) -> None:
         # Its median may move with that, and the file of an older version must still be read.
         drifting = replace(launch(), ranks=(replace(launch().ranks[0], step_seconds=drift()),))
-        document = json.loads(baseline_file.text_of(accepted(None, drifting)))
+        document = json.loads(text_of(accepted(None, drifting)))
         for start in range(SPEC.warmup_steps, len(drift()) // 2 + 1):
             step = median(drift()[start:])
             for entry in (document["anchor"], *document["history"]):
                 entry["metrics"] |= {"step_seconds": step, "tokens_per_second": 64 / step}
                 entry["metrics"]["tokens_per_second_per_gpu"] = 64 / step
-            assert baseline_file.read(Baseline, json.dumps(document), "f").anchor.metrics["step_seconds"] == step
+            assert parse(Baseline, json.dumps(document), "f").anchor.metrics["step_seconds"] == step
 
     def test_a_newer_schema_asks_for_an_upgrade(self, golden: Golden) -> None:
         golden(refused('{"schema": 2}'))
 
     def test_every_tenth_truncation_is_noticed(self) -> None:
-        text = baseline_file.text_of(BASELINE).rstrip()
+        text = text_of(BASELINE).rstrip()
         for length in range(0, len(text), 10):
             refused(text[:length])
 
     @given(st.data())
     def test_a_truncated_file_is_always_noticed(self, data: st.DataObject) -> None:
-        text = baseline_file.text_of(BASELINE).rstrip()
+        text = text_of(BASELINE).rstrip()
         refused(text[: data.draw(st.integers(0, len(text) - 1))])
 
 
@@ -437,7 +427,7 @@ def drift() -> tuple[float, ...]:
 def refused(text: str) -> str:
     """The one line that says so."""
     with pytest.raises(BaselineError, match=r"^some/file\.json: ") as caught:
-        baseline_file.read(Baseline, text, "some/file.json")
+        parse(Baseline, text, "some/file.json")
     message = str(caught.value)
     assert "\n" not in message
     assert "delete it and record anew" in message or "upgrade" in message

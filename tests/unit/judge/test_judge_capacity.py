@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.judge.baseline import CapacityBaseline, accept_capacity, judge_capacity
-from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.acceptance import accept_capacity, judge_capacity
+from pytest_llmperf.judge.baseline import BaselineStore, CapacityBaseline
+from pytest_llmperf.judge.store import Accepted, BaselineError, parse, text_of
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.golden import Golden
 
@@ -86,16 +85,16 @@ def test_its_file_comes_back_and_is_no_baseline_of_launches(tmp_path: Path) -> N
     ],
 )
 def test_what_is_wrong_is_said_in_words(change: dict[str, Any], said: str) -> None:
-    text = json.dumps({**json.loads(baseline_file.text_of(baseline(37))), **change})
+    text = json.dumps({**json.loads(text_of(baseline(37))), **change})
     with pytest.raises(BaselineError, match=re.escape(said)):
-        baseline_file.read(CapacityBaseline, text, "some/file.json")
+        parse(CapacityBaseline, text, "some/file.json")
 
 
 def test_an_anchor_that_was_edited_is_noticed(golden: Golden) -> None:
-    document = json.loads(baseline_file.text_of(baseline(37)))
+    document = json.loads(text_of(baseline(37)))
     document["anchor"]["metrics"]["max_micro_batch_size"] = 30
     with pytest.raises(BaselineError) as raised:
-        baseline_file.read(CapacityBaseline, json.dumps(document), "some/file.json")
+        parse(CapacityBaseline, json.dumps(document), "some/file.json")
     golden(raised)
 
 
@@ -107,8 +106,8 @@ def test_an_anchor_that_was_edited_is_noticed(golden: Golden) -> None:
         "[]",
         '{"schema": 1}',
         '{"schema": 2}',
-        baseline_file.text_of(baseline(0)),
-        baseline_file.text_of(baseline(37))[:-40],
+        text_of(baseline(0)),
+        text_of(baseline(37))[:-40],
     ],
 )
 def test_a_file_that_cannot_serve_is_one_line(tmp_path: Path, text: str) -> None:
@@ -130,7 +129,7 @@ def test_one_of_another_machine_or_spec_is_refused(tmp_path: Path, golden: Golde
     path = store.capacities.path("machine", SPEC)
     path.parent.mkdir(parents=True)
     for wrong in (replace(baseline(37), machine="other"), replace(baseline(37), digest="0" * 16)):
-        path.write_text(baseline_file.text_of(wrong), encoding="utf-8")
+        path.write_text(text_of(wrong), encoding="utf-8")
         with pytest.raises(BaselineError) as raised:
             store.capacities.load("machine", SPEC)
         golden(raised)

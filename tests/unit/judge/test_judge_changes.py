@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changed_evidence, changes
-from pytest_llmperf.judge.learning_checks import changed_losses, first_loss_checks
+from pytest_llmperf.judge.repeats import changed_losses, first_loss_checks
+from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.attention import lost_kernel
 from pytest_llmperf.settings.registry import lost
@@ -338,7 +338,7 @@ class TestStoredLaunches:
 
     @pytest.mark.parametrize("path", sorted(BASELINES.glob("*/*/*.json")), ids=lambda path: path.stem)
     def test_no_launch_differs_from_those_before_it(self, path: Path) -> None:
-        baseline = baseline_file.read(Baseline, path.read_text(), path.name)
+        baseline = parse(Baseline, path.read_text(), path.name)
         for number in range(1, len(baseline.launches)):
             assert changes(baseline.launches[number : number + 1], baseline.launches[:number]) == ()
 
@@ -349,10 +349,10 @@ def test_a_baseline_keeps_the_setup_once_and_the_losses_to_the_digit() -> None:
         None, judged=None, spec=SPEC, machine="m", launches=[one, one], verdict="new", checks=[], reason="r",
         recorded_at="2026-01-01T00:00:00Z", recorded_by="t",
     )  # fmt: skip
-    text = baseline_file.text_of(baseline)
+    text = text_of(baseline)
     assert text.count('"hidden_act"') == 1
-    read = baseline_file.read(Baseline, text, "file")
+    read = parse(Baseline, text, "file")
     assert read.launches[0].evidence["setup"] == one.evidence["setup"]
     assert read.launches[0].losses[0] == 12.1785898
-    assert baseline_file.text_of(read) == text
+    assert text_of(read) == text
     assert changes([one], read.launches) == ()

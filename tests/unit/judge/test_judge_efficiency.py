@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge.acceptance import creep
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.gain import Narrow, Terms, judge_efficiency, less, milder
 from pytest_llmperf.judge.policy import Policy, Rule
+from pytest_llmperf.judge.run_effects import Narrow, Terms, judge_efficiency, less, milder
 from pytest_llmperf.judge.stats import Difference
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.judge.verdict import Decided, Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict

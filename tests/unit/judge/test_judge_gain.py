@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.pairs import Bounds, judge_gain
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import host_shift
 from pytest_llmperf.judge.verdict import judge_pairs

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.judge import baseline_file
-from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.loss_curves import (
     FEWEST_STEPS,
     LOSS_CURVES,
@@ -29,7 +28,8 @@ from pytest_llmperf.judge.loss_curves import (
     spans,
     spreads,
 )
-from pytest_llmperf.judge.store import BaselineStore, Store, entries_of_run
+from pytest_llmperf.judge.static_steps import entries_of_run
+from pytest_llmperf.judge.store import BaselineError, Store, parse, text_of
 from pytest_llmperf.records.result import OTHER_LEARNING, CurveWord, JudgedCurve
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -182,7 +182,7 @@ def test_a_file_keeps_losses_to_the_last_digit_of_float32(tmp_path: Path, golden
     assert found is not None
     assert (found.seeds, found.steps) == ((42, 43, 44, 45, 46), STEPS)
     golden(judge_curve(STORED, found.losses).reason)
-    assert baseline_file.read(CurveBaseline, baseline_file.text_of(found), "it") == found
+    assert parse(CurveBaseline, text_of(found), "it") == found
     with pytest.raises(BaselineError) as raised:
         store.replace(SPEC, None, baseline())
     golden(raised)
@@ -213,9 +213,9 @@ def test_other_searches_of_the_folder_do_not_see_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_file_is_refused_in_one_line(change: Mapping[str, object], said: str) -> None:
-    document = {**json.loads(baseline_file.text_of(baseline())), **change}
+    document = {**json.loads(text_of(baseline())), **change}
     with pytest.raises(BaselineError, match=r"^it: ") as caught:
-        baseline_file.read(CurveBaseline, json.dumps(document), "it")
+        parse(CurveBaseline, json.dumps(document), "it")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -238,7 +238,7 @@ def test_a_file_of_other_settings_is_not_used(tmp_path: Path, golden: Golden) ->
     other = replace(SPEC, micro_batch_size=2)
     path = store.path(LOSS_CURVES, other)
     path.parent.mkdir()
-    path.write_text(baseline_file.text_of(baseline()))
+    path.write_text(text_of(baseline()))
     with pytest.raises(BaselineError) as raised:
         store.load(LOSS_CURVES, other)
     golden(raised)

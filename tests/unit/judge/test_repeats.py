@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.baseline import Baseline, describe
-from pytest_llmperf.judge.baseline_file import read, text_of
+from pytest_llmperf.judge.acceptance import describe
+from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changes, count_checks
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import log_of
+from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.judge.verdict import judge, judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
@@ -47,7 +48,7 @@ def recorded(*launches: Launch, old: Baseline | None = None, reason: str = "") -
     known: dict[str, Any] = {"spec": SPEC, "machine": "m", "verdict": "pass" if old else "new", "checks": [judged]}
     when: dict[str, Any] = {"recorded_at": "2026-01-01T00:00:00Z", "recorded_by": "t.py::t", "reason": reason}
     new = accept(old, judged=old, launches=launches, **known, **when)
-    return read(Baseline, text_of(new), "it")
+    return parse(Baseline, text_of(new), "it")
 
 
 def told(baseline: Baseline, *launches: Launch) -> list[str]:

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline, StepBaseline, StoredStep
-from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.static_steps import PEAK, judge_step, news, upgrade_lines
+from pytest_llmperf.judge.store import BaselineError, parse, text_of
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -180,19 +179,19 @@ def stored_files() -> list[Path]:
 def test_every_stored_baseline_is_written_as_it_was_read() -> None:
     for path in stored_files():
         text = path.read_text(encoding="utf-8")
-        assert baseline_file.text_of(baseline_file.read(Baseline, text, str(path))) == text
+        assert text_of(parse(Baseline, text, str(path))) == text
 
 
 def test_a_section_is_all_that_recording_adds_to_a_baseline() -> None:
     path = stored_files()[0]
     text = path.read_text(encoding="utf-8")
-    old = replace(baseline_file.read(Baseline, text, str(path)), static=None)
+    old = replace(parse(Baseline, text, str(path)), static=None)
     kept = replace(old, static=StoredStep(step=STORED, recorded_at="2026-01-01T00:00:00Z", reason="why"))
-    written = baseline_file.text_of(kept)
-    assert baseline_file.read(Baseline, written, "it") == kept
+    written = text_of(kept)
+    assert parse(Baseline, written, "it") == kept
     document = json.loads(written)
     section = document.pop("static")
-    assert document == json.loads(baseline_file.text_of(old))
+    assert document == json.loads(text_of(old))
     assert section["reason"] == "why"
     assert '   "aten::_to_copy": 26,\n' in written  # one line an operator
 
@@ -205,13 +204,13 @@ def alone() -> StepBaseline:
 
 
 def test_the_file_of_a_case_that_nobody_launched_is_read_as_it_was_written() -> None:
-    assert baseline_file.read(StepBaseline, baseline_file.text_of(alone()), "it") == alone()
+    assert parse(StepBaseline, text_of(alone()), "it") == alone()
 
 
 def test_an_edited_section_is_refused_in_one_line_by_its_file(golden: Golden) -> None:
-    document = json.loads(baseline_file.text_of(alone()))
+    document = json.loads(text_of(alone()))
     document["static"]["operators"]["aten::mm"] = 44
     with pytest.raises(BaselineError) as error:
-        baseline_file.read(StepBaseline, json.dumps(document), "it")
+        parse(StepBaseline, json.dumps(document), "it")
     golden(error)
     assert "\n" not in str(error.value)

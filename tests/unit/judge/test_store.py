@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge import store as store_module
-from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline
-from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
+from pytest_llmperf.judge.baseline import Baseline, BaselineStore, CapacityBaseline, Entry
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.store import BaselineStore, Entry
+from pytest_llmperf.judge.store import Accepted, BaselineError, text_of
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from tests.fakes import Fake, launch_of
@@ -88,7 +86,7 @@ def test_what_was_recorded_is_loaded_and_nothing_else_is_left(store: BaselineSto
     assert old is not None
     assert loaded is not None
     assert [len(old.launches), len(new.launches)] == [1, 2]
-    assert baseline_file.text_of(loaded) == baseline_file.text_of(new)
+    assert text_of(loaded) == text_of(new)
     assert files(store) == ["m/llama-tiny/llama-tiny-bf16-sdpa-seq64-mbs1-gpus1.json"]
 
 
@@ -363,7 +361,7 @@ def test_a_largest_micro_batch_is_no_copy_of_its_launches_and_may_have_one(store
     path.parent.mkdir()
     entry = Accepted(recorded_at="2026-01-01", reason="", launches=1, metrics={"max_micro_batch_size": 8})
     names = {"id": SPEC.capacity_id, "digest": SPEC.capacity_digest, "machine": "m", "recorded_by": "t.py::t"}
-    text = baseline_file.text_of(CapacityBaseline(**names, spec=SPEC.to_dict(), anchor=entry, history=(entry,)))
+    text = text_of(CapacityBaseline(**names, spec=SPEC.to_dict(), anchor=entry, history=(entry,)))
     for name in (path.name, "a copy.json"):
         path.with_name(name).write_text(text)
     assert [one.copy_of for one in store.entries("m")] == [path, None, None]

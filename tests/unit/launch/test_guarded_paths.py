@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.judge import store as store_module
-from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.launch import candidates, machine
 from pytest_llmperf.launch.candidates import NotMadeError
 from pytest_llmperf.launch.scratch import remove_of_job, scratch

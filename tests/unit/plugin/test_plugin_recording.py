@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge import store as store_module
-from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.case import Caller, CaseTerms

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.learning_checks import changed_gradients, notes, unlearnt
-from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.judge.repeats import changed_gradients
+from pytest_llmperf.judge.validity import notes, troubles, unlearnt
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import (
     OLDER,

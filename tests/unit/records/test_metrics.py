@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import pytest_llmperf
-from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy, passing_ranges
+from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Column, Metric, formatted, label
@@ -99,7 +99,7 @@ class TestOneRowMore:
 
     def test_it_is_recorded_and_read_again(self) -> None:
         baseline = accepted(judge([launch(4.0)], None, Policy.for_gpu()), launch(4.0))
-        again = baseline_file.read(Baseline, baseline_file.text_of(baseline), "a file")
+        again = parse(Baseline, text_of(baseline), "a file")
         assert again.anchor.metrics[SPIKES.name] == 4.0
         assert judge([launch(4.0)], again, Policy.for_gpu()).verdict == "pass"
 
@@ -134,7 +134,7 @@ EXCEPTIONS = {
     "cli/tune_pages.py": "fields of its own document, of trials and not of cases",
     "run/run_page/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
     "judge/exact.py": "facts of the evidence that are no changes, and whose work a traced step is",
-    "judge/baseline_file.py": "figures of a file that follow from one another",
+    "judge/store.py": "figures of a file that follow from one another",
     "judge/static_steps.py": "how each is counted of a step without a launch",
     "records/result.py": "what stands in the place of a rate: a result is asked for either",
     "records/trained.py": "which rank's evidence counts, of what is counted",

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.analysis.step_difference import step_difference
 from pytest_llmperf.analysis.step_words import points_to
-from pytest_llmperf.judge.baseline import StoredTrace
-from pytest_llmperf.judge.exact import count_checks
+from pytest_llmperf.judge.exact import StoredTrace, count_checks
 from pytest_llmperf.records.trace import Trace, merged, new_places
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of

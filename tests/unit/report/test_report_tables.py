@@ -18,7 +18,7 @@ from pytest_llmperf.cli import entry_point
 from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.commands import report as command
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.baseline_file import same_settings
+from pytest_llmperf.judge.store import same_settings
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.settings import registry, text_files
 from pytest_llmperf.settings.text_files import Split

@@ -1,24 +1,164 @@
-"""Yardstick: in what the two ends of a history differ, and on which side of its middle other launches are. Pure.
+"""Pairs: launches of two sides that took turns on the same hardware: what one spec brings over another, and bounds on
+that; and on which side of the middle between a good and a bad end of a history others are. Pure.
 
-What is counted is decided by one pair. Speed is decided in turns, by a sequential test: a candidate is on the side of
-the middle that it is shown to be, with a given probability of error over all looks (Bonferroni).
+What is counted is decided by one pair. Speed is decided by a sequential test: a candidate is on the side of the middle
+that it is shown to be, with a given probability of error over all looks (Bonferroni).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
 
 from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.policy import CONFIRMED_BY, Outlook, Policy, Rule
-from pytest_llmperf.judge.stats import Difference, paired_difference, quantile
+from pytest_llmperf.judge.stats import Difference, paired_difference, quantile, work_of
+from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, RATE, counts
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measured
 from pytest_llmperf.records.past_result import Candidate
+from pytest_llmperf.records.result import Check, Verdict, worst_of
+from pytest_llmperf.support.user_input import is_positive
+
+# One-sided confidence in "the bound holds", and two-sided in the interval that is shown.
+_HOLDS, _INTERVAL = 0.95, 0.975
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a ratio must keep; ``None`` bounds nothing; ValueError: a bound that is no positive number, or a lower one
+    above its upper one."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    of: str = ""
+    """What is bounded, for whoever reads that it cannot be."""
+
+    def __post_init__(self) -> None:
+        what = f"{self.of}_" if self.of else ""
+        for name, bound in self._both():
+            if bound is not None and not is_positive(bound):
+                raise ValueError(f"{what}{name}={bound!r} must be a positive ratio, e.g. 1.2")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least={self.at_least} is above at_most={self.at_most}: no ratio can keep both")
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return ((name, bound) for name, bound in self._both() if bound is not None)
+
+    def _both(self) -> tuple[tuple[str, Any], ...]:
+        return ("at_least", self.at_least), ("at_most", self.at_most)
+
+    def check(self, what: str, ratio: float, verdict: Verdict | None, interval: str = "") -> Check:
+        """The check of the ``ratio`` of throughputs, or memories, that they bound."""
+        told = " and ".join(f"{name.replace('_', ' ')} {bound:g}x" for name, bound in self)
+        detail = f"{what} {ratio:.3g}x{interval}"
+        return METRICS[f"{what}_ratio"].check(
+            ratio,
+            limit=next((bound for _, bound in self), None),
+            verdict=verdict if told else None,
+            detail=f"{detail}, to be {told}" if told else detail,
+        )
+
+
+def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds], policy: Policy) -> Judgement:
+    """Whether the second spec of each pair keeps ``bounds`` over the first.
+
+    ``bounds`` by ``throughput`` (tokens/s per GPU), ``memory`` (peak reserved of the worst rank) and ``loss`` (nats).
+    Losses are exact and decided as measured; memory nearly so, by the leanest launch of each side: they may be of
+    different pairs, and two pairs have to break its bound by themselves too; throughput by paired statistics. Without
+    bounds the ratios are only told.
+    """
+    units = {measured([launch])[RATE].unit for pair in pairs for launch in pair}
+    if len(units) > 1:
+        how = "say tokens= of the script whose tokens nobody knows"
+        return Judgement("invalid", f"a ratio of {' and '.join(sorted(units))} says nothing: {how}", ())
+    throughput, undecided = _throughput(pairs, bounds.get("throughput", Bounds()), policy)
+    memory = _memory(pairs, bounds.get("memory", Bounds()), policy.rule)
+    checks = [throughput, memory, *_loss(pairs, bounds.get("loss", Bounds()).at_most)]
+    verdict = worst_of(check.verdict for check in checks)
+    # Losses are what they are: more launches show the same.
+    undecided = (undecided or memory.verdict == "inconclusive") and verdict != "regressed"
+    said = ", ".join(check.detail for check in checks)
+    after = [launch for _, launch in pairs]
+    # Their direction is the ratios'.
+    rows = (measured(after)[name] for name in (RATE, MEMORY))
+    shown = (replace(row.check(row.read(after)), higher_is_better=False) for row in rows)
+    return Judgement(verdict, f"{said} ({len(pairs)} pair{'s' * (len(pairs) > 1)})", (*checks, *shown), undecided)
+
+
+def keeps(beyond: float, each: Sequence[float], difference: Difference, rule: Rule) -> Verdict | None:
+    """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there.
+
+    ``None``: not decided, and another launch, or pair, is worth its cost. ``each`` is the same of every one, and
+    ``difference`` tells the noise.
+    """
+    held = quantile(_HOLDS, difference.df)
+    broken = quantile(1 - rule.alpha / rule.budget, difference.df)
+    if beyond > held * difference.error:
+        return "pass"
+    if beyond < -broken * difference.error and sum(one < 0 for one in each) >= min(CONFIRMED_BY, rule.budget):
+        return "regressed"
+    ahead = Outlook.of(difference, rule)
+    may_hold = beyond + ahead.moves > held * ahead.error
+    may_break = beyond - ahead.moves < -broken * ahead.error
+    return None if ahead.left and (may_hold or may_break) else "inconclusive"
+
+
+def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: Policy) -> tuple[Check, bool]:
+    """The check, and whether another pair is worth its cost."""
+    difference = paired_difference(pairs, policy.noise)
+    (before, after), error = pairs[0], difference.error
+    # Step times compare work of one size; a ratio of rates also has to take other batches and other world sizes.
+    tokens = work_of(after) / work_of(before)
+    log = math.log(tokens) - difference.log
+    wide = quantile(_INTERVAL, difference.df) * error
+    ratio, low, high = (math.exp(value) for value in (log, log - wide, log + wide))
+    logs = [math.log(tokens) - each for each in difference.each]
+    verdicts = []
+    for name, bound in bounds:
+        sign = 1 if name == "at_least" else -1
+        beyond = [sign * (each - math.log(bound)) for each in (log, *logs)]
+        verdicts.append(keeps(beyond[0], beyond[1:], difference, policy.rule))
+    verdict = worst_of(verdict or "inconclusive" for verdict in verdicts)
+    return bounds.check("throughput", ratio, verdict, f" ({low:.3g} to {high:.3g})"), None in verdicts
+
+
+def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) -> Check:
+    leanest = tuple(min(launch.peak_reserved_bytes for launch in side) for side in zip(*pairs, strict=True))
+    sides = [leanest, *((a.peak_reserved_bytes, b.peak_reserved_bytes) for a, b in pairs)]
+    ratio, *each = (after / before if before else math.inf for before, after in sides)
+    verdict: Verdict = "pass"
+    for name, bound in bounds:
+        broken = [one < bound if name == "at_least" else one > bound for one in (ratio, *each)]
+        if broken[0]:
+            is_confirmed = sum(broken[1:]) >= min(CONFIRMED_BY, rule.budget)
+            verdict = worst_of([verdict, "regressed" if is_confirmed else "inconclusive"])
+    return bounds.check("memory", ratio, verdict)
+
+
+def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterator[Check]:
+    """How far apart the losses of one step are at most: whether two specs that see the same tokens learn alike.
+
+    A kernel that computes wrong gradients is fast, fits, and shows here alone.
+    """
+    if bound is None:
+        return
+    apart = max(abs(a - b) for before, after in pairs for a, b in zip(before.losses, after.losses, strict=False))
+    # How far training moved the loss: the first steps' mean over the last ones', nats.
+    few = [(before.losses, max(1, len(before.losses) // 4)) for before, _ in pairs]
+    moved = min(abs(fmean(losses[:num]) - fmean(losses[-num:])) for losses, num in few)
+    detail = f"losses of one step {apart:.2g} apart at most, to be within {bound:g}"
+    verdict: Verdict = "regressed" if apart > bound else "pass"
+    if verdict == "pass" and bound > moved / 2:
+        verdict = "inconclusive"
+        detail += f"; but training moved them by {moved:.2g} alone, so that this shows nothing: more steps would"
+    yield METRICS["loss_difference"].check(apart, limit=bound, verdict=verdict, detail=detail)
+
 
 # Lineage: which candidates may still be the first bad one, and which of them tells most of the others.
 
