@@ -19,7 +19,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, set_seed
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.asked_run import named
 from pytest_llmperf.observe.device import own_device
 from pytest_llmperf.worker.build import build_model, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, training_data

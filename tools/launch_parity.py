@@ -21,8 +21,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from pytest_llmperf.cli.asked_run import Terminal
-from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.asked_run import Terminal, named
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch

@@ -1,18 +1,28 @@
-"""The run that a command makes of its arguments, and what is seen of its launches."""
+"""What a command is asked to launch: specs in words, the run that it makes of them, and what is seen of launches."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+from pytest_llmperf.cli.answer import CaseError, NotStoredError
+from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.static_steps import StepStore
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.run.findings import UsageError
 from pytest_llmperf.run.reading import read_settings
 from pytest_llmperf.run.run import Run
+from pytest_llmperf.settings.spec import ScriptSpec, Spec, read_spec
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.user_input import hint
 
 
 def asked_run(arguments: argparse.Namespace, front: str, **fixed: Any) -> Run:
@@ -57,3 +67,117 @@ class Terminal:
     def ended_from_outside(self, _error: BaseException) -> str:
         """Nobody but Ctrl-C ends a command."""
         return ""
+
+
+_PAIRS = "model=llama-3.2-1b micro_batch_size=8"
+
+SCRIPT = "a training command of your own, as one spec: 'torchrun --nproc-per-node 2 train.py'; pairs are a ScriptSpec's"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A spec that somebody named, and what is stored of it where it was named by that."""
+
+    spec: Spec
+    stored: Stored[Baseline] | None = None
+
+
+def named(words: Sequence[str], baselines: Path, machine: str | None, script: str | None = None) -> list[Named]:
+    """What ``words`` name, in their order; the pairs are one spec, with the command ``script`` if any, and the last.
+
+    BaselineError: the file of a case cannot serve; CaseError: no such case, or a spec that cannot be.
+    """
+    cases = [_found(word, baselines, machine) for word in words if "=" not in word]
+    pairs = settings([*([] if script is None else [f"command={script}"]), *(word for word in words if "=" in word)])
+    if not cases and not pairs:
+        raise CaseError(f"no case is named; expected an id, pairs, e.g. {_PAIRS}, or --script 'python train.py'")
+    if not pairs:
+        return cases
+    try:
+        return [*cases, Named(read_spec(pairs))]
+    except ValueError as error:
+        raise CaseError(str(error)) from error
+
+
+def settings(words: Sequence[str]) -> dict[str, Any]:
+    """What ``key=value`` pairs set of one spec; CaseError: no pair, one given twice, or a value of another type."""
+    for word in words:
+        if "=" not in word:
+            raise CaseError(f"{word}: expected settings in pairs, e.g. {_PAIRS}")
+    kind = ScriptSpec if any(word.startswith("command=") for word in words) else TrainSpec
+    pairs = [_pair(word, {f.name: str(f.type) for f in fields(kind)}) for word in words]
+    twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
+    if twice:
+        raise CaseError(f"{twice[0]}= is given twice, expected once: pairs name one spec")
+    return dict(pairs)
+
+
+def unusual_settings(spec: Spec) -> dict[str, Any]:
+    """What names ``spec``: its model or command, and what is not as it is anyway."""
+    usual = {one.name: one.default for one in fields(cast("Any", spec)) if one.name not in ("command", "model")}
+    values = spec.to_dict().items()
+    return {name: value for name, value in values if value != usual.get(name, MISSING) and value not in ([], {})}
+
+
+def as_pairs(spec: Spec) -> list[str]:
+    """The same as they are written on a command line."""
+    return [f"{name}={_written(value)}" for name, value in unusual_settings(spec).items()]
+
+
+def _written(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={each}" for name, each in value.items())
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _found(word: str, baselines: Path, machine: str | None) -> Named:
+    try:
+        return _of(find(word, baselines, machine))
+    except NotStoredError as error:
+        # Of a case that nobody has launched the figures without a launch name its settings as well.
+        unlaunched = None if machine else StepStore(baselines).settings(word)
+        if unlaunched is not None:
+            return Named(read_spec(unlaunched))
+        raise CaseError(f"{error}; what is not stored is named by its settings, e.g. {_PAIRS}") from None
+
+
+def all_stored(shelf: Shelf) -> tuple[list[Named], list[str]]:
+    """Every case of ``shelf``, and a line for each file that cannot serve."""
+    cases, troubles = [], shelf.troubles
+    for stored in shelf.stored:
+        try:
+            cases.append(_of(stored))
+        except CaseError as error:
+            troubles.append(str(error))
+    return cases, troubles
+
+
+def _of(stored: Stored[Baseline]) -> Named:
+    try:
+        return Named(read_spec(stored.baseline.spec), stored)
+    except (TypeError, ValueError) as error:
+        raise CaseError(f"{stored.path}: its stored settings are none of today's ({error})") from error
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "bool": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()],
+    "int": int,
+    "float": float,
+    "str | int": lambda text: int(text) if text.isdecimal() else text,
+    "Sequence": lambda text: text.split(","),
+    "Mapping": lambda text: dict(part.split("=", 1) for part in text.split(",")),
+}
+_EXPECTED = {"bool": "true or false", "int": "a whole number", "Mapping": "NAME=VALUE, several with commas"}
+
+
+def _pair(word: str, kinds: Mapping[str, str]) -> tuple[str, Any]:
+    name, _, text = word.partition("=")
+    kind = kinds.get(name, "str")  # an unknown name is the spec's to refuse
+    first = re.split(r"\W", kind, maxsplit=1)[0]
+    try:
+        return name, _READ.get(kind, _READ.get(first, str))(text)
+    except (KeyError, ValueError):
+        near = hint(text, ["true", "false"]) if kind == "bool" else ""
+        raise CaseError(f"{word}: expected {_EXPECTED.get(first, 'a number')}{near}") from None

@@ -8,8 +8,7 @@ import shutil
 import sys
 from collections.abc import Generator, Sequence
 
-from pytest_llmperf.cli.answer import Answer, CommandError, Screen
-from pytest_llmperf.cli.arguments import arguments_parser
+from pytest_llmperf.cli.answer import Answer, CommandError, Screen, arguments_parser
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
 from pytest_llmperf.support import interpreter
@@ -104,6 +103,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments_parser()
     if gone := _refusal(sys.argv[1:] if argv is None else argv):
         parser.error(gone)
+    arguments: argparse.Namespace
     arguments, rest = parser.parse_known_args(argv)
     name = getattr(arguments, "later_words", "specs")
     if rest and hasattr(arguments, name) and not any(word.startswith("-") for word in rest):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.answer import CaseError
+from pytest_llmperf.cli.asked_run import unusual_settings
 from pytest_llmperf.cli.baseline_folder import spec_defaults
-from pytest_llmperf.cli.spec_arguments import unusual_settings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import refused_at, write_text
 

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import entry_point, main
-from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.answer import add_shared
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.run.findings import UsageError
 from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, STORED, TUNE, Option, table

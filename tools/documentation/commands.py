@@ -11,7 +11,7 @@ from dataclasses import fields
 
 import pytest
 
-from pytest_llmperf.cli.arguments import arguments_parser
+from pytest_llmperf.cli.answer import arguments_parser
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.documentation.blocks import REPOSITORY
 

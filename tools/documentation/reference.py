@@ -6,7 +6,6 @@ import argparse
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from _pytest.config.argparsing import (
 )  # pytest makes them itself, and has no public way to ask one of its plugins
 
 import pytest_llmperf
-from pytest_llmperf.cli.arguments import arguments_parser
+from pytest_llmperf.cli.answer import CommandParser, arguments_parser
 from pytest_llmperf.plugin import hooks
 from pytest_llmperf.plugin.hooks import add_options
 
@@ -68,14 +67,14 @@ def commands() -> Iterator[str]:
     yield from _command(arguments_parser(), depth=2)
 
 
-def _command(parser: argparse.ArgumentParser, depth: int) -> Iterator[str]:
-    _read_options(parser)
+def _command(parser: CommandParser, depth: int) -> Iterator[str]:
+    parser.read_options()
     below = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
     for choice in below:
         help_of = {each.dest: each.help for each in choice._choices_actions}
         for name, command in choice.choices.items():
             yield from (f"{'#' * depth} `{command.prog}`", "")
-            _read_options(command)
+            command.read_options()
             yield from (f"{_sentence(help_of.get(name) or '')}", "")
             if not any(isinstance(each, argparse._SubParsersAction) for each in command._actions):
                 yield from (f"`{_usage(command)}`", "")
@@ -84,13 +83,6 @@ def _command(parser: argparse.ArgumentParser, depth: int) -> Iterator[str]:
         for action in parser._actions:
             if action.help != _HIDDEN and not isinstance(action, argparse._HelpAction):
                 yield from _entry([_argument(action)], _expanded(action, parser), {})
-
-
-def _read_options(parser: argparse.ArgumentParser) -> None:
-    module = getattr(parser, "_module", "")
-    if module:
-        parser._module = ""  # type: ignore[attr-defined]
-        import_module(module).add_options(parser)
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NoReturn
 
-from pytest_llmperf.cli.answer import Answer, CaseError, NotStoredError, Screen, facts, plain, table
-from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.answer import Answer, CaseError, NotStoredError, Screen, add_place, facts, plain, table
 from pytest_llmperf.cli.baseline_folder import (
     AnyStored,
     Shelf,

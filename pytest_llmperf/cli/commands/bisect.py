@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, facts, plain, table
-from pytest_llmperf.cli.arguments import add_shared
-from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
-from pytest_llmperf.cli.spec_arguments import SCRIPT, named
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, facts, plain, table
+from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, usage_errors
 from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
 from pytest_llmperf.launch.candidates import History, HistoryError, Span
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory

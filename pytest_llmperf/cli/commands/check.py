@@ -7,10 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_llmperf.cli.answer import Answer, Screen
-from pytest_llmperf.cli.arguments import add_shared
-from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
-from pytest_llmperf.cli.spec_arguments import SCRIPT, as_pairs, named
+from pytest_llmperf.cli.answer import Answer, Screen, add_shared
+from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, as_pairs, asked_run, named, usage_errors
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.case import CaseTerms

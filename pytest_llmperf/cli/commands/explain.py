@@ -11,8 +11,7 @@ from pathlib import Path
 from pytest_llmperf.analysis.likely_causes import CATEGORIES, COMMUNICATION, category
 from pytest_llmperf.analysis.step_difference import DATA, HOST, hidden_seconds, parts_of, step_difference
 from pytest_llmperf.analysis.step_words import count_moved, milliseconds, points_to, short_kernel
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, table
-from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, table
 from pytest_llmperf.cli.baseline_folder import find
 from pytest_llmperf.records.results_document import ResultsError, document_of, launch_of, read_values
 from pytest_llmperf.records.trace import COUNTED, WORK, Trace, TraceRow

@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, plain, table
-from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, plain, table
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.report.table import Column

@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 
 from pytest_llmperf.analysis import formulas
 from pytest_llmperf.analysis.formulas import MemoryPlan
-from pytest_llmperf.cli.answer import Answer, Screen, table
-from pytest_llmperf.cli.arguments import add_place, add_shared
+from pytest_llmperf.cli.answer import Answer, Screen, add_place, add_shared, table
+from pytest_llmperf.cli.asked_run import Named, all_stored, named
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.spec_arguments import Named, all_stored, named
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.records.launch import Launch

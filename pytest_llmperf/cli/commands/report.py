@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains, largest_jump, step_before
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, plain, table
-from pytest_llmperf.cli.arguments import add_place, add_shared
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, add_shared, plain, table
 from pytest_llmperf.cli.baseline_folder import Shelf, figure, settings_differences
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, RATE

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli import hook
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, plain, table
-from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, plain, table
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.records.launch import Launch

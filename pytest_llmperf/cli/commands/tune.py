@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen
-from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
-from pytest_llmperf.cli.spec_arguments import settings as named_settings
+from pytest_llmperf.cli.asked_run import settings as named_settings
 from pytest_llmperf.cli.test_file import TestFile
 from pytest_llmperf.cli.tune_pages import Watcher, document, page
 from pytest_llmperf.judge.baseline import BaselineStore

@@ -1,20 +1,30 @@
-"""The file with a line for each event of a night: written, mailed and read, beside what SLURM says of the jobs."""
+"""The file with a line for each event of a night: written, mailed and read, beside what SLURM says of the jobs.
+
+``llmperf nights`` shows it, ``llmperf merge`` adds how a night went.
+"""
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from pytest_llmperf.cli.answer import ClusterError
+from pytest_llmperf.cli.answer import Answer, ClusterError, CommandError, Screen, add_shared
+from pytest_llmperf.cli.night.night_results import gather
+from pytest_llmperf.cli.night.night_tests import left_out
+from pytest_llmperf.report.results_json import write_json
 from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support import user_input
+from pytest_llmperf.support.files import write_text
 
 #: Beside the folders of the nights.
 NIGHTS_FILE = "nights.txt"
@@ -304,3 +314,83 @@ def waited(notice: Notice, jobs: Sequence[str], merged_by: str) -> Iterator[str]
 def _merged(notice: Notice) -> str | None:
     nights = read(notice.nights) if notice.nights is not None else []
     return next((night.said for night in nights if night.name == notice.night and night.is_merged), None)
+
+
+_MOST_SHOWN = 20
+
+
+def add_nights_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "of the nights, with nights.txt; default: %(default)s"
+    add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"), help=text)
+    text = "exit code 1 unless a night was merged within this time, green or red; for cron and monitoring, e.g. 26h"
+    time_above_0 = user_input.argument(user_input.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
+    add("--newer-than", metavar="TIME", type=time_above_0, help=text)
+    add_shared(parser, "nights")
+    parser.set_defaults(answer=_nights, usage=parser.error)
+
+
+def _nights(arguments: argparse.Namespace, _screen: Screen) -> Answer:
+    if arguments.mail and arguments.newer_than is None:
+        arguments.usage("--mail tells of a night that is missing; expected --newer-than beside it")
+    folder, hours = arguments.folder, arguments.newer_than
+    file = folder / NIGHTS_FILE
+    lines, troubles = list[str](), list[str]()
+    try:
+        open_nights = {night.name: words for night, words in standings(file)}
+        nights = read(file)
+    except OSError as error:
+        why = f"{file}: not read ({error.strerror or error}); name the folder that [suite] results says"
+        if hours is None:
+            raise CommandError(why) from None
+        troubles.append(why)
+    else:
+        for night in nights[-_MOST_SHOWN:]:
+            began = time.strftime("%Y-%m-%d %H:%M", time.localtime(night.begun))
+            lines.append(f"{began}  {night.name}  {one_line(open_nights.get(night.name, night.said))}")
+        merged = max((night.at for night in nights if night.is_merged), default=None)
+        age = math.inf if merged is None else (time.time() - merged) / 3600
+        if hours is not None and age > hours:
+            last = "none was ever" if merged is None else f"the last was {age:.0f} h ago"
+            troubles.append(f"no night was merged within {hours:g} h; {last}")
+    if troubles and arguments.mail:
+        notice = Notice(folder.name, name="llmperf nights", mail=arguments.mail)
+        troubles += notice.send("RED", [*troubles, "", *lines])
+    return Answer(lines, troubles)
+
+
+def add_merge_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("results", metavar="DIR|FILE", type=Path, nargs="+", help="gpus-*.json of a folder, or files")
+    add("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")
+    text = "tests of so many GPUs are not missed; wider: of more than the night has"
+    add("--without", metavar="N|wider", action="append", default=[], help=text)
+    add("--json", metavar="FILE", type=Path)
+    add("--markdown", metavar="FILE", type=Path)
+    text = "add a line to this file; inside of a SLURM job, make it the job's comment too"
+    add("--nights", metavar="FILE", type=Path, help=text)
+    add_shared(parser, "merge")
+    add("--name", default="llmperf-nightly", help="of the night, for the mail's subject; default: %(default)s")
+    parser.set_defaults(answer=_merge, usage=parser.error)
+
+
+def _merge(arguments: argparse.Namespace, _screen: Screen) -> Answer:
+    without = left_out(arguments.without)
+    if without is None:
+        arguments.usage(f"--without {' '.join(arguments.without)}: expected numbers of GPUs, or the word wider")
+    night = gather(arguments.results, arguments.expect, without)
+    page, unwritten = night.page(), list[str]()
+    writers: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (arguments.json, lambda path: write_json(path, night.document())),
+        (arguments.markdown, lambda path: write_text(path, "\n".join([*page, ""]))),
+    ]
+    for path, write in writers:
+        try:
+            if path is not None:
+                write(path)
+        except OSError as error:
+            unwritten.append(f"{path}: not written ({error.strerror or error})")
+    notice = Notice(arguments.results[0].name, name=arguments.name, mail=arguments.mail, nights=arguments.nights)
+    # A failed report fails the command: somebody waits for word of a green night, too.
+    unreported = notice.tell(night.headline, page, unwritten, night.troubles)
+    return Answer(page, [*night.troubles, *unwritten, *unreported], acts=True)

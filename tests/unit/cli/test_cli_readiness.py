@@ -9,7 +9,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.night import readiness
-from pytest_llmperf.cli.night.pytest_log import last_word
+from pytest_llmperf.cli.night.night_tests import last_word
 from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, planning
 

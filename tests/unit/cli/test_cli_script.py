@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.answer import CaseError
-from pytest_llmperf.cli.spec_arguments import as_pairs, named
+from pytest_llmperf.cli.asked_run import as_pairs, named
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support.redaction import is_secret
 from tests.fakes import install

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli.night import night_results, unjudged
-from pytest_llmperf.cli.night.pytest_log import last_word, pytest_line
-from pytest_llmperf.cli.night.unjudged import LeftOut, left_out
+from pytest_llmperf.cli.night import night_results, night_tests
+from pytest_llmperf.cli.night.night_tests import LeftOut, last_word, left_out, pytest_line
 from pytest_llmperf.records.results_document import document_of
 from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import result, write
@@ -215,4 +214,4 @@ def test_a_test_that_pytest_skipped_is_told_with_its_reason(golden: Golden) -> N
     skip = {"nodeid": "t.py::a", "outcome": "skipped", "phase": "call", "reason": "Skipped: no time"}
     suite = {"rootdir": "", "baselines": "", "digests": [], "strict": False, "coverage": coverage}
     document = {"results": [], "suite": suite, "tests": [skip]}
-    golden(unjudged.silent(unjudged.Tests.of([document_of(document)], [])))
+    golden(night_tests.silent(night_tests.Tests.of([document_of(document)], [])))

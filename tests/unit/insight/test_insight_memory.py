@@ -16,8 +16,8 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.formulas import MemoryPlan, caveats, newest_on_a_gpu
 from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.answer import CaseError, Screen
+from pytest_llmperf.cli.asked_run import Named, named
 from pytest_llmperf.cli.commands.plan import Prediction, document, page, predictions
-from pytest_llmperf.cli.spec_arguments import Named, named
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.launch import prediction as prediction_module
