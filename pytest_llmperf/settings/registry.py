@@ -166,7 +166,7 @@ class RunEvidence:
     found: Mapping[str, Any] = field(default_factory=dict)
     """What the user's environment had set of all that a launch forces."""
     setup: Mapping[str, Any] = field(default_factory=dict)
-    """By topic, the objects that trained (``worker/setup.py``)."""
+    """By topic, the objects that trained (``worker/evidence.py``)."""
     uncollected: Mapping[str, str] = field(default_factory=dict)
     """What of the evidence could not be collected, and why."""
     other_ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, LastWords, lack_of_memory
 from pytest_llmperf.support.interpreter import uncollected
-from pytest_llmperf.worker.folder import Request, write_failure
-from pytest_llmperf.worker.refusal import RefusedError
+from pytest_llmperf.worker.folder import RefusedError, Request, write_failure
 
 
 def main(folder: Path) -> None:

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -28,11 +29,61 @@ from transformers import (
 from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.refusal import RefusedError, transformers_version
-from pytest_llmperf.worker.settings import compilation, data, liger, parallelism, precision, recomputation
-from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings
-from pytest_llmperf.worker.settings.weights import model_with_weights
+from pytest_llmperf.worker.folder import RefusedError
+from pytest_llmperf.worker.settings import compilation, data, liger, parallelism, precision
+from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
+
+# Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
+_SEES_AHEAD: tuple[tuple[str, tuple[object, ...], str], ...] = (
+    ("is_decoder", (False,), "true"),  # bert, roberta, electra, …
+    ("causal", (False,), "true"),  # xlm
+    ("attn_type", ("bi",), '"uni"'),  # xlnet
+    ("use_bidirectional_attention", (True, "all"), "false"),  # gemma's embedding models
+)
+# Their configuration has the field, and their code does not look at it.
+_CAUSAL_ANYWAY = frozenset({"gpt_neox", "gpt_neox_japanese"})
+# A prefix that is seen by all: no setting makes it a plain causal model.
+_NEVER_CAUSAL = frozenset({"cpmant"})
+
+_LONGEST_REASON = 300
+
+
+@contextmanager
+def of_what_cannot_be_built(model_type: str) -> Iterator[None]:
+    """In here transformers builds a configuration or a model of it; what it does not take is the configuration's fault.
+
+    Raises:
+        RefusedError: it does not take it.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError):  # a lack of memory, or of a device
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RefusedError(
+            f"{transformers_version()} cannot build {model_type} from this configuration: {why[:_LONGEST_REASON]}"
+        ) from error
+
+
+def check_direction(hf_config: Any) -> None:
+    """Whether a model of this configuration is causal; of one that was built, since some classes set what makes it so.
+
+    Raises:
+        RefusedError: it is not.
+    """
+    name = hf_config.model_type
+    if name in _NEVER_CAUSAL:
+        raise RefusedError(
+            f"{name} is no causal model, its tokens see those after them; expected a causal language model"
+        )
+    for key, values, instead in _SEES_AHEAD:
+        value = getattr(hf_config, key, None)
+        if value in values and name not in _CAUSAL_ANYWAY:
+            raise RefusedError(
+                f"{name} with {key}={value} is no causal model, its tokens see those after them; expected a causal "
+                f'one: write "{key}": {instead} into its configuration'
+            )
 
 
 def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
@@ -51,14 +102,14 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
         )
     # A fresh configuration each time: a failed attention name stays on the object it was tried on.
     # And a copy: transformers writes into the parts of what it is given.
-    with refusal.of_what_cannot_be_built(config["model_type"]):
+    with of_what_cannot_be_built(config["model_type"]):
         hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
     if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise RefusedError(
             f"{transformers_version()} has no causal language model of type {config['model_type']!r}; expected one, "
             "e.g. a llama"
         )
-    with refusal.of_what_cannot_be_built(config["model_type"]):  # some have two, and cannot say which
+    with of_what_cannot_be_built(config["model_type"]):  # some have two, and cannot say which
         text = hf_config.get_text_config()
     if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and text.model_type != hf_config.model_type:
         hf_config = text
@@ -76,9 +127,28 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
     check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
     model = model_with_weights(spec, hf_config, device, dtype=dtype, attn_implementation=spec.attention)
-    refusal.check_direction(model.config)
+    check_direction(model.config)
     precision.to_fp8(spec, model)
     return model
+
+
+def model_with_weights(
+    spec: TrainSpec, hf_config: PreTrainedConfig, device: torch.device, **arguments: Any
+) -> PreTrainedModel:
+    """The model of ``hf_config`` on ``device``, as transformers makes it with ``arguments``.
+
+    Raises:
+        FileNotFoundError: the spec's folder of weights is not there.
+        RefusedError: transformers does not build it.
+    """
+    if spec.weights is None:
+        # Drawing 1.2e9 weights takes a minute on the host and half a second on the GPU.
+        with device, of_what_cannot_be_built(hf_config.model_type):
+            return AutoModelForCausalLM.from_config(hf_config, **arguments)
+    if not Path(spec.weights).is_dir():
+        raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
+    model = AutoModelForCausalLM.from_pretrained(spec.weights, config=hf_config, local_files_only=True, **arguments)
+    return model.to(device)
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
@@ -108,7 +178,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         **precision.arguments(spec, device),
         **liger.arguments(spec),
         **compilation.arguments(spec),
-        **recomputation.arguments(spec),
+        **compilation.recomputation_arguments(spec),
         **parallelism.arguments(spec, device),
         **data.arguments(spec, device),
     )

@@ -56,6 +56,10 @@ class Request:
         return cls(**values | {"spec": TrainSpec.from_dict(values["spec"]), "folder": folder})
 
 
+class RefusedError(ValueError):
+    """A model that cannot be trained as it was asked for: one line with what to write instead."""
+
+
 _LONGEST_MESSAGE = 300
 
 

@@ -22,7 +22,7 @@ from pytest_llmperf.records.trained import Later, Trained, launch_of, merged
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_failure, write_json
-from pytest_llmperf.worker.installed import loaded
+from pytest_llmperf.worker.imports import loaded
 
 _Own = TypeVar("_Own")
 

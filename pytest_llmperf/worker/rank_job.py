@@ -20,9 +20,9 @@ from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, lack_of_memo
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.trained import Trained
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
-from pytest_llmperf.worker import data_workers
 from pytest_llmperf.worker.folder import Request, write_json
 from pytest_llmperf.worker.launch_record import Recorder
+from pytest_llmperf.worker.settings.data import explained
 
 
 class Recipe(Protocol):
@@ -70,7 +70,7 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
             small.make_small_trainings(to_train, request.parity, request, device, beat)
         else:
             recorder = Recorder(folder, rank, spec, started_at, device)
-            with data_workers.explained():  # of one that died a while ago, too
+            with explained():  # of one that died a while ago, too
                 recorder.finished(train(to_train, measured=recorder.measured))
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -20,7 +20,7 @@ from typing import Any
 
 _SECONDS = 300.0
 # What hooks need, now or for their evidence.
-_SETTINGS = (f"pytest_llmperf.worker.settings.{name}" for name in "compilation liger optimizer parallelism".split())
+_SETTINGS = (f"pytest_llmperf.worker.settings.{name}" for name in "compilation liger parallelism".split())
 _OURS = ("pytest_llmperf.worker.script.torch_hooks", *_SETTINGS)
 
 

@@ -66,6 +66,6 @@ def in_the_rank(folder: Path, module: str, patch: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{_PATCHABLE}:{_PATCHABLE.parents[2]}"}
 
 
-def as_on_gpus(module: str = "pytest_llmperf.worker.recipes.huggingface.rank") -> str:
+def as_on_gpus(module: str = "pytest_llmperf.worker.recipes.huggingface.trainer") -> str:
     """A patch by which what ``module`` trains is sharded on the CPU too."""
     return _AS_ON_GPUS.format(module=module)

@@ -25,7 +25,7 @@ from pytest_llmperf.launch.prediction import FlopCounts
 from pytest_llmperf.settings import models
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, model_flops
-from pytest_llmperf.worker.estimate.gpu_emulation import as_on_gpu
+from pytest_llmperf.worker.estimate.memory_estimator import as_on_gpu
 from tests.worker.ligered import STEPS
 
 pytestmark = pytest.mark.torchrun

@@ -13,8 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.worker.estimate.caching_allocator import Block, CachingAllocator, Change, Recording, parts_at_peak
-from pytest_llmperf.worker.estimate.operator_counter import Counter
+from pytest_llmperf.worker.estimate.storages import (
+    Block,
+    CachingAllocator,
+    Change,
+    Recording,
+    StorageCounter,
+    parts_at_peak,
+)
 from tests.examples import examples
 
 pytestmark = pytest.mark.torchrun
@@ -28,7 +34,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["made", "gone", "resized"]), st.inte
 @given(STEPS)
 @examples(50)
 def test_the_peak_is_the_highest_sum_of_whole_blocks(steps: list[tuple[str, int]]) -> None:
-    counter, living, sizes, peak = Counter(vocabulary_size=0), [], [], 0
+    counter, living, sizes, peak = StorageCounter(vocabulary_size=0), [], [], 0
     with counter, counter.resizing():
         for what, num_bytes in steps:
             if what == "made":
@@ -43,12 +49,12 @@ def test_the_peak_is_the_highest_sum_of_whole_blocks(steps: list[tuple[str, int]
     assert sum(at_peak(counter).values()) == peak
 
 
-def at_peak(counter: Counter) -> dict[str, int]:
+def at_peak(counter: StorageCounter) -> dict[str, int]:
     return parts_at_peak(Recording(counter.take(), (), (), ()))
 
 
 def counted(make: Any) -> dict[str, int]:
-    counter = Counter(vocabulary_size=7)
+    counter = StorageCounter(vocabulary_size=7)
     counter.part = "activations"
     with counter:
         make()
@@ -64,7 +70,7 @@ def test_what_is_as_wide_as_the_vocabulary_is_logits() -> None:
 
 
 def test_sizes_change_unseen_when_it_is_done() -> None:
-    counter, real = Counter(vocabulary_size=0), torch.UntypedStorage.resize_
+    counter, real = StorageCounter(vocabulary_size=0), torch.UntypedStorage.resize_
     with pytest.raises(KeyError), counter.resizing():
         raise KeyError
     assert torch.UntypedStorage.resize_ is real

@@ -21,8 +21,8 @@ torch = pytest.importorskip("torch")
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: E402 - they need torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL  # noqa: E402
 
-from pytest_llmperf.worker import refusal  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
+from pytest_llmperf.worker.folder import RefusedError  # noqa: E402
 from pytest_llmperf.worker.settings.attention import attentions_of  # noqa: E402
 from pytest_llmperf.worker.settings.precision import kept_dtypes, parameter_dtypes  # noqa: E402
 
@@ -107,7 +107,7 @@ def test_of_a_model_that_sees_the_text_part_trains() -> None:
 
 def test_what_transformers_cannot_build_is_one_line() -> None:
     config = {"model_type": "gemma2", **FAMILIES["gemma2"], "num_attention_heads": "four"}
-    with pytest.raises(refusal.RefusedError, match=r"^transformers \S+ cannot build gemma2 from this configuration: "):
+    with pytest.raises(RefusedError, match=r"^transformers \S+ cannot build gemma2 from this configuration: "):
         build_model(TrainSpec(model="llama-tiny", attention="eager"), config, torch.device("meta"))
 
 

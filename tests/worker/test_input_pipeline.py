@@ -33,7 +33,7 @@ from tests.worker.launching import ENDLESS, launch, launched
 torch = pytest.importorskip("torch")
 pytest.importorskip("datasets")
 
-from pytest_llmperf.worker.data_workers import DataWorkerError, explained  # noqa: E402 - it needs torch
+from pytest_llmperf.worker.settings.data import DataWorkerError, explained  # noqa: E402 - it needs torch
 
 pytestmark = pytest.mark.torchrun
 
@@ -114,7 +114,7 @@ def test_workers_that_were_asked_for_and_are_not_there_make_a_launch_invalid(tmp
         "own = module.training_arguments\n    module.training_arguments = lambda spec, *more: own(alone(spec), *more)"
     )
     alone = "from dataclasses import replace\n    alone = lambda spec: replace(spec, data_workers=0)\n    "
-    variables = in_the_rank(tmp_path, "pytest_llmperf.worker.recipes.huggingface.rank", alone + patch)
+    variables = in_the_rank(tmp_path, "pytest_llmperf.worker.recipes.huggingface.trainer", alone + patch)
     spec = replace(SPEC, data_workers=2, tokenise="on_the_fly")
     record = launched(spec, tmp_path / "run", variables=variables)
     assert "asked for data workers 2, the run had 0" in troubles(spec, record)

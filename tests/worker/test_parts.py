@@ -34,14 +34,13 @@ from transformers.training_args import OptimizerNames  # noqa: E402
 from pytest_llmperf.observe import device, environment  # noqa: E402
 from pytest_llmperf.observe.measurement import Clock, Exchange, HostMemory  # noqa: E402
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
-from pytest_llmperf.worker import installed, setup  # noqa: E402
-from pytest_llmperf.worker import setup as callables  # noqa: E402
+from pytest_llmperf.worker import evidence, imports  # noqa: E402
 from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface.data import RandomTokens  # noqa: E402
+from pytest_llmperf.worker.settings import seen_optimizer  # noqa: E402
 from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings  # noqa: E402
 from pytest_llmperf.worker.settings.compilation import seen_compilation  # noqa: E402
 from pytest_llmperf.worker.settings.liger import Witness, liger_forwards  # noqa: E402
-from pytest_llmperf.worker.settings.optimizer import seen_optimizer  # noqa: E402
 from pytest_llmperf.worker.settings.precision import parameter_dtypes  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402
 
@@ -157,7 +156,7 @@ def test_what_a_step_calls_is_told_by_whose_code_it_is() -> None:
     assert list(environment.defining(decorated)) == [__name__, __name__]
     assert list(environment.defining(torch.nn.functional.scaled_dot_product_attention)) == ["built in"]
     model = torch.nn.Linear(2, 2)
-    told = environment.of_a_step(model, torch.optim.AdamW(model.parameters()), callables._CALLABLES)
+    told = environment.of_a_step(model, torch.optim.AdamW(model.parameters()), evidence._CALLABLES)
     assert told["Trainer.training_step"] == "transformers.trainer"
     assert told["functional.scaled_dot_product_attention"] == "built in"
     with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", plain):
@@ -167,8 +166,8 @@ def test_what_a_step_calls_is_told_by_whose_code_it_is() -> None:
 def test_the_interpreters_own_customisation_is_none_of_the_users(tmp_path: Path) -> None:
     own, users = ModuleType("sitecustomize"), ModuleType("sitecustomize")
     own.__file__, users.__file__ = f"{sysconfig.get_path('stdlib')}/sitecustomize.py", f"{tmp_path}/sitecustomize.py"
-    assert setup._is_the_interpreters(own)
-    assert not setup._is_the_interpreters(users)
+    assert evidence._is_the_interpreters(own)
+    assert not evidence._is_the_interpreters(users)
 
 
 def test_the_canary_is_the_slowest_ranks() -> None:
@@ -327,18 +326,18 @@ def on_meta(config: Mapping[str, Any]) -> Any:
 class TestOptionalFunctions:
     def test_each_function_with_a_fall_back_says_whose_code_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = on_meta(HYBRID)
-        assert callables.optional_functions(model)["causal_conv1d_fn"] in ("transformers", "causal_conv1d")
+        assert evidence.optional_functions(model)["causal_conv1d_fn"] in ("transformers", "causal_conv1d")
         owner, package = sys.modules[type(model).__module__], ModuleType("fast_package")
         exec("def fast(x): return x", vars(package))
         for name, value in {"causal_conv1d_fn": package.fast, "lost_fn": None, "is_fast_path_available": False}.items():
             monkeypatch.setattr(owner, name, value, raising=False)
         monkeypatch.setattr(model, "kept_fn", package.fast, raising=False)
-        found = callables.optional_functions(model)
+        found = evidence.optional_functions(model)
         assert found["causal_conv1d_fn"] == found[f"{type(model).__name__}.kept_fn"] == "fast_package"
         assert (found["lost_fn"], found["is_fast_path_available"]) == ("none", "false")
 
     def test_a_family_without_any_has_none(self) -> None:
-        assert callables.optional_functions(on_meta(dict(models.resolve("llama-tiny").config))) == {}
+        assert evidence.optional_functions(on_meta(dict(models.resolve("llama-tiny").config))) == {}
 
 
 class TestUnusedSettings:
@@ -421,17 +420,17 @@ def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypa
     broken.mkdir()
     (broken / "RECORD").write_text("broken_off.py,,\n")
     monkeypatch.setitem(sys.modules, "broken_off", ModuleType("broken_off"))
-    installed.known.cache_clear()
-    installed._imported_distributions.cache_clear()
-    assert installed.loaded()["fast-thing"] == "1.2"
-    assert "start.pth" not in installed.loaded()  # Python reads those of its own folders alone
+    imports.known.cache_clear()
+    imports._imported_distributions.cache_clear()
+    assert imports.loaded()["fast-thing"] == "1.2"
+    assert "start.pth" not in imports.loaded()  # Python reads those of its own folders alone
     monkeypatch.setattr("site.getsitepackages", lambda: [str(packages)])
-    assert "start.pth" in installed.loaded()
-    assert "fast_thing.py" not in installed.patched_files()  # its size and date are RECORD's
+    assert "start.pth" in imports.loaded()
+    assert "fast_thing.py" not in imports.patched_files()  # its size and date are RECORD's
     (packages / "fast_thing.py").write_text("x = 100\n")
-    assert "fast_thing.py" in installed.patched_files()
-    installed.known.cache_clear()
-    installed._imported_distributions.cache_clear()
+    assert "fast_thing.py" in imports.patched_files()
+    imports.known.cache_clear()
+    imports._imported_distributions.cache_clear()
 
 
 def test_a_collector_that_raises_takes_nothing_from_the_others() -> None:

@@ -29,10 +29,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.judge.store import parse
-from pytest_llmperf.worker.estimate import operator_counter, prediction_server
-from pytest_llmperf.worker.estimate.gpu_emulation import IN_FP32, SUMMED_IN_FP32, GpuFunctions
-from pytest_llmperf.worker.estimate.memory_estimator import plan
-from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter, known_output
+from pytest_llmperf.worker.estimate import prediction_server, storages
+from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter
+from pytest_llmperf.worker.estimate.memory_estimator import IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
+from pytest_llmperf.worker.estimate.storages import known_output
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -199,7 +199,7 @@ def test_what_an_operator_gave_before_is_what_it_gives(monkeypatch: pytest.Monke
 
     counted()  # from here on all is known
     parts, operators = counted()
-    monkeypatch.setattr(operator_counter, "known_output", lambda function, args, kwargs: function(*args, **kwargs))
+    monkeypatch.setattr(storages, "known_output", lambda function, args, kwargs: function(*args, **kwargs))
     plain_parts, plain_operators = counted()
     assert parts == plain_parts
     assert (operators.operators, operators.flops) == (plain_operators.operators, plain_operators.flops)

@@ -11,9 +11,10 @@ from pytest_llmperf import TrainSpec
 
 torch = pytest.importorskip("torch")
 
-from pytest_llmperf.worker.build import build_model  # noqa: E402 - they need torch
+
+from pytest_llmperf.worker.build import build_model, check_direction  # noqa: E402 - they need torch
 from pytest_llmperf.worker.estimate.memory_estimator import plan  # noqa: E402
-from pytest_llmperf.worker.refusal import RefusedError, check_direction  # noqa: E402
+from pytest_llmperf.worker.folder import RefusedError  # noqa: E402
 from tests.golden import Golden  # noqa: E402
 from tests.worker.families import ENCODERS, FAMILIES, NO_SDPA  # noqa: E402
 
@@ -122,7 +123,7 @@ def test_what_is_not_refused_sees_nothing_of_what_follows(family: str) -> None:
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_what_is_refused_would_have_seen_what_follows(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    monkeypatch.setattr("pytest_llmperf.worker.refusal.check_direction", lambda _: None)
+    monkeypatch.setattr("pytest_llmperf.worker.build.check_direction", lambda _: None)
     assert depends_on_what_follows(built(of(family)))
 
 

@@ -182,7 +182,7 @@ def look(folder: Path, monkeypatch: pytest.MonkeyPatch, *, more: str = "") -> No
 # For servers whose ranks only look: a second of imports each, and not six.
 LITTLE = f"""
 {LIGHT_TOO}
-import pytest_llmperf.worker.warm.preload as preload
+import pytest_llmperf.worker.imports as preload
 preload.EVERY_RANK = ("torch.distributed.run", "pytest_llmperf.worker.__main__")
 preload.import_needs = lambda needs: None
 """
@@ -343,7 +343,7 @@ class TestFresh:
                 "TORCHINDUCTOR_CACHE_DIR", raising=False
             )  # torch sets it in whoever compiles, as tests here do
             sets = "import os; os.environ['SET_BY'] = module.__name__"
-            look(folder, patch, more=after_import("pytest_llmperf.worker.recipes.huggingface.rank", sets))
+            look(folder, patch, more=after_import("pytest_llmperf.worker.recipes.huggingface.trainer", sets))
             patch.setenv("OMP_NUM_THREADS", "2")
             warm = Warm(folder)
             yield warm
@@ -362,7 +362,7 @@ class TestFresh:
         variables = {
             "OMP_NUM_THREADS": "2",
             "WORLD_SIZE": "2",
-            "SET_BY": "pytest_llmperf.worker.recipes.huggingface.rank",
+            "SET_BY": "pytest_llmperf.worker.recipes.huggingface.trainer",
         }
         for run in runs:
             assert variables.items() <= run["environment"].items()
@@ -437,7 +437,7 @@ threading.Thread(target=poll, name="poller", daemon=True).start()
             "module.EVERY_RANK = ('torch.distributed.run', 'pytest_llmperf.worker.__main__')\n"
             "    module.import_needs = lambda _: __import__('users_poller')"  # as a model's own code might
         )
-        patch = after_import("pytest_llmperf.worker.warm.preload", needed)
+        patch = after_import("pytest_llmperf.worker.imports", needed)
         (tmp_path / "sitecustomize.py").write_text(LIGHT_TOO + patch)
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
         launches = [warm.launch(), warm.launch()]

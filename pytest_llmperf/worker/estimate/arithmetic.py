@@ -16,7 +16,7 @@ the step that ran. ``model_flops`` counts a model's plain form, in which nothing
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
@@ -262,6 +262,65 @@ class Arithmetic(QuickMode):
             given = dict(zip(names, args, strict=False)) | kwargs
             self.add(name, flops({**given, ANSWER: answer}))
         return answer
+
+
+# What asks for a tensor's kind, and makes none: how often depends on who looks. The content of a fake tensor is known
+# where it is the host's own (an optimizer's count of its steps), for which nobody waits.
+_QUESTIONS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_local_scalar_dense dim is_contiguous is_non_overlapping_and_dense is_same_size is_strides_like_format layout "
+        "numel size storage_offset stride sym_is_contiguous sym_numel sym_size sym_storage_offset sym_stride"
+    ).split()
+)
+
+
+class OperatorCounter:
+    """Counts while one of its ``times`` is open."""
+
+    def __init__(self, *, traffic: bool = False) -> None:
+        """``traffic``: bytes are counted too, which takes its time."""
+        self.operators: Counter[str] = Counter()
+        """Without the names of their overloads, ``aten::mm`` say; Liger's kernels as ``liger::…``."""
+        self.flops: Counter[str] = Counter()
+        """By operator."""
+        self.traffic: Counter[str] = Counter()
+        """Bytes of tensors that each operator reads and writes, where that was asked for; of views and of Liger's
+        kernels none."""
+        self._counts_traffic = traffic
+        self._now: Counter[str] | None = None
+
+    def called(self, name: str) -> None:
+        """``name`` was called where no dispatcher sees it."""
+        if self._now is not None:
+            self._now[name] += 1
+
+    @contextmanager
+    def times(self, number: int) -> Iterator[None]:
+        """What runs inside is run so often in a step."""
+        counts = self._now = Counter[str]()
+        traffic: Counter[str] = Counter()
+
+        def seen(name: str, values: Any) -> None:
+            if name not in _QUESTIONS and not name.startswith(("prim::", "profiler::")):
+                counts[name] += 1
+            if self._counts_traffic and values:
+                traffic[name] += _bytes_of(values)
+
+        with Arithmetic(seen) as arithmetic:
+            yield
+        self._now = None
+        totals = (self.operators, counts), (self.flops, arithmetic.by_operator), (self.traffic, traffic)
+        for total, found in totals:
+            for name, count in found.items():
+                total[name] += count * number
+
+
+def _bytes_of(values: Any) -> int:
+    """Of the tensors in ``values``."""
+    if isinstance(values, torch.Tensor):
+        return values.numel() * values.element_size()
+    return sum(map(_bytes_of, values)) if isinstance(values, list | tuple) else 0
 
 
 def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:

@@ -28,9 +28,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.arithmetic import model_flops
+from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, model_flops
 from pytest_llmperf.worker.estimate.memory_estimator import plan
-from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
 
 
 def prepare(request: Mapping[str, Any]) -> None:

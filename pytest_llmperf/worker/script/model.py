@@ -24,7 +24,8 @@ from pytest_llmperf.observe.tracer import Project
 from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support.redaction import redacted, without_secrets
-from pytest_llmperf.worker.installed import patched_files, short_digest
+from pytest_llmperf.worker.imports import patched_files, short_digest
+from pytest_llmperf.worker.settings import seen_optimizer
 
 # DeepSpeed's.
 _SCALERS = ("LossScaler", "DynamicLossScaler")
@@ -138,7 +139,7 @@ def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> di
             "precision": lambda: {"parameter_dtypes": dict(sorted(_twin("precision").parameter_dtypes(whole).items()))},
             "liger": lambda: _liger(whole),
             "compilation": lambda: _twin("compilation").seen_compilation(whole),
-            "optimizer": lambda: _twin("optimizer").seen_optimizer(first),
+            "optimizer": lambda: seen_optimizer(first),
             "parallelism": lambda: {"world_size": ranks, **_parallelism(whole, ranks)},
             "modules": lambda: _of_modules(whole),
             "sources": lambda: _sources(spec, project),

@@ -28,7 +28,7 @@ from pytest_llmperf.records.trained import ASKS, Share
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_json
-from pytest_llmperf.worker.installed import loaded
+from pytest_llmperf.worker.imports import loaded
 from pytest_llmperf.worker.script.model import Model, evidence
 from pytest_llmperf.worker.script.steps import Steps, StepsError
 

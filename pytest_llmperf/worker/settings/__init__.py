@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytest_llmperf.settings.optimizer import OptimizerEvidence
+
 if TYPE_CHECKING:  # what these see of modules is seen of a user's own script, too, which may have no transformers
     from transformers import PreTrainedModel, Trainer
 
@@ -35,3 +37,14 @@ class Training:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+def seen_optimizer(optimizer: Any) -> OptimizerEvidence:
+    """Transformers makes it by its name; bitsandbytes' tell of their states, of others the class says it."""
+    bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
+    return OptimizerEvidence(
+        optimizer=type(optimizer).__name__,
+        optimizer_fused=optimizer is not None and bool(optimizer.defaults.get("fused")),
+        optimizer_bits="" if bits is None else f"{bits}bit",
+        optimizer_paged=bool(getattr(optimizer, "is_paged", False)),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel, Trainer
 from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
 from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN, AttentionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.refusal import RefusedError, transformers_version
+from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training
 from pytest_llmperf.worker.settings.parallelism import is_sharded
 
@@ -22,6 +23,10 @@ _SAID_BY = {
     "flash_attention_2": "_supports_flash_attn",
     "flex_attention": "_supports_flex_attn",
 }
+
+
+def transformers_version() -> str:
+    return f"transformers {version('transformers')}"
 
 
 def attentions_of(kind: type) -> tuple[str, ...]:

@@ -1,17 +1,22 @@
-"""Compilation: torch.compile of the model or of each layer, and what its compiler did."""
+"""Compilation: torch.compile of the model or of each layer, and what its compiler did. Recomputation of activations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch._dynamo.utils as dynamo
 from torch import nn
 from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from pytest_llmperf.settings.compilation import CompilationEvidence
+from pytest_llmperf.settings.compilation import CompilationEvidence, RecomputationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.refusal import RefusedError
+from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training
 
 if TYPE_CHECKING:
@@ -85,3 +90,50 @@ _MODES = {
     (True, True): "max-autotune",
     (True, False): "max-autotune-no-cudagraphs",
 }
+
+
+# Recomputation: what the layers' checkpoint function keeps, and whether it is there.
+
+
+def recomputation_arguments(spec: TrainSpec) -> Mapping[str, Any]:
+    if not spec.gradient_checkpointing:
+        return {}
+    from transformers import TrainingArguments  # noqa: PLC0415 - a script may have no transformers
+
+    # transformers 5.23 renames the argument and warns of the old name; 5.17 has only the old one.
+    known = {field.name for field in fields(TrainingArguments)}
+    name = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
+    kwargs: dict[str, Any] = {"use_reentrant": False}
+    if spec.checkpointing_policy == "selective":
+        if spec.attention == "flash_attention_2":
+            importlib.import_module("flash_attn.flash_attn_interface")  # or its operator is not there yet to be named
+        kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, list(kept_operators()))
+    return {name: True, f"{name}_kwargs": kwargs}
+
+
+def kept_operators() -> Iterator[Any]:
+    """What is dear to compute again for the memory it takes: matrix products and fused attention."""
+    for name in (
+        "mm addmm bmm baddbmm _scaled_mm _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
+        "_scaled_dot_product_cudnn_attention"
+    ).split():
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            yield packet.default
+    flash = getattr(torch.ops.flash_attn, "_flash_attn_forward", None)
+    if flash is not None:
+        yield flash.default
+
+
+def recomputation_witness(training: Training) -> RecomputationEvidence:
+    checkpointed = [each for each in training.model.modules() if getattr(each, "gradient_checkpointing", False)]
+    functions = [getattr(each, "_gradient_checkpointing_func", None) for each in checkpointed]
+    policies = [
+        "selective" if "context_fn" in getattr(function, "keywords", {}) else "full"
+        for function in functions
+        if function
+    ]
+    return RecomputationEvidence(
+        gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=policies[0] if policies else ""
+    )

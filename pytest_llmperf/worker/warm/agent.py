@@ -1,27 +1,29 @@
 """One warm launch: torchrun's agent in a process that was forked for it, and the ranks that it forks.
 
-What a fresh process would not have is taken back here: signals, descriptors, random state, the environment.
+What a fresh process would not have is taken back here: signals, descriptors, random state, the environment. What only a
+fresh one has is made up for: its end with its parent's, and the pages of files that it has read itself.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
+import mmap
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.worker.warm import linux
 from pytest_llmperf.worker.warm.gpu_answers import no_gpus
-from pytest_llmperf.worker.warm.linux import Run, read_pages
 
 # torchrun asks ten times a second by itself; a rank that has ended waits for that.
 _MONITOR_SECONDS = 0.05
@@ -48,7 +50,7 @@ class Order:
 def run_agent(order: Order, log: int, server: int) -> int:
     """Run torchrun in this process, which ``server`` forked, with its output in ``log``; torchrun's exit code."""
     os.setsid()
-    linux.die_with(server, signal.SIGTERM)
+    die_with(server, signal.SIGTERM)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
         os.dup2(nothing.fileno(), 0)
     os.dup2(log, 1)
@@ -131,7 +133,7 @@ def run_rank(order: Order, agent: int) -> None:
 
     os.setsid()  # as torchrun gives each command one
     # Sooner than the heartbeat would see it, and without a reason left behind that is none.
-    linux.die_with(agent, signal.SIGKILL)
+    die_with(agent, signal.SIGKILL)
     for number in _TORCHRUNS_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -177,3 +179,69 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+
+
+# Source: linux/prctl.h.
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+
+
+def die_with(parent: int, number: signal.Signals) -> None:
+    """Get signal ``number`` as soon as the thread of ``parent`` that forked this process ends; at once where it has."""
+    _prctl(_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def outlive_parent() -> None:
+    """Take ``die_with`` back."""
+    _prctl(_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what descends from here and has lost its own: whoever reaps them is known then."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+# Source: asm-generic/mman-common.h; Linux 5.14. An older one leaves the pages to be read when they are needed.
+_MADV_POPULATE_READ = 22
+
+# Source: Documentation/admin-guide/mm/pagemap.rst: one word a page, its top bit says that the page is there.
+_WORD = 8
+_PRESENT = re.compile(rb"[\x80-\xff]+")
+
+#: Addresses: where a run of pages begins, and where it ends.
+Run = tuple[int, int]
+
+
+def resident_runs() -> tuple[Run, ...]:
+    """The pages of files that are resident in this process now."""
+    found: list[Run] = []
+    with suppress(OSError), Path("/proc/self/pagemap").open("rb") as pagemap:
+        for start, end in _file_mappings():
+            pagemap.seek(start // mmap.PAGESIZE * _WORD)
+            words = pagemap.read((end - start) // mmap.PAGESIZE * _WORD)
+            runs = _PRESENT.finditer(words[_WORD - 1 :: _WORD])  # of each its highest byte
+            found += [(start + run.start() * mmap.PAGESIZE, start + run.end() * mmap.PAGESIZE) for run in runs]
+        return tuple(found)
+    return ()
+
+
+def read_pages(runs: Iterable[Run]) -> None:
+    """Make them resident here too, where the same files are mapped in the same places: in a fork."""
+    madvise = ctypes.CDLL(None).madvise
+    for start, end in runs:
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_READ)
+
+
+def _file_mappings() -> Iterator[Run]:
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and words[5].startswith("/") and words[1].startswith("r"):  # noqa: PLR2004 - it has a name
+            with suppress(ValueError):
+                start, _, end = words[0].partition("-")
+                yield int(start, 16), int(end, 16)

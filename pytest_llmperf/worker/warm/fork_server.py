@@ -33,11 +33,10 @@ from typing import Any, NoReturn
 
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 from pytest_llmperf.support.interpreter import uncollected
-from pytest_llmperf.worker import installed
-from pytest_llmperf.worker.warm import gpu_answers, linux, preload
-from pytest_llmperf.worker.warm.agent import Order, flush, run_agent
+from pytest_llmperf.worker import imports
+from pytest_llmperf.worker.warm import agent, gpu_answers
+from pytest_llmperf.worker.warm.agent import Order, Run, flush, resident_runs, run_agent
 from pytest_llmperf.worker.warm.gpu_answers import Devices, NoAnswersError
-from pytest_llmperf.worker.warm.linux import Run, resident_runs
 
 
 class ImportWatch:
@@ -103,9 +102,9 @@ class ForkServer:
     def serve(self, needs: Sequence[str] | None) -> NoReturn:
         """Import (``None``: what every rank does), tell of it, and do what is asked until nobody asks any more."""
         try:
-            linux.adopt_orphans()
+            agent.adopt_orphans()
             self._channel.send(self._imports(needs))
-            linux.outlive_parent()  # from here on the channel tells that nobody is there, and agents are ended first
+            agent.outlive_parent()  # from here on the channel tells that nobody is there, and agents are ended first
             while True:
                 select.select([self._channel.fileno(), self._children.fileno()], [], [])
                 for pid, status in self._children.ended():
@@ -133,12 +132,12 @@ class ForkServer:
                     stack.enter_context(gpu_answers.given(self._imported.devices))
                 with self._imported.watch.watching():
                     if needs is None:
-                        for name in preload.EVERY_RANK:
+                        for name in imports.EVERY_RANK:
                             importlib.import_module(name)
                         with suppress(Exception):  # a broken distribution is each rank's to tell
-                            installed.known()
+                            imports.known()
                     else:
-                        preload.import_needs(needs)
+                        imports.import_needs(needs)
         except NoAnswersError as error:
             return {"refused": str(error)}
         except Exception as error:  # noqa: BLE001 - a cold launch's rank will tell it as it should be told
@@ -155,7 +154,7 @@ class ForkServer:
         # and copy each page that holds an object. What imports left as garbage, some thousand objects, stays with them:
         # to find it here would take a tenth of the imports' time.
         gc.freeze()
-        return {"ready": preload.sources()}
+        return {"ready": imports.sources()}
 
     def _why_not(self) -> str:
         """Why no launch can be forked from this process; empty where one can."""
@@ -182,7 +181,7 @@ class ForkServer:
         with self._fork() as (parent, pid):
             if not pid:
                 channel = Channel(socket.socket(fileno=message.files[0]))
-                linux.die_with(parent, signal.SIGTERM)
+                agent.die_with(parent, signal.SIGTERM)
                 ForkServer(channel, self._imported).serve(message.content["needs"])
         self._branches.add(pid)
 
@@ -298,7 +297,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """See above. PARENT is 0 where the thread that starts this process may end before it."""
     channel, parent = Channel(socket.socket(fileno=int(arguments[0]))), int(arguments[1])
     if parent:  # a hanging import looks at no channel
-        linux.die_with(parent, signal.SIGTERM)
+        agent.die_with(parent, signal.SIGTERM)
     ForkServer(channel, _Imported()).serve(None)
 
 

@@ -18,7 +18,7 @@ _HERE = Path(__file__).parent
 _IN_PLACE = {
     "pytest_llmperf.worker.recipes.huggingface": _HERE / "light_train.py",
 }
-_PRELOAD = "pytest_llmperf.worker.warm.preload"
+_PRELOAD = "pytest_llmperf.worker.imports"
 # Of torch's import the half that a loop on the CPU needs nothing of: compilers, quantized layers, shapes without data.
 _UNUSED = tuple(
     f"torch.{name}"

@@ -21,8 +21,9 @@ WORKERS = PACKAGE / "worker" / "settings"
 #: Those that stand in the file of another.
 HOME = {"duration": "batch", "recomputation": "compilation", "weights": "data"}
 
-#: How long a training is measured is no work, and a batch is two of the Trainer's own arguments.
-WITHOUT_TWIN = {"batch", "duration"}
+#: How long a training is measured is no work, a batch is two of the Trainer's own arguments, and an optimizer one; a
+#: model is built with its weights.
+WITHOUT_TWIN = {"batch", "duration", "optimizer", "weights"}
 
 #: Of these no training tells by itself: a batch by its tokens, and how long it was by its steps.
 WITHOUT_EVIDENCE = {"batch", "duration"}
@@ -55,13 +56,15 @@ def test_a_setting_changes_only_its_own_fields(setting: Setting) -> None:
 
 
 def test_the_worker_has_a_twin_of_each() -> None:
-    there = {path.stem for path in WORKERS.glob("*.py")} - {"__init__", "training"}
-    assert there == {setting.name for setting in SETTINGS} - WITHOUT_TWIN
+    there = {path.stem for path in WORKERS.glob("*.py")} - {"__init__"}
+    twins = {setting.name for setting in SETTINGS} - WITHOUT_TWIN
+    assert there == {HOME.get(name, name) for name in twins}
     applied, witnessed = ((WORKERS.parent / name).read_text(encoding="utf-8") for name in ("build.py", "evidence.py"))
     for name in there:
-        assert f"{name}." in applied + witnessed or f"settings.{name} " in applied
-    # What is saved the checkpoint tells by itself.
-    assert {name for name in there if f'"{name}": {name}.' in witnessed} == there - {"weights"}
+        assert f"{name}." in applied + witnessed
+    assert {name for name in twins | {"optimizer"} if f'"{name}": ' in witnessed} == twins | {"optimizer"}
+    assert "spec.optimizer" in applied
+    assert "spec.weights" in applied
 
 
 def test_no_two_settings_tell_one_key() -> None:
@@ -111,7 +114,7 @@ EXCEPTIONS = {
     "worker/recipes/huggingface/inspection.py": "fp8 scales follow the data: what comes later changes what was before",
     "worker/recipes/huggingface/parity.py": "the truth is trained without autocast, by the plain optimizer",
     "worker/recipes/huggingface/small_trainer.py": "looks into a model where nothing compiled changes by it",
-    "worker/recipes/huggingface/rank.py": "asks who fetches, and whether a checkpoint is saved",
+    "worker/recipes/huggingface/trainer.py": "asks who fetches, and whether a checkpoint is saved",
 }
 
 

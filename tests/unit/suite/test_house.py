@@ -39,8 +39,7 @@ JOINTS = {
     "run/tuning/trial_stage": 15,
     "run/tuning/trials": 14,
     "run/tuning/tuner": 13,
-    "worker/evidence": 13,
-    "worker/recipes/huggingface/rank": 14,
+    "worker/recipes/huggingface/trainer": 14,
     "worker/script/watched_rank": 13,
 }
 

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset, get_worker_info
 from transformers import default_data_collator
 
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.recipes.huggingface import token_files
 from pytest_llmperf.worker.recipes.huggingface.token_files import ByteTokenizer, LocalTokenizer, Tokenizer, Tokens, read
-from pytest_llmperf.worker.refusal import RefusedError
 
 # Between the seeds of two runs lie the seeds of all samples, or epochs, of one.
 _STRIDE = 1_000_003
