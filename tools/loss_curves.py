@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.loss_curves import judge_curve, spans, spreads
-from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
+from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.result import JudgedCurve
 from pytest_llmperf.settings.train_spec import TrainSpec

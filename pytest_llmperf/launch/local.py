@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.device import LOOK_AT, Gpu
-from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
+from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.machine import Machine, lease_cpu, lease_gpus
 from pytest_llmperf.launch.request import (
     REFUSALS,
     LaunchRequest,
+    WarmStart,
     launch_order,
     server_key,
     torchrun_command,

@@ -1,6 +1,6 @@
 """One process tree from its start to its end: nothing of it outlives ``watch``, whoever started it.
 
-Ranks that came to their time limit are asked what they do before they are reaped; ``last_words`` reads their answers.
+Ranks that came to their time limit are asked what they do before they are reaped; ``outcome`` reads their answers.
 """
 
 from __future__ import annotations

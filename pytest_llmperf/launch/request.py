@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
-from pytest_llmperf.launch.fork_servers import ServerKey, WarmStart, needs
-from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
+from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
@@ -35,6 +34,46 @@ REFUSALS = (ColdStartError, OSError)
 # More threads than cores slow a CPU run down by themselves; on a GPU the host needs few. A user's own script keeps its
 # own number, which may be what it is fast by.
 _OURS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """From where a launch may begin warm, and what becomes of one that cannot."""
+
+    servers: ServerPool | None
+    """This machine's; ``None`` where a site has others on its nodes."""
+    say: Callable[[str], None]
+    """Told why a launch begins cold, once for each reason."""
+    is_required: bool = False
+    """Whether a launch that cannot begin warm fails."""
+    said: set[str] = field(default_factory=set, compare=False)
+
+    @classmethod
+    def asked(
+        cls, start: str, servers: ServerPool | None, say: Callable[[str], None], said: set[str]
+    ) -> WarmStart | None:
+        """As ``--perf-start`` says; ``None`` where launches begin cold."""
+        return None if start == "cold" else cls(servers, say, is_required=start == "warm", said=said)
+
+    def agent(self, key: ServerKey, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent | None:
+        """This machine's torchrun, begun warm; ``None`` where it has to begin cold. Raises as ``cold``, and OSError."""
+        try:
+            return None if self.servers is None else self.servers.launch(key, order, waiting)
+        except ColdStartError as error:
+            self.cold(str(error))
+            return None
+
+    def cold(self, why: str) -> None:
+        """Say why a launch has to begin cold; ColdStartError where it must not."""
+        if self.is_required:
+            raise ColdStartError(f"--perf-start warm: it can only begin cold: {why}")
+        self.tell(why)
+
+    def tell(self, why: str) -> None:
+        """Say why a launch begins cold."""
+        if why not in self.said:
+            self.said.add(why)
+            self.say(f"launches begin cold: {why}")
 
 
 @dataclass(frozen=True, kw_only=True)

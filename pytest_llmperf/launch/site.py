@@ -4,6 +4,7 @@ else schedules work is one more class with these methods.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from pytest_llmperf.support.redaction import is_secret
+
 if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu
-    from pytest_llmperf.launch.fork_servers import WarmStart
     from pytest_llmperf.launch.machine import Machine
     from pytest_llmperf.launch.outcome import Tried
-    from pytest_llmperf.launch.request import LaunchRequest
-    from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+    from pytest_llmperf.launch.request import LaunchRequest, WarmStart
     from pytest_llmperf.records.failure import Failure, Progress
     from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.records.parity import TrainingErrors
@@ -47,6 +48,36 @@ def listed(names: Sequence[str]) -> str:
     """Names for a line, the first few of many."""
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"  # noqa: PLR2004 - what fits a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions:
+    """What a site's ini file says about how a launch starts there."""
+
+    prefix: tuple[str, ...] = ()
+    """Goes before the command on each node: ``singularity exec --nv image.sif``."""
+    modules: tuple[str, ...] = ()
+    """``module load`` these on each node first."""
+    srun: tuple[str, ...] = ()
+    """More options for srun."""
+    python: str = ""
+    """The Python on the nodes; empty is the one that runs pytest."""
+    scratch: str = ""
+    """A folder that each node has for itself; empty is its ``TMPDIR``, else ``/tmp``."""
+    cpu_bind: str = "none"
+    """``--cpu-bind`` of srun: torchrun's ranks share a task, which may use all CPUs that the job has on the node."""
+
+    def wrapped(self, command: Sequence[str], variables: dict[str, str]) -> list[str]:
+        """``command`` as a node runs it: modules first, then the container, then the variables, inside of it.
+
+        A command line is public (``ps``): secrets come by srun's own environment, or not at all.
+        """
+        said = [f"{name}={value}" for name, value in sorted(variables.items()) if not is_secret(name, value)]
+        words = [*self.prefix, "env", *said, *command]
+        if not self.modules:
+            return words
+        # `module` is a function of the login shell.
+        return ["bash", "-lc", f'module load {shlex.join(self.modules)} && exec "$@"', "llmperf", *words]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,7 @@ from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.pairs import By, Lineage, Look, Side, Yardstick, compared_ends, criteria, most_steps, side_of
 from pytest_llmperf.judge.stats import paired_difference, quantile
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.launch.candidates import History, NoRoomError, NotMadeError, Span
-from pytest_llmperf.launch.histories import GitHistory
+from pytest_llmperf.launch.histories import GitHistory, History, NoRoomError, NotMadeError, Span
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, counts

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
+from pytest_llmperf.launch.slurm.controller import job_key, uses_slurm
 from pytest_llmperf.run.findings import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import formats

@@ -16,8 +16,7 @@ from pytest_llmperf.judge.policy import Reference
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, growth_checks, joined, judge, judge_pairs, phase_checks
-from pytest_llmperf.launch.candidates import HistoryError, NotMadeError
-from pytest_llmperf.launch.histories import GitHistory
+from pytest_llmperf.launch.histories import GitHistory, HistoryError, NotMadeError
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE

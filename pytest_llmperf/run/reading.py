@@ -21,7 +21,7 @@ from pytest_llmperf.support.files import refused_at
 from pytest_llmperf.support.folders import state_folder
 
 if TYPE_CHECKING:
-    from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+    from pytest_llmperf.launch.site import SlurmOptions
     from pytest_llmperf.run.findings import Width
 
 # A Python on a network's file system, at its first start.
@@ -189,7 +189,7 @@ def _refuse_unknown_fault() -> None:
 
 
 def _slurm(ini: Callable[[str], Any]) -> SlurmOptions:
-    from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+    from pytest_llmperf.launch.site import SlurmOptions
 
     words = {name: str(ini(f"perf_slurm_{name}")).strip() for name in SLURM_INI}
     found = {}

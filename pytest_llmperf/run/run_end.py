@@ -13,7 +13,7 @@ from pytest_llmperf.judge.acceptance import replaced, replaced_line
 from pytest_llmperf.judge.baseline import Baseline, BaselineStore, Entry
 from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError
-from pytest_llmperf.launch.slurm.allocation import job_key
+from pytest_llmperf.launch.slurm.controller import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.run.findings import ALL, Coverage, Observer, file_of, unused_baselines

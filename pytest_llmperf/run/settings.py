@@ -15,7 +15,7 @@ from pytest_llmperf.support import user_input
 
 if TYPE_CHECKING:
     from pytest_llmperf.analysis.cost import Price
-    from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+    from pytest_llmperf.launch.site import SlurmOptions
     from pytest_llmperf.run.findings import Width
 
 #: Launches of a case at most, where fewer do not decide and nobody says otherwise.
@@ -60,7 +60,7 @@ _AUTO_NO = {"choices": ("auto", "no"), "means": {"auto": True, "no": False}}
 
 
 def _no_slurm_options() -> Any:
-    from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+    from pytest_llmperf.launch.site import SlurmOptions
 
     return SlurmOptions()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from pytest_llmperf.launch.candidates import NoRoomError, NotMadeError, Span
+from pytest_llmperf.launch.histories import NoRoomError, NotMadeError, Span
 from pytest_llmperf.records.past_result import Candidate
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector
 from pytest_llmperf.run.findings import CaseFailedError

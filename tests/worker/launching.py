@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
+from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.spec import Spec

@@ -8,9 +8,8 @@ from typing import Any
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.training_parity import Parity, judge_parity
-from pytest_llmperf.launch.fork_servers import WarmStart
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
 from pytest_llmperf.settings.registry import plainest, small
 from tests.worker import launching

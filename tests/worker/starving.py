@@ -26,7 +26,7 @@ import torch.distributed as dist
 from safetensors import torch as safetensors
 from torch.utils.data import DataLoader, Dataset
 
-from pytest_llmperf.launch.last_words import want_of_memory
+from pytest_llmperf.launch.outcome import want_of_memory
 from pytest_llmperf.observe.vital_signs import Headroom, lack_of_memory, watched
 from pytest_llmperf.worker.folder import write_json
 

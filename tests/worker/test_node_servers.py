@@ -17,12 +17,12 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact import changes
-from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
-from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.fork_servers import ServerPool
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
+from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm.cluster import Srun, find_cluster
-from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
-from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.launch.slurm.slurm_site import SlurmLauncher
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.slurm.fakes import FakeSlurm
@@ -81,7 +81,7 @@ def servers(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            is_server = words[1:3] == ["-m", "pytest_llmperf.launch.slurm.node_server"]
+            is_server = words[1:4] == ["-m", "pytest_llmperf.launch.slurm.node", "server"]
             if is_server and str(folder) in " ".join(words) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
@@ -193,7 +193,7 @@ def test_one_that_is_stopped_is_ended_and_costs_one_its_warm_start(
     # Read by the nodes' processes, as a site's own would be.
     (tmp_path / "sitecustomize.py").write_text(
         LIGHT_TOO
-        + after_import("pytest_llmperf.launch.forked_agent", "module._SILENT_SECONDS = module._REAP_SECONDS = 3.0")
+        + after_import("pytest_llmperf.launch.fork_servers", "module._SILENT_SECONDS = module._REAP_SECONDS = 3.0")
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
     alone = replace(SPEC, gpus=1)

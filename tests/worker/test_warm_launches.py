@@ -19,10 +19,10 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact import changes
-from pytest_llmperf.launch import fork_servers, forked_agent
-from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
+from pytest_llmperf.launch import fork_servers
+from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
@@ -508,7 +508,7 @@ class TestKilledServer:
     def test_one_that_is_stopped_during_a_launch_keeps_nobody_from_its_record(
         self, warm: Warm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(forked_agent, "_REAP_SECONDS", 1.0)
+        monkeypatch.setattr(fork_servers, "_REAP_SECONDS", 1.0)
         monkeypatch.setattr(fork_servers, "_FORK_SECONDS", 1.0)
         # Long enough to be seen while it trains, which is looked for twice a second.
         long = replace(SPEC, steps=200, min_steps=200)

@@ -14,8 +14,7 @@ from typing import Any
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, facts, plain, table
 from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, usage_errors
 from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
-from pytest_llmperf.launch.candidates import History, HistoryError, Span
-from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
+from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError, PackageHistory, Span
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line

@@ -24,16 +24,15 @@ from pytest_llmperf.launch.device import RECORD, RECORDING, VISIBLE, Gpu
 from pytest_llmperf.launch.machine import Machine, find_machine
 from pytest_llmperf.launch.process import package_path
 from pytest_llmperf.launch.scratch import SCRATCH
-from pytest_llmperf.launch.site import listed
+from pytest_llmperf.launch.site import SlurmOptions, listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import (
+from pytest_llmperf.launch.slurm.controller import (
     Allocation,
     AllocationError,
     NoNodeAnswersError,
     Placement,
     place,
 )
-from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.step_outcome import word
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import GIB

@@ -14,8 +14,7 @@ from typing import Any
 
 from pytest_llmperf.launch import process
 from pytest_llmperf.launch.device import NO_GPU
-from pytest_llmperf.launch.fork_servers import needs
-from pytest_llmperf.launch.forked_agent import ColdStartError
+from pytest_llmperf.launch.fork_servers import ColdStartError, needs
 from pytest_llmperf.launch.process import package_path, python_path
 from pytest_llmperf.launch.request import LaunchRequest, lasting_environment
 from pytest_llmperf.launch.site import listed
@@ -139,7 +138,7 @@ class _Step:
         environment |= python_path(package_path(), environment)
         if srun.on_cpu:
             environment |= NO_GPU
-        server = [srun.python(), "-m", "pytest_llmperf.launch.slurm.node_server"]
+        server = [srun.python(), "-m", "pytest_llmperf.launch.slurm.node", "server"]
         server += [self.name, str(folder), "cpu" if srun.on_cpu else "gpu", srun.python()]
         command = [
             # Each lasts for itself: neither a node nor a server that fails ends the others.

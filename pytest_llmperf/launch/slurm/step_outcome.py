@@ -24,7 +24,7 @@ from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.scratch import UNWRITABLE
 from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import AllocationError, expand_nodes
+from pytest_llmperf.launch.slurm.controller import AllocationError, expand_nodes
 from pytest_llmperf.launch.watch import sum_of_known
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch

@@ -18,7 +18,7 @@ from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.night import night_results, readiness
 from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.night.sbatch import Job, check_budget, cost, filled, jobs
-from pytest_llmperf.launch.slurm.allocation import place
+from pytest_llmperf.launch.slurm.controller import place
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.support import formats
 from tests.examples import examples

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.launch import candidates, histories
-from pytest_llmperf.launch.candidates import HistoryError, NoRoomError, NotMadeError
-from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
+from pytest_llmperf.launch import histories
+from pytest_llmperf.launch.histories import (
+    CommandHistory,
+    GitHistory,
+    HistoryError,
+    NoRoomError,
+    NotMadeError,
+    PackageHistory,
+    probed,
+)
 from pytest_llmperf.records.past_result import Candidate
 from tests.golden import Golden
 from tests.waiting import until
@@ -358,26 +365,26 @@ class TestCommands:
 
 class TestProbing:
     def test_one_without_torch_is_told(self, tmp_path: Path, golden: Golden) -> None:
-        python = candidates.script(tmp_path / "python", ['echo \'["torch", "accelerate"]\''])
+        python = histories.script(tmp_path / "python", ['echo \'["torch", "accelerate"]\''])
         with pytest.raises(NotMadeError) as raised:
-            candidates.probed(python)
+            probed(python)
         golden(raised)
 
     def test_one_that_has_all_is_taken(self, tmp_path: Path) -> None:
-        python = candidates.script(tmp_path / "python", ["echo '[]'"])
-        assert candidates.probed(python) == python
+        python = histories.script(tmp_path / "python", ["echo '[]'"])
+        assert probed(python) == python
 
     @pytest.mark.parametrize("line", ["echo 'sh: no such image' >&2; exit 1", "exit 1"])
     def test_one_that_does_not_run_is_told(self, tmp_path: Path, line: str, golden: Golden) -> None:
         with pytest.raises(NotMadeError) as raised:
-            candidates.probed(candidates.script(tmp_path / "python", [line]))
+            probed(histories.script(tmp_path / "python", [line]))
         golden(raised)
         with pytest.raises(NotMadeError) as raised:
-            candidates.probed(str(tmp_path / "none"))
+            probed(str(tmp_path / "none"))
         golden(raised)
 
     def test_it_asks_what_a_launch_imports(self) -> None:
-        said = subprocess.run([sys.executable, "-c", candidates._PROBE], capture_output=True, text=True, check=True)
+        said = subprocess.run([sys.executable, "-c", histories._PROBE], capture_output=True, text=True, check=True)
         assert set(json.loads(said.stdout)) <= {"torch", "transformers", "accelerate"}
 
 
@@ -396,22 +403,22 @@ class TestPlaces:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            candidates.made("git", ["a"], broken)
-        folder = candidates.made("git", ["a"], lambda folder: (folder / "whole").touch())
+            histories.made("git", ["a"], broken)
+        folder = histories.made("git", ["a"], lambda folder: (folder / "whole").touch())
         assert sorted(path.name for path in folder.iterdir()) == ["complete", "whole"]
         # One that was killed leaves no mark either.
         (folder / "complete").unlink()
-        assert (candidates.made("git", ["a"], lambda folder: None) / "complete").exists()
+        assert (histories.made("git", ["a"], lambda folder: None) / "complete").exists()
         assert not (folder / "whole").exists()
 
     def test_what_takes_too_long_ends_with_all_that_it_has_started(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(candidates, "_LONGEST", 0.5)
+        monkeypatch.setattr(histories, "_LONGEST", 0.5)
         begun = time.monotonic()
         # The shell's child holds its output: whoever ends the shell alone waits for it.
         with pytest.raises(NotMadeError, match="took more than"):
-            candidates.run(["sh", "-c", "sleep 60 & echo $! > pid; wait"], cwd=tmp_path)
+            histories.run(["sh", "-c", "sleep 60 & echo $! > pid; wait"], cwd=tmp_path)
         assert time.monotonic() - begun < 30
         child = int((tmp_path / "pid").read_text())
         until(lambda: not _runs(child))
@@ -419,12 +426,12 @@ class TestPlaces:
     @pytest.mark.parametrize("said", ["fatal: write error: No space left on device", "ok\nerror: Disk quota exceeded"])
     def test_a_full_disk_is_told_apart_whoever_met_it(self, said: str) -> None:
         with pytest.raises(NoRoomError):
-            candidates.run(["sh", "-c", f"printf '{said}' >&2; exit 1"])
+            histories.run(["sh", "-c", f"printf '{said}' >&2; exit 1"])
 
     def test_a_full_cache_is_told_apart(self, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
         def full(folder: Path) -> None:
             raise OSError(28, os.strerror(28))
 
         with pytest.raises(NoRoomError) as raised:
-            candidates.made("git", ["a"], full)
+            histories.made("git", ["a"], full)
         golden(raised)

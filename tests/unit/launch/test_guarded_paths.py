@@ -14,8 +14,8 @@ import pytest
 
 from pytest_llmperf.judge import store as store_module
 from pytest_llmperf.judge.store import BaselineError
-from pytest_llmperf.launch import candidates, machine
-from pytest_llmperf.launch.candidates import NotMadeError
+from pytest_llmperf.launch import histories, machine
+from pytest_llmperf.launch.histories import NotMadeError
 from pytest_llmperf.launch.scratch import remove_of_job, scratch
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.run.hardware import new_run_folder
@@ -263,7 +263,7 @@ class TestWhatOthersPrepared:
 def test_an_interpreter_that_others_made_is_not_run(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(ground))
     prepared(ground / "candidates", "folder", ground)
-    make = lambda: candidates.made("venv", ["torch"], lambda _folder: None)  # noqa: E731
+    make = lambda: histories.made("venv", ["torch"], lambda _folder: None)  # noqa: E731
     as_user(ALICE, lambda: refused(NotMadeError, make, f"belongs to user {MALLORY}"))
 
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.slurm import allocation, controller
+from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run import job as jobs
@@ -251,7 +251,7 @@ def test_a_job_launches_by_srun_and_a_step_of_it_does_not(
     monkeypatch: pytest.MonkeyPatch, launcher: str, variables: dict[str, str], found: bool
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/srun")
-    assert allocation.uses_slurm(launcher, variables) is found
+    assert controller.uses_slurm(launcher, variables) is found
 
 
 @contextmanager

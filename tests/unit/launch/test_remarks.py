@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llmperf.launch.last_words import remarks_in
+from pytest_llmperf.launch.outcome import remarks_in
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,25 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.fork_servers import ServerPool, WarmStart
+from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.process import Ended, package_path
-from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.launch.site import OutOfTimeError
-from pytest_llmperf.launch.slurm import launcher as slurm_module
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
+from pytest_llmperf.launch.site import OutOfTimeError, SlurmOptions
+from pytest_llmperf.launch.slurm import slurm_site as slurm_module
 from pytest_llmperf.launch.slurm import step_outcome
-from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
 from pytest_llmperf.launch.slurm.cluster import Srun, find_cluster, passed_on
-from pytest_llmperf.launch.slurm.controller import step_environment
-from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
-from pytest_llmperf.launch.slurm.node_server import server_key
+from pytest_llmperf.launch.slurm.controller import (
+    Allocation,
+    AllocationError,
+    Placement,
+    expand_nodes,
+    job_key,
+    place,
+    step_environment,
+)
+from pytest_llmperf.launch.slurm.node import server_key
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
-from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.launch.slurm.slurm_site import SlurmLauncher
 from pytest_llmperf.launch.watch import ProgressReader
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
@@ -611,7 +617,7 @@ class TestTime:
     def test_a_launch_that_runs_into_the_limit_is_ended_before_it(
         self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.launch.slurm.launcher._UNKNOWN_SECONDS", 1.0)
+        monkeypatch.setattr("pytest_llmperf.launch.slurm.slurm_site._UNKNOWN_SECONDS", 1.0)
         slurm.allocate({"n1": {}, "n2": {"hangs": True}}, seconds_left=34)
         with pytest.raises(OutOfTimeError, match="was ended"):
             launcher(slurm, said).launch(request(tmp_path), lambda _: None)

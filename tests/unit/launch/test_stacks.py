@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.launch import last_words, outcome, process
+from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -40,7 +40,7 @@ def test_the_rank_that_is_elsewhere_comes_first(tmp_path: Path, golden: Golden) 
     for rank in (0, 1, 3):
         written(tmp_path, rank, WAITING)
     written(tmp_path, 2, LOST)
-    hang = last_words.read(tmp_path)
+    hang = outcome.hang_in(tmp_path)
     assert hang is not None
     golden(hang.message)
     assert (hang.rank, hang.stack) == (2, ("/my/loader.py:7 in next_batch", "/train.py:9 in main"))
@@ -49,7 +49,7 @@ def test_the_rank_that_is_elsewhere_comes_first(tmp_path: Path, golden: Golden) 
 def test_of_two_the_one_that_waits_inside_torch_comes_last(tmp_path: Path) -> None:
     written(tmp_path, 0, WAITING)
     written(tmp_path, 1, LOST)
-    hang = last_words.read(tmp_path)
+    hang = outcome.hang_in(tmp_path)
     assert hang is not None
     assert hang.rank == 1
 
@@ -64,7 +64,7 @@ def test_ranks_that_did_not_answer_come_before_all_that_did(tmp_path: Path, gold
     written(tmp_path, 1, LOST)
     for rank in (2, 3):
         silent(tmp_path, rank, "n2", "disk-sleep")
-    hang = last_words.read(tmp_path)
+    hang = outcome.hang_in(tmp_path)
     assert hang is not None
     golden(hang.message)
     assert (hang.rank, hang.stack[0]) == (2, "/my/loader.py:7 in next_batch"), "a stack is of one that answered"
@@ -100,7 +100,7 @@ def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pyte
         until(lambda: len([*tmp_path.glob("rank-*.pid")]) == 2)
         processes[1].send_signal(signal.SIGSTOP)
         process.ask_ranks(tmp_path, os.getpid(), "n2")
-    hang = last_words.read(tmp_path)
+    hang = outcome.hang_in(tmp_path)
     assert hang is not None
     golden(hang.message)
 
@@ -108,25 +108,25 @@ def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pyte
 def test_many_places_fit_a_line(tmp_path: Path, golden: Golden) -> None:
     for rank in range(9):
         written(tmp_path, rank, ("/a.py", rank, "f"))
-    hang = last_words.read(tmp_path)
+    hang = outcome.hang_in(tmp_path)
     assert hang is not None
     golden(hang.message)
 
 
 def test_nobody_who_answered_is_no_hang(tmp_path: Path) -> None:
-    assert last_words.read(tmp_path) is None
+    assert outcome.hang_in(tmp_path) is None
     (tmp_path / "stacks-rank-0.txt").write_text("")
-    assert last_words.read(tmp_path) is None
+    assert outcome.hang_in(tmp_path) is None
 
 
 def test_of_more_threads_than_are_written_none_is_taken_for_the_main_one(tmp_path: Path) -> None:
     written(tmp_path, 0, LOST)
     with (tmp_path / "stacks-rank-0.txt").open("a") as file:
         file.write("  ...\n")
-    assert last_words.read(tmp_path) is not None, "a deep stack is cut like this, a line further in"
+    assert outcome.hang_in(tmp_path) is not None, "a deep stack is cut like this, a line further in"
     with (tmp_path / "stacks-rank-0.txt").open("a") as file:
         file.write("...\n")
-    assert last_words.read(tmp_path) is None
+    assert outcome.hang_in(tmp_path) is None
 
 
 def test_what_this_python_writes_is_read(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_this_python_writes_is_read(tmp_path: Path) -> None:
     finally:
         leave.set()
         other.join()
-    hang = last_words.read(tmp_path)
+    hang = outcome.hang_in(tmp_path)
     assert hang is not None
     assert "in test_what_this_python_writes_is_read (test_stacks.py:" in hang.message
 

@@ -18,8 +18,7 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.launch import fork_servers as pool_module
-from pytest_llmperf.launch.fork_servers import ServerKey, ServerPool
-from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
+from pytest_llmperf.launch.fork_servers import ColdStartError, LaunchOrder, ServerKey, ServerPool
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import server_key
 from pytest_llmperf.launch.slurm import controller, slurm_site

@@ -22,8 +22,7 @@ from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.launch.site import Wanted
-from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.launch.site import SlurmOptions, Wanted
 from pytest_llmperf.plugin.console import Console
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm.cluster import passed_on
-from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.support import redaction
 from pytest_llmperf.support.redaction import SET, is_secret, without_secrets
