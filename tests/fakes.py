@@ -19,8 +19,9 @@ from pytest_llmperf.launch import local, machine, prediction
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, RankRecord
+from pytest_llmperf.records.launch import OLDER, Environment, Launch, RankRecord
 from pytest_llmperf.records.trace import WORK, StaticStep, Trace, TraceRow
 from pytest_llmperf.run import runner
 from pytest_llmperf.settings.spec import Spec

@@ -11,8 +11,8 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import Accepted
 from pytest_llmperf.judge.verdict import judge
-from pytest_llmperf.records.calibration import Calibration
-from pytest_llmperf.records.launch import Health, Launch, RankRecord
+from pytest_llmperf.records.calibration import Calibration, Health
+from pytest_llmperf.records.launch import Launch, RankRecord
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import launch_of

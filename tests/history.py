@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import date, timedelta
 
 from pytest_llmperf.judge.stats import Noise, Spread
-from pytest_llmperf.records.launch import Place
+from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 
 MACHINE = "nvidia-h200-140gib"

@@ -12,7 +12,8 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.judge import acceptance
 from pytest_llmperf.judge.baseline import Baseline, BaselineStore
 from pytest_llmperf.judge.store import Accepted, text_of
-from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.calibration import Health
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, Verdict
 from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.settings.train_spec import TrainSpec

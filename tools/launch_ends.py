@@ -28,7 +28,7 @@ from pytest_llmperf.judge.store import parse
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import growth_checks, is_doubted, joined, judge
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.launch_end import PassingRange, looks, why_end
+from pytest_llmperf.records.steady_state import PassingRange, looks, why_end
 from tests.gpu_nights import TONIGHT, baseline_of, launch_at, spec_of
 from tools import tables
 from tools.verdicts import POLICY, RATE, Record, World, case, learnt, read, replay, replay_rows, verdict_of

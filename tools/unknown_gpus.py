@@ -37,8 +37,8 @@ from pytest_llmperf.judge.policy import CONFIRMED_BY, Policy, Rule, decide, leas
 from pytest_llmperf.judge.run_effects import common_change, is_laid_to_its_gpu
 from pytest_llmperf.judge.stats import Difference, Experience, quantile
 from pytest_llmperf.judge.store import parse
-from pytest_llmperf.records.calibration import Calibration
-from pytest_llmperf.records.launch import Health, Launch, Place, host_of, site_of
+from pytest_llmperf.records.calibration import Calibration, Health, Place, host_of, site_of
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import robust_sd
 from pytest_llmperf.support.interpreter import one_thread
 from tools import tables

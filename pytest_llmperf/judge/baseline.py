@@ -24,8 +24,8 @@ from pytest_llmperf.judge.store import (
     shared,
 )
 from pytest_llmperf.judge.validity import unusable
+from pytest_llmperf.records.failure import HELD
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.records.steady_state import MOST_GROWTH
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.spec import Spec, read_spec

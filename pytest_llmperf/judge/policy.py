@@ -15,9 +15,9 @@ from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.gpu_panel import Unit
 from pytest_llmperf.judge.stats import Difference, Noise, Spread, log_of, quantile
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.launch_end import ENOUGH, PassingRange, PassingRanges
 from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases
 from pytest_llmperf.records.result import Verdict
+from pytest_llmperf.records.steady_state import ENOUGH, PassingRange, PassingRanges
 from pytest_llmperf.support.user_input import hint, is_positive
 
 # The decision on speed after some launches: a verdict, or that another launch is worth its cost.
@@ -267,7 +267,7 @@ def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
 
 
 # Early stop: before a launch, with which step times it will pass its case by itself. More steps of such a launch would
-# decide nothing, so it may end (``records/launch_end.py``). One that is near a limit, or beyond it, goes on until its
+# decide nothing, so it may end (``records/steady_state.py``). One that is near a limit, or beyond it, goes on until its
 # median is known; so does every later launch of a case that one did not decide.
 
 # Of the error of the difference that decides: a median known to half of it adds an eighth.

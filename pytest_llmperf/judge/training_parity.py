@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from pytest_llmperf.records.learning import FP32, GRADIENT, UPDATE, TensorError, TrainingErrors
 from pytest_llmperf.records.metrics import METRICS
-from pytest_llmperf.records.parity import FP32, GRADIENT, UPDATE, TensorError, TrainingErrors
 from pytest_llmperf.records.result import Check
 
 _Key = tuple[str, str, int]

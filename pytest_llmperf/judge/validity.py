@@ -12,10 +12,12 @@ from statistics import median
 from typing import Any
 
 from pytest_llmperf.judge.stats import Experience
-from pytest_llmperf.records.launch import THROTTLES, Health, Launch
-from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning
+from pytest_llmperf.records.calibration import THROTTLES, Health
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.learning import OLDER, Learning
 from pytest_llmperf.records.result import USUAL
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
+from pytest_llmperf.records.trace import UNWANTED
 from pytest_llmperf.settings.registry import LEARNING, Evidence, contradictions, undeclarable
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec

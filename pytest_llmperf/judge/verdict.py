@@ -26,9 +26,9 @@ from pytest_llmperf.judge.policy import (
 )
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
+from pytest_llmperf.records.failure import CHECKPOINT
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases, rate_of
-from pytest_llmperf.records.phases import CHECKPOINT
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of
 from pytest_llmperf.records.steady_state import MOST_GROWTH
 from pytest_llmperf.support.formats import in_sentence, percent

@@ -26,8 +26,9 @@ from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
+from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.launch import Launch
 
 
 @dataclass(frozen=True)

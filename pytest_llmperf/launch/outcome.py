@@ -19,12 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.scratch import means_no_room, unwritable
 from pytest_llmperf.launch.script import explained
-from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.failure import Failure, Progress, Room, said
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
-from pytest_llmperf.records.learning import Learning
-from pytest_llmperf.records.memory_shortage import Room, said
-from pytest_llmperf.records.parity import FILE as ERRORS_FILE
-from pytest_llmperf.records.parity import TrainingErrors
+from pytest_llmperf.records.learning import ERRORS_FILE, Learning, TrainingErrors
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec

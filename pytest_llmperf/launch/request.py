@@ -14,8 +14,8 @@ from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, Laun
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.parity import ParityOrder
+from pytest_llmperf.records.learning import ParityOrder
+from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec

@@ -28,17 +28,19 @@ from pytest_llmperf.launch.device import VISIBLE, Gpu, wait_until_left
 from pytest_llmperf.launch.process import Ended, WholeTree, ask, signal_name
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.watch import ProgressReader
-from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.failure import Failure, Progress, said
 from pytest_llmperf.records.launch import (
+    ASKS,
     ENVIRONMENT_FILE,
     NO_RANKS,
     RECORD_FILE,
     SHARE_FILE,
     Environment,
     RankRecord,
+    Share,
+    launch_of,
+    merged_evidence,
 )
-from pytest_llmperf.records.memory_shortage import said
-from pytest_llmperf.records.trained import ASKS, Share, launch_of, merged
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
@@ -183,7 +185,7 @@ class ScriptLaunch:
             write_text(self.folder / "failure-0.json", json.dumps(refusal), lasts=False)
             return replace(ended, returncode=1, timed_out=False)
         where = codec.read(Environment, json.loads((self.folder / ENVIRONMENT_FILE).read_text(encoding="utf-8")))
-        evidence = merged([each.evidence for each in shares])
+        evidence = merged_evidence([each.evidence for each in shares])
         if any(each.evidence.get("tokens") == "unknown" for each in shares):  # a stage of a pipeline embeds none
             evidence["tokens"] = "unknown"
         if self.spec.end == "script" and (ended.timed_out or ended.returncode):

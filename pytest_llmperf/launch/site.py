@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.request import LaunchRequest, WarmStart
     from pytest_llmperf.records.failure import Failure, Progress
     from pytest_llmperf.records.launch import Launch
-    from pytest_llmperf.records.parity import TrainingErrors
+    from pytest_llmperf.records.learning import TrainingErrors
 
 Say: TypeAlias = Callable[[str], None]
 Watch: TypeAlias = "Callable[[Progress], None]"

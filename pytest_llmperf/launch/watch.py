@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from pytest_llmperf.launch import device
 from pytest_llmperf.launch.device import Gpu
-from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.records.launch import CLOCK_REASONS, Health, Launch
-from pytest_llmperf.records.phases import phases_of
+from pytest_llmperf.records.calibration import CLOCK_REASONS, Health
+from pytest_llmperf.records.failure import Progress, phases_of
+from pytest_llmperf.records.launch import Launch
 
 _READ_SECONDS = 0.25
 _Number = TypeVar("_Number", int, float)

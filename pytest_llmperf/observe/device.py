@@ -19,8 +19,8 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from pytest_llmperf.observe.measurement import Clock, HostMemory, Memory
-from pytest_llmperf.records.launch import CLOCK_REASONS, THROTTLES
-from pytest_llmperf.records.memory_shortage import Room
+from pytest_llmperf.records.calibration import CLOCK_REASONS, THROTTLES
+from pytest_llmperf.records.failure import Room
 from pytest_llmperf.records.trace import Kind
 
 # How Kineto and CUPTI word what the profiler saw: the device's work that is no kernel, the calls of the host.

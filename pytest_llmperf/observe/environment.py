@@ -28,7 +28,8 @@ from torch import nn
 
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.device import has_gpu, matmul_precision, reduced_precision_reduction, sdpa_kernels
-from pytest_llmperf.records.launch import Environment, Place
+from pytest_llmperf.records.calibration import Place
+from pytest_llmperf.records.launch import Environment
 from pytest_llmperf.support.files import boot_id
 
 _PACKAGES = (

@@ -22,8 +22,8 @@ import psutil
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pytest_llmperf.records.launch import Place, RankRecord
-from pytest_llmperf.records.trained import Trained
+from pytest_llmperf.records.calibration import Place
+from pytest_llmperf.records.launch import RankRecord, Trained
 
 Instant = TypeVar("Instant")
 

@@ -23,10 +23,10 @@ from pytest_llmperf.observe.measurement import Boundary, Clock, Exchange, Measur
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import Project, Tracer
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.launch import Place
-from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
+from pytest_llmperf.records.calibration import Place
+from pytest_llmperf.records.launch import Trained
+from pytest_llmperf.records.steady_state import DECIDED, GOES_ON, PassingRanges, looks, why_end
 from pytest_llmperf.records.trace import UNWANTED, Trace
-from pytest_llmperf.records.trained import Trained
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pytest_llmperf.records.memory_shortage import Room, Said, of_a_peer, said
+from pytest_llmperf.records.failure import Room, Said, of_a_peer, said
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import boot_id, write_text
 

@@ -1,17 +1,40 @@
-"""Calibration: what a GPU gives to work that does not depend on what is under test, so that two GPUs can be compared.
-
-The canary of each launch takes a tenth of a second and finds a chip that is far too slow; this takes some seconds, once
-a day and GPU, and tells GPUs apart that differ by a per cent.
-"""
+"""Hardware: where ranks run, how it fared meanwhile, and what it gives to work that is not under test."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pytest_llmperf.support.codec import Number, sparse
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank runs."""
+
+    host: str
+    device: str
+    boot: str = ""
+
+
+def host_of(places: Iterable[Place]) -> str:
+    """The machines of a launch, which cool, feed and drive all its devices alike."""
+    return " + ".join(sorted({f"{place.host} {place.boot}".strip() for place in places}))
+
+
+def site_of(places: Iterable[Place]) -> str:
+    """The very hardware of a launch."""
+    # A GPU's UUID is its own everywhere; a CPU's name needs its host's.
+    return " + ".join(sorted(p.device if _UUID.search(p.device) else f"{p.host} {p.device}" for p in places))
+
+
+# Calibration: the canary of each launch takes a tenth of a second and finds a chip that is far too slow; this takes
+# some seconds, once a day and GPU, and tells GPUs apart that differ by a per cent.
 
 #: The work that is timed: products of matrices, a copy within the memory, and where there are peers an exchange.
 BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE = "bf16_product", "fp32_product", "copy", "all_reduce"
@@ -79,3 +102,44 @@ class Calibration:
         A copy is the driver's own and calls no library, so it stays comparable where torch, CUDA and the driver change.
         """
         return f"procedure {self.procedure}" if work == COPY else self.maker
+
+
+#: Why a GPU's clocks are lower than they could be, by NVML's bits; also by design: idle, its power limit.
+CLOCK_REASONS = {
+    0x01: "idle",
+    0x02: "application clocks",
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
+
+#: Clocks lowered for one of these reasons say something of the room or the board, nothing of the software. The power
+#: limit is not among them: a chip that works at full speed lives there.
+THROTTLES = frozenset(
+    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
+)
+
+
+@sparse("foreign_processes")
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """What else happened on the hardware while the launch ran."""
+
+    foreign_processes: tuple[str, ...] = ()
+    """Other processes on this launch's GPUs, one line each."""
+    clock_reasons: Mapping[str, float] = field(default_factory=dict)
+    """Why clocks were lowered while it trained: share of the samples, by reason."""
+    sm_clock_mhz: Number = 0.0
+    """Median while it trained, of the slowest GPU; 0 where nobody told. So is every figure below."""
+    temperature_celsius: Number = 0.0
+    """Highest while it trained."""
+    power_watts: Number = 0.0
+    """Mean while it trained, of all its GPUs together, by their energy counters."""
+    power_limit_watts: Number = 0.0
+    """Of the GPU with the lowest."""
+    memory_errors: int = 0
+    """New uncorrected ECC errors and row remappings."""

@@ -6,20 +6,22 @@ A record holds raw values only; every rate is a property derived from them. Byte
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
-from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.calibration import Calibration, Health, Place, host_of, site_of
 from pytest_llmperf.records.learning import OLDER as UNINSPECTED
-from pytest_llmperf.records.learning import Learning
+from pytest_llmperf.records.learning import Learning, RankLearning
 from pytest_llmperf.records.steady_state import Steady, find_steady, growth
-from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.records.trace import UNWANTED, Trace
+from pytest_llmperf.records.trace import merged as merged_traces
 from pytest_llmperf.settings.registry import Evidence
-from pytest_llmperf.support.codec import Number, sparse
+from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.support.codec import flat, sparse
 from pytest_llmperf.support.redaction import redacted
 
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
@@ -42,28 +44,6 @@ _STALLED = 2.0
 
 # What a launch of a single steady step is worth.
 _UNKNOWN = 0.05
-
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one rank runs."""
-
-    host: str
-    device: str
-    boot: str = ""
-
-
-def host_of(places: Iterable[Place]) -> str:
-    """The machines of a launch, which cool, feed and drive all its devices alike."""
-    return " + ".join(sorted({f"{place.host} {place.boot}".strip() for place in places}))
-
-
-def site_of(places: Iterable[Place]) -> str:
-    """The very hardware of a launch."""
-    # A GPU's UUID is its own everywhere; a CPU's name needs its host's.
-    return " + ".join(sorted(p.device if _UUID.search(p.device) else f"{p.host} {p.device}" for p in places))
 
 
 @sparse()
@@ -159,47 +139,6 @@ class Environment:
 PLACEMENT = ("slurm_nodes", "slurm_switches")
 
 
-#: Why a GPU's clocks are lower than they could be, by NVML's bits; also by design: idle, its power limit.
-CLOCK_REASONS = {
-    0x01: "idle",
-    0x02: "application clocks",
-    0x04: "power limit",
-    0x08: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-    0x100: "display clocks",
-}
-
-#: Clocks lowered for one of these reasons say something of the room or the board, nothing of the software. The power
-#: limit is not among them: a chip that works at full speed lives there.
-THROTTLES = frozenset(
-    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
-)
-
-
-@sparse("foreign_processes")
-@dataclass(frozen=True, kw_only=True)
-class Health:
-    """What else happened on the hardware while the launch ran."""
-
-    foreign_processes: tuple[str, ...] = ()
-    """Other processes on this launch's GPUs, one line each."""
-    clock_reasons: Mapping[str, float] = field(default_factory=dict)
-    """Why clocks were lowered while it trained: share of the samples, by reason."""
-    sm_clock_mhz: Number = 0.0
-    """Median while it trained, of the slowest GPU; 0 where nobody told. So is every figure below."""
-    temperature_celsius: Number = 0.0
-    """Highest while it trained."""
-    power_watts: Number = 0.0
-    """Mean while it trained, of all its GPUs together, by their energy counters."""
-    power_limit_watts: Number = 0.0
-    """Of the GPU with the lowest."""
-    memory_errors: int = 0
-    """New uncorrected ECC errors and row remappings."""
-
-
 @sparse("health")
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -226,7 +165,7 @@ class Launch:
     """What the hardware gave to work that never changes, the slowest rank's (``observe/reference_work.py``)."""
     health: Health = field(default_factory=Health)
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Where its seconds went, by the names of ``records/phases.py``: ``wall_seconds``, and the wait before them.
+    """Where its seconds went, by the names of ``records/failure.py``: ``wall_seconds``, and the wait before them.
     Empty where nobody told and in old records; baselines keep what is held (``HELD`` there)."""
     trace: Trace = field(default_factory=lambda: Trace(none=OLDER))
     """What a step of it did, by name. Baselines keep one trace, and not each launch's."""
@@ -392,3 +331,96 @@ class Launch:
     def fullest_rank(self) -> RankRecord:
         """The one that reserved most memory."""
         return max(self.ranks, key=lambda rank: rank.peak_reserved_bytes)
+
+
+# What one rank saw of its training, and what ranks saw as one: a launch's record is made of it, whoever trained.
+
+
+#: Asks a process of a user's own training what it does. SIGUSR1 may be the script's: to save before SLURM ends it.
+ASKS = signal.SIGRTMAX - 5
+
+
+@dataclass(frozen=True)
+class Later:
+    """One rank's findings after all that is timed."""
+
+    attention_kernel: str = "unknown"
+    """The operators that attention calls."""
+    trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
+    learning: RankLearning = field(default_factory=lambda: RankLearning(none=UNWANTED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One rank's share of a finished run."""
+
+    record: RankRecord
+    losses: tuple[float, ...]
+    gradient_norms: tuple[float, ...] = ()
+    """Of the first steps, before clipping."""
+    train_seconds: float
+    """From the first step's begin to the end of the last one's work, as the host saw it."""
+    parameters: int
+    evidence: Mapping[str, Any]
+    """But for what is seen ``later``."""
+    later: Later = field(default_factory=Later)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank of a user's own training leaves: ranks do not talk to one another."""
+
+    world: int
+    """How many ranks there are."""
+    record: RankRecord
+    losses: tuple[float, ...]
+    """Of every step; empty where a backward pass did not begin from one number."""
+    train_seconds: float
+    parameters: int
+    evidence: Mapping[str, Any]
+    trace: Trace
+    loaded: Mapping[str, str]
+    """As ``Environment`` has it."""
+
+
+def launch_of(spec: Spec, started_at: str, first: Trained | Share, by_rank: Sequence[Trace], **seen: Any) -> Launch:
+    """The record of ``spec``, without what its launcher alone knows; ``first``: rank 0's, ``by_rank``: traces."""
+    return Launch(
+        spec_id=spec.id,
+        digest=spec.digest,
+        started_at=started_at,
+        wall_seconds=0.0,
+        train_seconds=first.train_seconds,
+        warmup_steps=spec.warmup_steps,
+        parameters=first.parameters,
+        losses=first.losses,
+        trace=merged_traces(by_rank),
+        **seen,
+    )
+
+
+# Ranks need not compile alike: the worst of them counts.
+_COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
+    "compiled_graphs": min,
+    "graph_breaks": max,
+    "recompilations": max,
+    "allocator_retries": max,
+    "checkpoint_bytes": max,
+}
+
+# Ranks of one training may run on processors of two generations; what that does is seen in the clock.
+_OF_THE_HOST = frozenset({"setup.torch.cpu_capability"})
+
+
+def merged_evidence(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rank 0's evidence; what other ranks saw differently is in ``other_ranks``, by name and then by rank."""
+    worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items() if name in by_rank[0]}
+    facts = [dict(flat({name: seen[name] for name in seen if name not in _COUNTS})) for seen in by_rank]
+    others: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for seen in facts for name in seen if name not in _OF_THE_HOST):
+        first = facts[0].get(name)
+        for rank, seen in enumerate(facts):
+            own = seen.get(name)
+            if own != first and "unknown" not in (own, first):
+                others.setdefault(name, {})[str(rank)] = own
+    return {**by_rank[0], **worst, **({"other_ranks": others} if others else {})}

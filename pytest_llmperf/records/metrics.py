@@ -13,8 +13,8 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any, Literal
 
+from pytest_llmperf.records.failure import CHECKPOINT, IMPORTS, MODEL, START
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.phases import CHECKPOINT, IMPORTS, MODEL, START
 from pytest_llmperf.records.result import STAND_INS, Check
 from pytest_llmperf.support import formats
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from pytest_llmperf.records.launch import Place, host_of, site_of
+from pytest_llmperf.records.calibration import Place, host_of, site_of
 from pytest_llmperf.records.trace import COUNTED, Trace
 from pytest_llmperf.support.codec import Number
 

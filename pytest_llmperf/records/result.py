@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from pytest_llmperf.records.failure import summed, total
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.phases import summed, total
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
@@ -200,7 +200,7 @@ class Spent:
 
     launches: int = 0
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by what they went to (``records/phases.py``), of all launches together."""
+    """Seconds by what they went to (``records/failure.py``), of all launches together."""
     gpu_seconds: float = 0.0
     """For which they held GPUs."""
 

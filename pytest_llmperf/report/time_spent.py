@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_llmperf.records import phases as names
-from pytest_llmperf.records.phases import total
+from pytest_llmperf.records import failure as names
+from pytest_llmperf.records.failure import total
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.support import formats
 

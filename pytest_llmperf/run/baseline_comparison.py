@@ -35,9 +35,9 @@ from pytest_llmperf.judge.verdict import (
 )
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import USUAL, CaseResult, Check
+from pytest_llmperf.records.steady_state import PassingRanges, takes_all_steps
 from pytest_llmperf.records.trace import COUNTED, Trace, new_places
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import Scaling

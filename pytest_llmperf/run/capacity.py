@@ -18,10 +18,9 @@ from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.prediction import PredictionError, predictions
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
-from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.failure import SEARCHING, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS
-from pytest_llmperf.records.phases import SEARCHING
 from pytest_llmperf.records.result import CaseResult, Check, Spent, Verdict, joined_reasons
 from pytest_llmperf.run.baseline_comparison import contradictions
 from pytest_llmperf.run.case import Caller, Case

@@ -18,8 +18,8 @@ from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineE
 from pytest_llmperf.judge.verdict import NEW, Judgement, joined
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.learning import ParityOrder, TrainingErrors
 from pytest_llmperf.records.metrics import METRICS
-from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult
 from pytest_llmperf.report.failure_message import different
 from pytest_llmperf.run.case import Caller, Case

@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.records.calibration import Calibration
-from pytest_llmperf.records.launch import Launch, Place
+from pytest_llmperf.records.calibration import Calibration, Place
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY
 from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult
 from pytest_llmperf.records.trace import COUNTED

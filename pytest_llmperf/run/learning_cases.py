@@ -12,7 +12,7 @@ from pytest_llmperf.judge.loss_curves import FEWEST_STEPS, LOSS_CURVES, CurveBas
 from pytest_llmperf.judge.store import BaselineError, Store
 from pytest_llmperf.judge.training_parity import Parity, judge_parity
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.parity import ParityOrder
+from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.result import FAILING, OTHER_LEARNING, CaseResult, JudgedCurve, joined_reasons, worst_of
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.findings import CannotRunError, Concluded

@@ -22,12 +22,21 @@ from pytest_llmperf.launch.site import OutOfTimeError, listed
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
-from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
+from pytest_llmperf.records.failure import (
+    COMPARING,
+    FAILED,
+    OTHER,
+    SEARCHING,
+    WAITING,
+    Failure,
+    LaunchFailed,
+    Progress,
+    accounted,
+)
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.parity import ParityOrder
-from pytest_llmperf.records.phases import COMPARING, FAILED, OTHER, SEARCHING, WAITING, accounted
+from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.result import CaseResult, Spent
+from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import MadeTrainings
 from pytest_llmperf.run.findings import CaseFailedError, LaunchObserver, RunEndedError

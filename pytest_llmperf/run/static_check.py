@@ -19,8 +19,7 @@ from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.records.failure import Failure, LaunchFailed
-from pytest_llmperf.records.phases import OTHER
+from pytest_llmperf.records.failure import OTHER, Failure, LaunchFailed
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.run import plan

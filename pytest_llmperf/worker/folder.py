@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.parity import ParityOrder
+from pytest_llmperf.records.learning import ParityOrder
+from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text

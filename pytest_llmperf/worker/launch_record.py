@@ -16,9 +16,18 @@ import torch.distributed as dist
 from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.reference_work import slowest
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.records import learning
-from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, RankRecord
-from pytest_llmperf.records.trained import Later, Trained, launch_of, merged
+from pytest_llmperf.records.launch import (
+    ENVIRONMENT_FILE,
+    MEASURED_FILE,
+    RECORD_FILE,
+    Environment,
+    Later,
+    RankRecord,
+    Trained,
+    launch_of,
+    merged_evidence,
+)
+from pytest_llmperf.records.learning import merged_learning
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_failure, write_json
@@ -95,11 +104,11 @@ class Recorder:
             gradient_norms=self._trained.gradient_norms,
             # Of one rank its canary is the launch's.
             ranks=records if len(records) > 1 else (replace(records[0], canary={}),),
-            evidence=merged(kernels),
+            evidence=merged_evidence(kernels),
             environment=replace(self._environment, loaded=self._loaded),
             canary=slowest([record.canary for record in records]),
             planned_steps=spec.steps if len(self._trained.record.step_seconds) < spec.steps else 0,
-            learning=learning.merged([one.learning for one in later]),
+            learning=merged_learning([one.learning for one in later]),
         )
         write_json(self._folder / name, codec.plain(launch))
 

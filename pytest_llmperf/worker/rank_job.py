@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pytest_llmperf.observe.device import is_gpu, own_device, still_allocated
 from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, lack_of_memory, watched
 from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.records.trained import Trained
+from pytest_llmperf.records.launch import Trained
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.folder import Request, write_json
 from pytest_llmperf.worker.launch_record import Recorder

@@ -12,9 +12,10 @@ import pytest
 from pytest_llmperf.judge.pairs import Bounds
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Launch, Place
-from pytest_llmperf.records.launch_end import PassingRanges
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.run.case import CaseTerms
 from tests.engine.conftest import EAGER, SPEC, Engine

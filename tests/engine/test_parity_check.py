@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.parity import SEEDS, TrainingErrors
+from pytest_llmperf.records.learning import PARITY_SEEDS, TrainingErrors
 from pytest_llmperf.run import plan
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, DidNotTrainError, Width
@@ -114,5 +114,5 @@ def test_a_case_that_a_missing_package_skips_is_told_by_its_own_name_as_lost(
 
 def test_the_last_seeds_leave_room_for_those_that_follow() -> None:
     last = replace(SPEC, seed=2**32 - 1)
-    assert small(last).seed + SEEDS < 2**32
+    assert small(last).seed + PARITY_SEEDS < 2**32
     assert small(SPEC).seed == SPEC.seed

@@ -14,7 +14,7 @@ import pytest
 from pytest_llmperf.judge.pairs import Bounds
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
-from pytest_llmperf.records.phases import HELD
+from pytest_llmperf.records.failure import HELD
 from pytest_llmperf.run import capacity
 from pytest_llmperf.run.findings import DidNotTrainError
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -19,9 +19,10 @@ from pytest_llmperf.launch import local, machine
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.records.parity import TrainingErrors
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.learning import TrainingErrors
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError

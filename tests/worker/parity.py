@@ -10,7 +10,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.training_parity import Parity, judge_parity
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart
-from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
+from pytest_llmperf.records.learning import ParityOrder, TrainingErrors
 from pytest_llmperf.settings.registry import plainest, small
 from tests.worker import launching
 from tests.worker.import_patch import as_on_gpus, in_the_rank

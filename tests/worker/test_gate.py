@@ -12,9 +12,8 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.waits import by_work
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.records.launch import Place
-from pytest_llmperf.records.launch_end import PassingRange, PassingRanges
-from pytest_llmperf.records.steady_state import MOST_GROWTH
+from pytest_llmperf.records.calibration import Place
+from pytest_llmperf.records.steady_state import MOST_GROWTH, PassingRange, PassingRanges
 from tests.worker import engine
 from tests.worker.engine import checks
 from tests.worker.import_patch import in_the_rank

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.records.parity import OWN
+from pytest_llmperf.records.learning import OWN
 from pytest_llmperf.settings.parallelism import gathered_precision
 from pytest_llmperf.settings.registry import plainest
 from tests.worker.engine import checks

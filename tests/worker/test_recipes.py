@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E40
 from pytest_llmperf.observe.tracer import STEPS  # noqa: E402
 from pytest_llmperf.observe.training import ObservedTraining, Plan  # noqa: E402
 from pytest_llmperf.observe.vital_signs import Heartbeat  # noqa: E402
-from pytest_llmperf.records.trained import Trained  # noqa: E402
+from pytest_llmperf.records.launch import Trained  # noqa: E402
 from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: E402
 from pytest_llmperf.worker import rank_job as job  # noqa: E402
 from pytest_llmperf.worker import recipes  # noqa: E402

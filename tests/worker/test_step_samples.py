@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.records.learning import RankLearning, merged
+from pytest_llmperf.records.learning import RankLearning, merged_learning
 
 torch = pytest.importorskip("torch")
 
@@ -37,7 +37,7 @@ def misplaced(read: Sequence[int], step: int, rows: Any) -> tuple[int, int]:
     for own in (read[::2], read[1::2]):
         batch = {name: torch.stack([rows[index][name] for index in own]) for name in ("input_ids", "labels")}
         ranks.append(RankLearning(**inspection.found_in(inspection.row_digests(batch), rows, step * STEP, STEP)))
-    learning = merged(ranks)
+    learning = merged_learning(ranks)
     return learning.misplaced_samples, learning.foreign_samples
 
 

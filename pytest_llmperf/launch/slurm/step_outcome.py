@@ -26,8 +26,9 @@ from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.controller import AllocationError, expand_nodes
 from pytest_llmperf.launch.watch import sum_of_known
+from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.spec import Spec
 
 _FAILED = re.compile(r"srun: error: .*(?:Node failure on|failed on node) ([^\s:]+)")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_llmperf.analysis.formulas import PARTS
+from pytest_llmperf.records.failure import total
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE
-from pytest_llmperf.records.phases import total
 from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.page.page_model import (
     FOR_A_PERSON,

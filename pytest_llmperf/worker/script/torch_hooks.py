@@ -26,8 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from pytest_llmperf.observe.measurement import resident
 from pytest_llmperf.observe.tracer import Project
 from pytest_llmperf.observe.vital_signs import Headroom, LastWords, lack_of_memory
-from pytest_llmperf.records.launch import NO_RANKS
-from pytest_llmperf.records.trained import ASKS
+from pytest_llmperf.records.launch import ASKS, NO_RANKS
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.worker.folder import write_failure
 from pytest_llmperf.worker.script.steps import StepsError

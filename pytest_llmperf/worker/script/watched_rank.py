@@ -23,8 +23,7 @@ from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import Project, is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
-from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, RankRecord
-from pytest_llmperf.records.trained import ASKS, Share
+from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_json

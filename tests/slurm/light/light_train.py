@@ -17,8 +17,7 @@ from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.measurement import Clock
 from pytest_llmperf.observe.training import Burner
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.launch import RankRecord
-from pytest_llmperf.records.trained import Trained
+from pytest_llmperf.records.launch import RankRecord, Trained
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.folder import Request
 from tests.fakes import evidence_of

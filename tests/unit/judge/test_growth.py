@@ -16,8 +16,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import text_of
 from pytest_llmperf.judge.verdict import GROWTH, growth_checks, joined, judge
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.launch_end import takes_all_steps
-from pytest_llmperf.records.steady_state import MOST_GROWTH, growth
+from pytest_llmperf.records.steady_state import MOST_GROWTH, growth, takes_all_steps
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of

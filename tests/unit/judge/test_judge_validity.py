@@ -11,7 +11,8 @@ import pytest
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.judge.validity import Circumstances, circumstances, troubles, unusable
-from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.calibration import Health
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.optimizer import OPTIMIZERS, optimizer_class
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of

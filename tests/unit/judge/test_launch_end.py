@@ -18,19 +18,20 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy, passing_ranges
 from pytest_llmperf.judge.verdict import judge
-from pytest_llmperf.records.launch import Launch, Place
-from pytest_llmperf.records.launch_end import (
+from pytest_llmperf.records.calibration import Place
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import measured
+from pytest_llmperf.records.steady_state import (
     DECIDED,
     ENOUGH,
     GOES_ON,
     KNOWN,
     PassingRange,
     PassingRanges,
+    find_steady,
     looks,
     why_end,
 )
-from pytest_llmperf.records.metrics import measured
-from pytest_llmperf.records.steady_state import find_steady
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import Fake, launch_of

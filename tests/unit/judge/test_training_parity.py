@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_llmperf.judge.training_parity import judge_parity
-from pytest_llmperf.records.parity import FP32, GRADIENT, OWN, UPDATE, TensorError, TrainingErrors, merged
+from pytest_llmperf.records.learning import FP32, GRADIENT, OWN, UPDATE, TensorError, TrainingErrors, merged_errors
 from pytest_llmperf.run.cases import need_the_same_training
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.settings.models import built_in_names, resolve, small_config
@@ -168,7 +168,7 @@ class TestRecords:
 
     def test_of_several_ranks_the_one_that_is_furthest_off_is_kept(self) -> None:
         far = training(gradients={"a": 0.5})
-        one = merged([training(), far])
+        one = merged_errors([training(), far])
         (worst,) = [each for each in one.tensors if (each.kind, each.tensor, each.step) == (GRADIENT, "a", 1)]
         assert (worst.error, worst.rank) == (0.5, 1)
         assert one.losses == training().losses

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from pytest_llmperf.launch import watch
 from pytest_llmperf.launch.watch import Lap, Meter, ProgressReader, with_phases
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.failure import Progress
+from pytest_llmperf.records.failure import FAILED, HELD, OTHER, WAITING, Progress, accounted, phases_of, summed, total
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.phases import FAILED, HELD, OTHER, WAITING, accounted, phases_of, summed, total
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of

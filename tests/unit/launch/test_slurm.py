@@ -35,8 +35,9 @@ from pytest_llmperf.launch.slurm.node import server_key
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.slurm_site import SlurmLauncher
 from pytest_llmperf.launch.watch import ProgressReader
+from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.launch import Launch
 from tests.golden import Golden
 from tests.slurm.fakes import FakeSlurm
 

@@ -9,8 +9,7 @@ import pytest
 
 from pytest_llmperf.launch import outcome
 from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.memory_shortage import Room
+from pytest_llmperf.records.failure import Failure, Progress, Room
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.golden import Golden

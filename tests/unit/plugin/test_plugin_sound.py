@@ -10,8 +10,9 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import Circumstances
+from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, LaunchFailed
-from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run import runner
 from pytest_llmperf.run.runner import LaunchRetry
 from tests.fakes import launch_of

@@ -15,15 +15,8 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.repeats import changed_gradients
 from pytest_llmperf.judge.validity import notes, troubles, unlearnt
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.learning import (
-    OLDER,
-    UNWANTED,
-    Learning,
-    RankLearning,
-    ReplayedUpdate,
-    TensorSeen,
-    merged,
-)
+from pytest_llmperf.records.learning import OLDER, Learning, RankLearning, ReplayedUpdate, TensorSeen, merged_learning
+from pytest_llmperf.records.trace import UNWANTED
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 from tests.golden import Golden
@@ -64,7 +57,7 @@ def rank(*tensors: TensorSeen, **values: Any) -> RankLearning:
 
 
 def test_ranks_that_saw_the_same_are_one() -> None:
-    found = merged([rank(samples=(0, 1)), rank(samples=(2, 3))])
+    found = merged_learning([rank(samples=(0, 1)), rank(samples=(2, 3))])
     assert (found.tensors, found.gradient_norm, found.clip_factors) == (2, 2.0, (0.5, 0.5))
     assert (found.differing_weights, found.differing_gradients, found.shared_samples) == ((), (), 0)
     assert list(unlearnt(SPEC, launch(found))) == []
@@ -72,30 +65,32 @@ def test_ranks_that_saw_the_same_are_one() -> None:
 
 def test_the_norm_of_shards_is_of_all_of_them_and_of_replicas_of_one() -> None:
     shards = [rank(shard=0, squares=4.0), rank(shard=1, squares=5.0)]
-    assert merged(shards).gradient_norm == 3.0
-    assert merged([*shards, *shards]).gradient_norm == 3.0
+    assert merged_learning(shards).gradient_norm == 3.0
+    assert merged_learning([*shards, *shards]).gradient_norm == 3.0
 
 
 def test_what_replicas_hold_differently_is_named_and_what_shards_hold_is_not(golden: Golden) -> None:
     other = rank(tensor(), tensor("b", weights=7, gradient=8))
-    found = merged([rank(), other])
+    found = merged_learning([rank(), other])
     assert (found.differing_weights, found.differing_gradients) == (("b",), ("b",))
-    assert merged([rank(), replace(other, shard=1)]).differing_weights == ()
+    assert merged_learning([rank(), replace(other, shard=1)]).differing_weights == ()
     lines = list(unlearnt(SPEC, launch(found)))
     golden(lines)
 
 
 def test_an_empty_shard_does_not_make_a_tensor_still(golden: Golden) -> None:
     empty = tensor("b", is_reached=False, has_moved=False, weights=0, gradient=0)
-    found = merged([rank(shard=0), rank(tensor(), empty, shard=1)])
+    found = merged_learning([rank(shard=0), rank(tensor(), empty, shard=1)])
     assert (found.unreached, found.still) == ((), ())
-    nowhere = merged([rank(tensor(), empty, shard=0), rank(tensor(), empty, shard=1)])
+    nowhere = merged_learning([rank(tensor(), empty, shard=0), rank(tensor(), empty, shard=1)])
     assert nowhere.unreached == ("b",)
     golden(unlearnt(SPEC, launch(nowhere)))
 
 
 def test_what_does_not_move_is_lost_in_16_bits_and_a_fault_in_more(golden: Golden) -> None:
-    wide, narrow = (merged([rank(tensor(), tensor("b", has_moved=False, is_narrow=is_narrow))]) for is_narrow in (0, 1))
+    wide, narrow = (
+        merged_learning([rank(tensor(), tensor("b", has_moved=False, is_narrow=is_narrow))]) for is_narrow in (0, 1)
+    )
     assert (wide.still, wide.lost) == (("b",), 0)
     assert (narrow.still, narrow.lost) == ((), 1)
     assert list(unlearnt(SPEC, launch(narrow))) == []
@@ -106,15 +101,15 @@ def test_what_does_not_move_is_lost_in_16_bits_and_a_fault_in_more(golden: Golde
 
 
 def test_samples_that_the_data_set_has_twice_may_be_read_twice() -> None:
-    assert merged([rank(samples=(0, 1)), rank(samples=(1, 2))]).shared_samples == 1
-    assert merged([rank(samples=(0, 1), ambiguous=frozenset({1})), rank(samples=(1, 2))]).shared_samples == 0
-    assert merged([rank(samples=(0, -1)), rank(samples=(-1, 2))]).foreign_samples == 2
-    assert merged([rank(samples=(-1, -1))]).shared_samples == 0
+    assert merged_learning([rank(samples=(0, 1)), rank(samples=(1, 2))]).shared_samples == 1
+    assert merged_learning([rank(samples=(0, 1), ambiguous=frozenset({1})), rank(samples=(1, 2))]).shared_samples == 0
+    assert merged_learning([rank(samples=(0, -1)), rank(samples=(-1, 2))]).foreign_samples == 2
+    assert merged_learning([rank(samples=(-1, -1))]).shared_samples == 0
 
 
 def test_samples_of_all_ranks_are_those_that_come_next_in_whatever_order() -> None:
     def misplaced(*read: tuple[int, ...], expected: tuple[int, ...] = (4, 5, 6, 6)) -> int:
-        return merged([rank(samples=each, expected_samples=expected) for each in read]).misplaced_samples
+        return merged_learning([rank(samples=each, expected_samples=expected) for each in read]).misplaced_samples
 
     assert misplaced((4, 6), (6, 5)) == 0
     assert misplaced((4, 4), (5, 6)) == 1
@@ -126,16 +121,16 @@ def test_samples_of_all_ranks_are_those_that_come_next_in_whatever_order() -> No
 def test_the_worst_replay_of_all_ranks_is_the_launchs() -> None:
     far = replace(REPLAY, roundings=99.0, tensor="b", miscounted=("b",), counts=(1, 24))
     empty = replace(REPLAY, tensors=0, roundings=0.0, tensor="", counts=(0, 0))
-    found = merged([rank(replay=REPLAY), rank(replay=far), rank(replay=empty, shard=1)]).replay
+    found = merged_learning([rank(replay=REPLAY), rank(replay=far), rank(replay=empty, shard=1)]).replay
     assert found == far
-    assert merged([rank(replay=REPLAY), rank(replay=ReplayedUpdate(none="no formula"))]).replay == ReplayedUpdate(
-        none="no formula"
-    )
-    assert merged([rank(replay=empty)]).replay.counts == (0, 0)
+    assert merged_learning(
+        [rank(replay=REPLAY), rank(replay=ReplayedUpdate(none="no formula"))]
+    ).replay == ReplayedUpdate(none="no formula")
+    assert merged_learning([rank(replay=empty)]).replay.counts == (0, 0)
 
 
 def test_a_tensor_that_is_clipped_otherwise_than_the_whole_is_seen() -> None:
-    assert merged([rank(clip_factors=(0.5, 0.5)), rank(clip_factors=(0.1, 0.5))]).clip_factors == (0.1, 0.5)
+    assert merged_learning([rank(clip_factors=(0.5, 0.5)), rank(clip_factors=(0.1, 0.5))]).clip_factors == (0.1, 0.5)
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -227,7 +222,7 @@ def test_scaled_losses_skip_steps_and_scale_gradients() -> None:
 
 
 def test_what_nobody_looked_at_is_no_fault_and_is_told(golden: Golden) -> None:
-    failed = merged([rank(), rank(none="RuntimeError: so it is")])
+    failed = merged_learning([rank(), rank(none="RuntimeError: so it is")])
     assert not failed
     assert list(unlearnt(SPEC, launch(failed))) == []
     (line,) = notes([launch(failed), launch(failed)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.records.launch import Place
+from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult
 from pytest_llmperf.run.history import History
 from pytest_llmperf.support import codec

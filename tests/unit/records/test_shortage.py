@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_llmperf.records.memory_shortage import Room, of_a_peer, said
+from pytest_llmperf.records.failure import Room, of_a_peer, said
 from pytest_llmperf.support import codec
 from tests.golden import Golden
 

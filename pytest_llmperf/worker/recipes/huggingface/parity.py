@@ -12,18 +12,18 @@ import torch
 from transformers.optimization import Adafactor
 
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.parity import (
-    BESIDE,
-    FILE,
+from pytest_llmperf.records.learning import (
+    ERRORS_FILE,
     FP32,
     GRADIENT,
     OWN,
-    SEEDS,
+    PARITY_BESIDE,
+    PARITY_SEEDS,
     UPDATE,
     ParityOrder,
     TensorError,
     TrainingErrors,
-    merged,
+    merged_errors,
 )
 from pytest_llmperf.settings.models import small_config
 from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
@@ -202,10 +202,10 @@ def make_small_trainings(
     if order.truth:
         errors = list(_beside_truth(spec, Path(order.truth), train))
     else:
-        errors = [one for number in range(SEEDS) for one in _plain(spec, number, order, request.folder, train)]
+        errors = [one for number in range(PARITY_SEEDS) for one in _plain(spec, number, order, request.folder, train)]
     beat.enter("finishing")
     if errors:
-        write_json(request.folder / FILE, [codec.plain(one) for one in errors])
+        write_json(request.folder / ERRORS_FILE, [codec.plain(one) for one in errors])
 
 
 def _truth_file(folder: Path, seed: int) -> Path:
@@ -240,7 +240,7 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
     forms = {OWN: spec, FP32: in_fp32(spec)}
     if forms[FP32].digest == spec.digest:
         del forms[FP32]
-    for number in range(BESIDE):
+    for number in range(PARITY_BESIDE):
         seed = spec.seed + number
         truth: Truth | None = None
         for form, one in forms.items():
@@ -249,4 +249,4 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
             truth = truth or Truth.load(_truth_file(folder, seed), seen.device)
             found = from_ranks(errors_of(form, of_seed, seen, truth))
             if found:
-                yield merged(found)
+                yield merged_errors(found)

@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from pytest_llmperf.observe.reference_work import hardware_rates
 from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.trained import Later, Trained
+from pytest_llmperf.records.launch import Later, Trained
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.support.formats import memory
 from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
