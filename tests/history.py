@@ -10,7 +10,7 @@ from datetime import date, timedelta
 
 from pytest_llmperf.judge.stats import Noise, Spread
 from pytest_llmperf.records.calibration import Place
-from pytest_llmperf.records.past_result import PastLaunch, PastResult
+from pytest_llmperf.records.result import PastLaunch, PastResult
 
 MACHINE = "nvidia-h200-140gib"
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from pytest_llmperf.judge.pairs import Lineage, Side, compared_ends, most_steps, side_of
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.records.past_result import Candidate
+from pytest_llmperf.records.result import Candidate
 from tools import tables
 
 _POLICY = Policy.for_gpu()

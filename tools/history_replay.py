@@ -25,7 +25,7 @@ from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histori
 from pytest_llmperf.judge.gpu_knowledge import FACTORS, Knowledge, Model
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.past_result import PastLaunch, PastResult
+from pytest_llmperf.records.result import PastLaunch, PastResult
 from pytest_llmperf.run.history import scattering
 from pytest_llmperf.run.history_store import HistoryStore
 from tools import tables

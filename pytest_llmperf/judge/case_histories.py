@@ -20,7 +20,7 @@ from pytest_llmperf.judge.change_points import (
 )
 from pytest_llmperf.judge.stats import Noise, quantile
 from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
-from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import percent
 

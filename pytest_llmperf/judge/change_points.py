@@ -28,7 +28,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from pytest_llmperf.judge.stats import Noise, variance_of
-from pytest_llmperf.records.past_result import PastLaunch, PastResult
+from pytest_llmperf.records.result import PastLaunch, PastResult
 from pytest_llmperf.support.interpreter import Array, np, special
 
 #: That a series which never changed shows a change point at all.

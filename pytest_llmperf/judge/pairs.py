@@ -21,8 +21,7 @@ from pytest_llmperf.judge.stats import Difference, paired_difference, quantile, 
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measured
-from pytest_llmperf.records.past_result import Candidate
-from pytest_llmperf.records.result import Check, Verdict, worst_of
+from pytest_llmperf.records.result import Candidate, Check, Verdict, worst_of
 from pytest_llmperf.support.user_input import is_positive
 
 # One-sided confidence in "the bound holds", and two-sided in the interval that is shown.

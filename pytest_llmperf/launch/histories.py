@@ -27,7 +27,7 @@ from filelock import FileLock
 from packaging.version import InvalidVersion, Version
 
 from pytest_llmperf.launch.scratch import means_no_room
-from pytest_llmperf.records.past_result import Candidate
+from pytest_llmperf.records.result import Candidate
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.folders import cache_folder, refuse_others_folder
 from pytest_llmperf.support.user_input import hint

@@ -18,7 +18,7 @@ from pytest_llmperf.launch.histories import GitHistory, History, NoRoomError, No
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, counts
-from pytest_llmperf.records.past_result import Candidate
+from pytest_llmperf.records.result import Candidate
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs

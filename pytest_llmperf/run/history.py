@@ -13,7 +13,7 @@ from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histories
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Experience, Noise
-from pytest_llmperf.records.past_result import OBSERVED, PastResult
+from pytest_llmperf.records.result import OBSERVED, PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
 from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.report.text import one_line

@@ -24,7 +24,7 @@ from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.calibration import Calibration, Place
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY
-from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult
+from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult
 from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.run_document import Result, RunDocument
 from pytest_llmperf.report.text import one_line

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from pytest_llmperf.launch.histories import NoRoomError, NotMadeError, Span
-from pytest_llmperf.records.past_result import Candidate
+from pytest_llmperf.records.result import Candidate
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector
 from pytest_llmperf.run.findings import CaseFailedError
 from tests.engine.conftest import SPEC, Engine

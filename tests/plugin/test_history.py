@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.run.history_store import HistoryStore
 from tests.golden import Golden
 from tests.plugin.conftest import Project

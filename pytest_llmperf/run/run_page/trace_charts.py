@@ -10,7 +10,7 @@ from pytest_llmperf.analysis.step_difference import DATA, HOST, step_difference
 from pytest_llmperf.analysis.step_difference import parts_of as parts_by_name
 from pytest_llmperf.analysis.step_words import milliseconds, short_kernel
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment
-from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.page.page_model import Line, LineChart, Row, RowChart, Section, Table
 from pytest_llmperf.report.run_document import Result

@@ -25,7 +25,7 @@ import torch
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.environment import environment, place_of
 from pytest_llmperf.observe.tracer import Project, Tracer
-from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult, counts_of
+from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult, counts_of
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets

@@ -16,7 +16,7 @@ from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.commands.bisect import page
 from pytest_llmperf.judge.pairs import Yardstick
 from pytest_llmperf.launch import histories
-from pytest_llmperf.records.past_result import Candidate
+from pytest_llmperf.records.result import Candidate
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.bisection import Bisection
 from pytest_llmperf.run.findings import Findings

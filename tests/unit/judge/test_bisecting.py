@@ -24,7 +24,7 @@ from pytest_llmperf.judge.pairs import (
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference, Noise, Spread
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.past_result import Candidate
+from pytest_llmperf.records.result import Candidate
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.examples import examples
 from tests.fakes import Fake, launch_of

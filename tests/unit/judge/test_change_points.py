@@ -24,7 +24,7 @@ from pytest_llmperf.judge.case_histories import (
 )
 from pytest_llmperf.judge.change_points import FALSE_ALARM, Covariance, Timeline, find_levels
 from pytest_llmperf.records.calibration import Calibration
-from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.run.history import scattering
 from pytest_llmperf.support import codec
 from tests.examples import examples

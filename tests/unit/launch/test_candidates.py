@@ -21,7 +21,7 @@ from pytest_llmperf.launch.histories import (
     PackageHistory,
     probed,
 )
-from pytest_llmperf.records.past_result import Candidate
+from pytest_llmperf.records.result import Candidate
 from tests.golden import Golden
 from tests.waiting import until
 

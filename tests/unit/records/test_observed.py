@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.records.calibration import Place
-from pytest_llmperf.records.past_result import OBSERVED, PastLaunch, PastResult
+from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult
 from pytest_llmperf.run.history import History
 from pytest_llmperf.support import codec
 from tests.golden import Golden
