@@ -176,9 +176,10 @@ class ScriptLaunch:
         if any(self.folder.glob("failure-*.json")):
             return replace(ended, returncode=ended.returncode or 1)  # a rank says why, however the command ended
         if not shares:
-            if ended.returncode and not ended.timed_out:
-                for path in (self.folder / NO_RANKS).glob("failure-*.json"):
+            for path in (self.folder / NO_RANKS).glob("failure-*.json") if not ended.timed_out else ():
+                if ended.returncode or json.loads(path.read_text(encoding="utf-8"))["kind"] == "refused":
                     path.replace(self.folder / path.name)
+                    ended = replace(ended, returncode=ended.returncode or 1)
             return ended
         if why := self._refused(shares, gpus):
             refusal = {"kind": "refused", "message": why, "tail": [], "time": time.time()}

@@ -225,6 +225,8 @@ class Boundary(Generic[Instant]):
     passes: int
     """Micro-batches so far, and their tokens."""
     tokens: int
+    fetched: float
+    """Seconds so far in which the host was inside a loader, where whoever drives says so."""
 
 
 class Measurement:
@@ -237,7 +239,7 @@ class Measurement:
         self._clock, self._memory, self._exchange = clock, memory, exchange
         self._losses: list[torch.Tensor] = []  # of each micro-batch, on its device
         self._norms: list[torch.Tensor] = []
-        self._num_tokens = 0
+        self._num_tokens, self._fetched = 0, 0.0
         self._real_tokens: list[int] = []
         self._start = self._seconds = 0.0
         self._before: Boundary[Any] | None = None
@@ -265,6 +267,10 @@ class Measurement:
             if real_tokens is not None:
                 self._real_tokens.append(real_tokens)
 
+    def fetched(self, seconds: float) -> None:
+        """The host was inside a loader."""
+        self._fetched += seconds
+
     def end_gradients(self, norm: Any) -> None:
         """A step's are clipped, before its update, and had this norm before."""
         if len(self._norms) < _FIRST_STEPS and isinstance(norm, torch.Tensor):
@@ -272,7 +278,8 @@ class Measurement:
 
     def boundary(self) -> Boundary[Any]:
         """This moment as the end of a step; waits for nothing."""
-        return Boundary(self._clock.instant(), self._memory.allocated(), len(self._losses), self._num_tokens)
+        instant, held = self._clock.instant(), self._memory.allocated()
+        return Boundary(instant, held, len(self._losses), self._num_tokens, self._fetched)
 
     def end_step(self, at: Boundary[Any] | None = None) -> None:
         """All its work has been issued: now, or ``at`` a moment before."""
@@ -290,6 +297,15 @@ class Measurement:
         self._peaks = self._memory.peaks()
         self.is_over = True
 
+    def _so_far(self, name: str) -> list[Any]:
+        """What was counted before the first step, and at the end of each."""
+        return [getattr(self._before, name, 0), *(getattr(end, name) for end in self._ends)]
+
+    @property
+    def fetch_seconds(self) -> list[float]:
+        """Of each step."""
+        return [b - a for a, b in pairwise(self._so_far("fetched"))]
+
     def trained(
         self, place: Place, rank: int, rates: Mapping[str, Any], *, keeps_losses: bool = True, **facts: Any
     ) -> Trained:
@@ -297,12 +313,8 @@ class Measurement:
 
         ``keeps_losses``: they are the training's own tensors, which would be gone otherwise.
         """
-        steps = len(self._ends)
-        passes, tokens = (
-            [getattr(self._before, name, 0), *(getattr(end, name) for end in self._ends)]
-            for name in ("passes", "tokens")
-        )
-        spans, each = [slice(*pair) for pair in pairwise(passes)], [b - a for a, b in pairwise(tokens)]
+        steps, passes = len(self._ends), self._so_far("passes")
+        spans, each = [slice(*pair) for pair in pairwise(passes)], [b - a for a, b in pairwise(self._so_far("tokens"))]
         # Losses that are kept by this measurement are no growth of the training's.
         own = passes[-1] // steps * self._memory.loss_bytes if keeps_losses else 0
         held = [end.held for end in self._ends]

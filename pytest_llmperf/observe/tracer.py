@@ -212,6 +212,10 @@ class Tracer:
         if self.is_running and len(self._data) < len(self._ends):
             self._data.append((max(self._fetch, self._ends[-1]), time.time_ns()))
 
+    def fetched(self, start: int, end: int) -> None:
+        """The host was inside a loader, one of several times in a step."""
+        self._data.append((max(start, self._ends[0]), end))
+
     def end_step(self) -> bool:
         """Whether that was the last one."""
         self._ends.append(time.time_ns())
@@ -364,7 +368,9 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: boo
     if not found.work:
         raise IncompleteTraceError("the profiler saw no operator" if on_host else "the profiler saw no kernel")
     steps: list[list[_Item]] = [[] for _ in marks.ends[1:]]
-    for step, item in _host_items(found.work, marks) if on_host else _device_items(found, marks):
+    # What a loader of ours does is fetching and not the step's: of two workers' batches one step may take in both.
+    apart = marks.data if are_alike else ()
+    for step, item in _host_items(found.work, marks, apart) if on_host else _device_items(found, marks):
         steps[step].append(item)
     if not any(steps):
         raise IncompleteTraceError("what the profiler saw is of no traced step")
@@ -436,7 +442,7 @@ def _device_items(found: Activities, marks: Marks) -> Iterator[tuple[int, _Item]
             yield step, ((kind, call.name), call.end - call.start)
 
 
-def _host_items(work: Sequence[Work], marks: Marks) -> Iterator[tuple[int, _Item]]:
+def _host_items(work: Sequence[Work], marks: Marks, apart: Sequence[tuple[int, int]]) -> Iterator[tuple[int, _Item]]:
     """Operators, each with its time but for that of those which it calls."""
     threads: dict[int, list[Work]] = defaultdict(list)
     for one in work:
@@ -453,8 +459,7 @@ def _host_items(work: Sequence[Work], marks: Marks) -> Iterator[tuple[int, _Item
             open_ones.append([one.end, index])
         for one, nanoseconds in zip(ordered, own, strict=True):
             step = marks.step_of(one.start)
-            # What the loader does is fetching and not the step's: of two workers' batches one step may take in both.
-            if step is not None and not any(start <= one.start < end for start, end in marks.data):
+            if step is not None and not any(start <= one.start < end for start, end in apart):
                 yield step, ((one.kind, short_name(one.name)), max(0, nanoseconds))
 
 

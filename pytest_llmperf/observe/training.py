@@ -21,7 +21,7 @@ from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.measurement import Boundary, Clock, Exchange, Measurement, Memory
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.tracer import Project, Tracer
+from pytest_llmperf.observe.tracer import Project, Tracer, with_timed_waits
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Trained
@@ -104,6 +104,13 @@ class ObservedTraining:
         if self._tracer:
             self._tracer.fetch_begins()
 
+    def fetched(self, start: int, end: int) -> None:
+        """The host was inside a loader, in nanoseconds since 1970: as a loop of nobody's we know says it."""
+        if self._tracer and self._tracer.is_running:
+            self._tracer.fetched(start, end)
+        elif not self.measurement.is_over:
+            self.measurement.fetched((end - start) * 1e-9)
+
     def ranks_meet(self) -> None:
         """Before the first pass of a step, whose batches are there: from now on this rank may wait for others."""
         if self._tracer:
@@ -162,7 +169,10 @@ class ObservedTraining:
         """Return the traced steps', once all is over; ``failed`` is what has ended them early."""
         if not self._tracer:
             return Trace(none=UNWANTED)
-        return self._tracer.trace(failed, self.measurement.step_seconds, self._plan.warmup_steps)
+        timed, warmup_steps = self.measurement.step_seconds, self._plan.warmup_steps
+        trace = self._tracer.trace(failed, timed, warmup_steps)
+        own = self._plan.is_ours
+        return trace if own else with_timed_waits(trace, self.measurement.fetch_seconds, timed, warmup_steps)
 
 
 class Ending:

@@ -45,7 +45,7 @@ class Heartbeat:
         self.enter("importing")
         self.reserved_bytes: Callable[[], int] = lambda: 0
         self._path = folder / "progress.json" if rank == 0 else None
-        self._words = words
+        self.words = words
         # torchrun, or nobody where it has gone already and this process belongs to the system's first one.
         pid = os.getppid()
         self._parent = psutil.Process(pid) if has_parent and pid > 1 and psutil.pid_exists(pid) else None
@@ -72,7 +72,7 @@ class Heartbeat:
             if _is_gone(self._parent) or _is_free(self._launcher_lock):
                 # torchrun or the launcher was killed and could not reap us: nobody will read what we would write.
                 os._exit(1)
-            self._words.poll()
+            self.words.poll()
             self.write()
 
     def write(self) -> None:

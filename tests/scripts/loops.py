@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -393,6 +394,27 @@ def to_the_end(clock: Clock) -> None:
     train(clock, Tiny())
     train(Clock(""), Tiny())
     sys.exit(3)
+
+
+def fetching(clock: Clock) -> None:
+    """Waits for each of two micro-batches for five thousandths of a second."""
+    model = Tiny()
+    optimizer = adam(model)
+
+    def slow(rows: Any) -> torch.Tensor:
+        time.sleep(0.005)
+        return torch.stack(rows)
+
+    ids = torch.randint(_WORDS, (8 * STEPS, 16))
+    losses: list[Any] = []
+    for index, batch in enumerate(torch.utils.data.DataLoader(ids, batch_size=4, collate_fn=slow)):
+        losses.append(model(batch) / 2)
+        losses[-1].backward()
+        if index % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            clock.step(sum(losses), 2 * batch.numel())
+            losses.clear()
 
 
 def short(clock: Clock) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ def sharded(clock: Clock) -> None:
 def spawned(rank: int) -> None:
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": os.environ["PORT"]}
     dist.init_process_group("gloo", rank=rank, world_size=2)
+    Path(f"seed-{rank}").write_text(str(torch.initial_seed()))
     no_sync(Clock(f"{os.environ['OWN_CLOCK']}-of-{rank}"))
 
 

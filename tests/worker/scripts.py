@@ -40,7 +40,7 @@ class Seen:
     @property
     def message(self) -> str:
         """Why there is no share."""
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in self.folder.glob("failure-*.json")]
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in self.folder.rglob("failure-*.json")]
         return str(found[0]["message"]) if found else ""
 
     @property

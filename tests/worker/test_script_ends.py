@@ -80,6 +80,34 @@ def test_what_a_script_does_beside_its_training_is_no_failure(tmp_path: Path) ->
     assert "PYTHONPATH" not in record.environment.variables, "the hooks' folder is none of the user's"
 
 
+# A helper with another model: goes backward, makes three steps, or goes on for ever.
+HELPER = """
+import torch, time
+weight = torch.nn.Parameter(torch.ones(3))
+for step in range({steps}):
+    weight.sum().backward()
+    {each}
+"""
+HELPERS = {
+    "goes backward": ("run", HELPER.format(steps=1, each="")),
+    "ends early": ("run", HELPER.format(steps=3, each="torch.optim.SGD([weight]).step()")),
+    "raises": ("run", HELPER.format(steps=1, each="1 / 0")),
+    "goes on": ("Popen", HELPER.format(steps=10**6, each="torch.optim.SGD([weight]).step(); time.sleep(0.05)")),
+}
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+def test_a_helper_that_goes_backward_first_is_no_rank(tmp_path: Path, helper: str) -> None:
+    how, code = HELPERS[helper]
+    before = f"import subprocess\nsubprocess.{how}([sys.executable, '-c', {code!r}])\n"
+    wait = "while not [*pathlib.Path(os.environ['LLMPERF_SCRIPT']).glob('rank-0.pid')]: time.sleep(0.05)"
+    project = loop(tmp_path / "project", before=before + (wait if how == "Popen" else ""))
+    record = launch(project)
+    assert isinstance(record, Launch), record
+    assert record.parameters == 16 * 16 + 16 + 16 + 1
+    assert not processes_of(tmp_path)
+
+
 FAULTS: dict[str, dict[str, Any]] = {
     "it raised": {"each": "assert step < 4, 'no more of it'"},
     "no rank raised": {"command": "bash -c 'python train.py & wait $!; exit 5'", "before": "raise OSError('no data')"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ STEPS = 12
 NAMES = (
     "plain accumulation evaluating failing scaler lbfgs gan gan5 muon rare compiled compiled_layers compiled_in_place "
     "compiled_function compiled_step compiled_optimizer in_backward checkpointed experts by_functions forking profiled "
-    "many_passes short"
+    "many_passes short fetching"
 ).split()
 # Each with what its spec says.
 LOOPS: dict[str, dict[str, Any]] = {
@@ -91,6 +92,13 @@ def test_a_traced_step_is_of_the_script_alone(seen: dict[str, Seen]) -> None:
     assert counts["aten::addmm"] == 5  # of 3, 5 and 7
     assert "own profiler" in seen["profiled"].share.trace.none
     assert "the training ended before" in seen["short"].share.trace.none
+
+
+def test_waits_for_data_are_the_host_s_time_inside_of_loaders(seen: dict[str, Seen]) -> None:
+    trace, seconds = seen["fetching"].share.trace, seen["fetching"].share.record.step_seconds
+    assert 0.01 < trace.data_seconds < median(seconds[2:])
+    assert "aten::stack" in {row.name for row in trace.rows}, "what a loader does is counted as before"
+    assert not seen["plain"].share.trace.data_seconds
 
 
 def test_another_training_that_begins_while_steps_are_traced_takes_nothing_from_those_that_were_timed(

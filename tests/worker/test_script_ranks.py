@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,15 @@ from tests.worker.scripts import FOLDER
 pytestmark = pytest.mark.torchrun
 
 
-def trained(words: str, folder: Path, **env: str) -> tuple[Launch, list[list[list[float]]]]:
+def trained(
+    words: str, folder: Path, env: dict[str, str] | None = None, **fields: Any
+) -> tuple[Launch, list[list[list[float]]]]:
     """The record, and each rank's own: when its steps ended, their losses, and their tokens."""
     home = folder / "home"
     shutil.copytree(FOLDER, home)
     command = f"python {words}"
-    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **env}
-    spec = ScriptSpec(command=command, gpus=2, steps=10, warmup_steps=2, env=variables, cwd=str(home))
+    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **(env or {})}
+    spec = ScriptSpec(command=command, gpus=2, steps=10, warmup_steps=2, env=variables, cwd=str(home), **fields)
     record = launched(spec, folder / "launch", start="cold")
     own = [path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob("clock-*"))]
     return record, [[json.loads(line) for line in lines] for lines in own]
@@ -42,7 +45,8 @@ def test_ranks_that_the_script_spawns_are_one_record(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    assert_is(*trained("ranks.py spawn", tmp_path, PORT=str(port)))
+    assert_is(*trained("ranks.py spawn", tmp_path, {"PORT": str(port)}, seed=7, workdir="own"))
+    assert [(tmp_path / "home" / f"seed-{rank}").read_text() for rank in range(2)] == ["7", "8"]
 
 
 def assert_is(record: Launch, own: list[list[list[float]]]) -> None:

@@ -99,12 +99,16 @@ class Production:
         self._gpu_bytes = gpu.memory_bytes(device) if gpu.is_gpu(device) else 0
         self.losses = SimpleNamespace(are_known=False)
         """Nobody keeps them."""
+        self.has_place = self.has_stepped = True
         self._counts, self._where = dict[str, float](), environment(device)
         self._written, self._writer = time.monotonic(), threading.Thread()
 
     def pass_begins(self, _: torch.Tensor | None) -> None:
         self._passes += 1
         self._tokens += self._model.tokens() if self._model else 0
+
+    def fetched(self, *_: int) -> None:
+        """Nobody asks for it here."""
 
     def pass_ended(self, **_: bool) -> None:
         if self._model:
@@ -201,9 +205,9 @@ class ProductionHooks(Hooks):
         self._production = Production(self._folder, self._order, device, self._resident)
         return self._production
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, *, ends: bool = False) -> None:
         """Also where the script itself raised."""
-        super()._fail(error)
+        super()._fail(error, ends=ends)
         if self._production is not None:
             self._production.write(type(error).__name__)
 

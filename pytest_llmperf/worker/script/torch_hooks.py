@@ -11,17 +11,22 @@ import functools
 import json
 import os
 import random
+import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import parent_process
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pytest_llmperf.observe.measurement import resident
 from pytest_llmperf.observe.tracer import Project
@@ -86,8 +91,9 @@ def watch(folder: str) -> None:
 
 
 def _seed(seed: int) -> None:
-    """Ranks have different numbers, as they have where nobody seeds."""
-    seed = (seed + int(os.environ.get("RANK", "0"))) % 2**32
+    """Ranks have different numbers, as they have where nobody seeds: a process that is spawned by its own."""
+    spawned = re.search(r"-(\d+)$", current_process().name)  # from 1; the first process has none
+    seed = (seed + int(os.environ.get("RANK") or (int(spawned[1]) - 1 if spawned else 0))) % 2**32
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
@@ -103,6 +109,7 @@ class Hooks:
         self._rank: Rank | None = None
         self._is_out = False  # nothing is watched any more
         self._is_inside = False  # a backward pass runs
+        self._is_fetching, self._thread = False, threading.get_ident()  # inside a loader; who trains
         self._calls: list[Call] = []  # of optimizers, in the pass that runs
         self._num_calls = 0
         self._unscaled: list[torch.Tensor] = []  # losses that were scaled since the last pass
@@ -114,6 +121,7 @@ class Hooks:
         self._wrap_backward()
         self._wrap_scaler()
         self._wrap_peaks()
+        self._wrap_loaders()
         self._hear_of_the_end()
         # A rank's child has a copy of all this and is no rank: what it left would be taken for its parent's.
         os.register_at_fork(after_in_child=self._forked)
@@ -131,14 +139,30 @@ class Hooks:
         except Exception as error:  # noqa: BLE001 - whatever we did wrong, the training is not ours to end
             self._fail(error)
 
-    def _fail(self, error: BaseException) -> None:
-        """The watching ends here; the launcher is told why."""
+    def _fail(self, error: BaseException, *, ends: bool = False) -> None:
+        """The watching ends here, and the process where it ``ends``; the launcher is told why."""
         self._is_out = True
         refused = isinstance(error, StepsError)
+        if self._rank and not self._rank.has_place:  # another process is the rank
+            return
+        if ends and (not self._rank or not self._rank.has_stepped or (refused and self._is_a_child())):
+            # What only looks whether something is there may end so, too, and what trains beside the script's training.
+            self._folder /= NO_RANKS
+            if self._rank:
+                self._rank.leave()
         with suppress(Exception), self._headroom.lifted():
+            self._folder.mkdir(exist_ok=True)
             oom = not refused and lack_of_memory(error, self._headroom) is not None
             number = self._rank.number if self._rank else place()[0]
             write_failure(self._folder, number, error, "refused" if refused else "oom" if oom else "error")
+
+    def _is_a_child(self) -> bool:
+        """Whether a process that is watched started this one for itself; a launcher gives each rank its number."""
+        rank = os.environ.get("RANK")
+        with suppress(psutil.Error):
+            watched = (one for one in psutil.Process().parents() if (self._folder / f"seen-{one.pid}").exists())
+            return any(one.environ().get("RANK") == rank for one in watched)
+        return False
 
     # What torch calls.
 
@@ -192,7 +216,7 @@ class Hooks:
         self._called(self._rank or self._begun(parameters), [call])
 
     def _begun(self, tensors: Any) -> Rank:
-        self._rank = self._made(device_of(tensors))
+        self._rank, self._thread = self._made(device_of(tensors)), threading.get_ident()
         return self._rank
 
     def _made(self, device: torch.device) -> Rank:
@@ -238,6 +262,24 @@ class Hooks:
 
         torch.cuda.reset_peak_memory_stats = torch.cuda.memory.reset_peak_memory_stats = watched
 
+    def _wrap_loaders(self) -> None:
+        """How long the host is inside of them; batches that another thread fetches keep nobody waiting."""
+        fetch = _BaseDataLoaderIter.__next__
+
+        @_uncompiled
+        @functools.wraps(fetch)
+        def watched(loader: Any) -> Any:
+            if self._rank is None or self._is_out or self._is_fetching or threading.get_ident() != self._thread:
+                return fetch(loader)
+            self._is_fetching, start = True, time.time_ns()
+            try:
+                return fetch(loader)
+            finally:
+                self._is_fetching = False
+                self._rank.fetched(start, time.time_ns())
+
+        _BaseDataLoaderIter.__next__ = watched
+
     # How the process ends.
 
     def _hear_of_the_end(self) -> None:
@@ -245,11 +287,7 @@ class Hooks:
 
         def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
             if not self._is_out and not isinstance(error, KeyboardInterrupt) and kind.__name__ not in _OF_OTHERS:
-                if self._rank is None:  # a process that only looks whether something is there may end so, too
-                    self._folder /= NO_RANKS
-                    with suppress(OSError):
-                        self._folder.mkdir(exist_ok=True)
-                self._fail(error)
+                self._fail(error, ends=True)
             tell(kind, error, traceback)
 
         sys.excepthook = excepthook
@@ -261,7 +299,5 @@ class Hooks:
         try:
             self._rank.script_ended(self._remarks)
         except Exception as error:  # noqa: BLE001 - as above
-            # Of a child that raised its parent prints why.
-            if parent_process() is None or not isinstance(error, StepsError):
-                self._fail(error)
+            self._fail(error, ends=True)
         self._is_out = True

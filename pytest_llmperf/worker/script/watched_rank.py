@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
 from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
+from pytest_llmperf.support.files import write_text
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.imports import loaded
 from pytest_llmperf.worker.script.model import Model, evidence
@@ -83,14 +85,15 @@ class Rank:
         """``resident``: bytes of the process before it had a model."""
         self._folder, self._spec, self._project, self._device = folder, spec, project, device
         self.number, self._world = place()
-        self._claim()
-        if self.number == 0:
-            write_json(folder / ENVIRONMENT_FILE, codec.plain(environment(device)))
-        self._beat = Heartbeat(folder, self.number, LastWords(folder, self.number, ASKS), has_parent=False)
+        self._pid_file, self._steps_file = folder / f"rank-{self.number}.pid", folder / f"steps-{self.number}.pid"
+        self._environment = environment(device) if self.number == 0 else None
+        self._beat = Heartbeat(folder, self.number, LastWords(folder, os.getpid(), ASKS), has_parent=False)
         self._beat.steps = spec.steps
-        self._beat.start()
+        if not self._pid_file.exists():
+            self._take_place()
         memory: Memory | None = HostMemory(resident) if device.type == "cpu" else None
         self._observed = ObservedTraining(self._plan(), device, self._beat, memory=memory)
+        self.fetched = self._observed.fetched
         self._measurement = self._observed.measurement
         self.losses = Losses(device)
         self._model: Model | None = None
@@ -105,13 +108,39 @@ class Rank:
         self._first_step_seconds = 0.0
         self._observed.begin()
 
-    def _claim(self) -> None:
-        """Of several processes that go backward under one number the first is the rank."""
-        try:
-            with (self._folder / f"rank-{self.number}.pid").open("x", encoding="ascii") as file:
-                file.write(str(os.getpid()))
-        except FileExistsError:
-            raise AnotherRankError from None
+    def _take_place(self) -> None:
+        write_text(self._pid_file, str(os.getpid()), lasts=False)
+        if self._environment:
+            write_json(self._folder / ENVIRONMENT_FILE, codec.plain(self._environment))
+        self._beat.words = LastWords(self._folder, self.number, ASKS)
+        self._beat.start()
+
+    def _keep_place(self) -> None:
+        """Of several processes that train under one number the first is the rank, unless it has gone or is a child.
+
+        What a script starts beside its own training may go backward, and even train, before that begins.
+        """
+        with suppress(psutil.NoSuchProcess, OSError, ValueError):
+            first = psutil.Process(int(self._steps_file.read_text(encoding="ascii")))
+            if os.getpid() not in {one.pid for one in first.parents()}:
+                raise AnotherRankError
+        write_text(self._steps_file, str(os.getpid()), lasts=False)
+        if not self.has_place:
+            self._take_place()
+
+    @property
+    def has_place(self) -> bool:
+        """Whether no other process is the rank."""
+        return self._pid_file.exists() and self._pid_file.read_text(encoding="ascii") == str(os.getpid())
+
+    @property
+    def has_stepped(self) -> bool:
+        return self._steps.num_calls > 0
+
+    def leave(self) -> None:
+        """Another process may be the rank."""
+        self._pid_file.unlink()
+        self._steps_file.unlink(missing_ok=True)
 
     def _plan(self) -> Plan:
         spec = self._spec
@@ -159,6 +188,8 @@ class Rank:
         if not self._steps.is_settled:
             moment = _Moment(self._measurement.boundary(), time.time(), is_profiled())
             self._beat.step = self._num_steps or self._steps.num_steps + 1  # as far as anybody can tell
+        if not self._steps.num_calls:
+            self._keep_place()
         if any(self._ends_the_last_step(call, moment) for call in calls):
             return True
         if moment is not None:
@@ -215,7 +246,9 @@ class Rank:
     # What becomes of it.
 
     def finish(self, remarks: Iterable[str], *, is_ended: bool = False) -> None:
-        """Leave its share; ``is_ended``: the script is over by itself."""
+        """Leave its share, unless another process is the rank; ``is_ended``: the script is over by itself."""
+        if not self.has_place:
+            return
         parks = self._spec.end == "park" and not is_ended
         if parks:
             signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that guards the script's steps has none to guard
