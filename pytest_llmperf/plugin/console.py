@@ -107,8 +107,8 @@ class Console:
 def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
     """The table at the end; a dry run's plan instead."""
     from pytest_llmperf.plugin.reports import unwritten_benchmarks
-    from pytest_llmperf.run.plan import cost_lines, plan_lines, planned_gpu_seconds, skip_lines
     from pytest_llmperf.run.run_end import idle_line, listed
+    from pytest_llmperf.run.whole_run import cost_lines, plan_lines, planned_gpu_seconds, skip_lines
 
     lines = _folded([*run.told, *unwritten_benchmarks(reporter.config)], reporter)
     if run.settings.against_itself:
@@ -133,7 +133,7 @@ def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.judge.static_steps import upgrade_lines
     from pytest_llmperf.report.summary_table import summary_lines, wide_gates
     from pytest_llmperf.report.time_spent import longest_lines
-    from pytest_llmperf.run.plan import cost_lines, priced
+    from pytest_llmperf.run.whole_run import cost_lines, priced
 
     whole_run = run.finished.whole_run if run.finished else None
     results, width = run.findings.results, reporter._tw.fullwidth if reporter.isatty else None

@@ -1,22 +1,28 @@
-"""Case: what is concluded as one (a spec, two that take turns, the largest micro-batch of one), and who asks for it."""
+"""Case: what is concluded as one (a spec, two that take turns, the largest micro-batch of one), and who asks for it.
+
+Who asks knows whether a case is launched here. Runs that launch nothing (``--perf-dry-run``,
+``--update-baselines=prune``) go on through a test: they have to know its later specs too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import Terms
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
-from pytest_llmperf.run.findings import CaseFailedError
-from pytest_llmperf.settings.registry import small
+from pytest_llmperf.records.results_document import Elsewhere, Planned, Skipped
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
+from pytest_llmperf.settings.registry import missing_package, small, why_skip
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 if TYPE_CHECKING:
+    from pytest_llmperf.judge.baseline import Baseline
     from pytest_llmperf.run.findings import Findings, Observer
     from pytest_llmperf.run.run import Run
 
@@ -173,3 +179,85 @@ class Caller:
                     )
             policy = policy.merged(tolerances)
         return policy
+
+    def name(self, case: Case) -> None:
+        """The baselines of ``case`` are in use, whatever becomes of the test."""
+        self.findings.digests += [digest for digest in case.baselines if digest not in self.findings.digests]
+        self.findings.named = True
+
+    def ask(self, case: Case, launches: int, baseline: Baseline | None = None, shares: str = "") -> str:
+        """Why ``case`` is not launched; empty where it is.
+
+        A run that launches ends the test here where one of its specs cannot run. It costs nothing where it ``shares``
+        what another test launches.
+        """
+        settings, findings = self.run.settings, self.findings
+        if not settings.launches_nothing:
+            self.need(case, baseline)
+            return ""
+        _, hindrance = self._hindrance(case)
+        if settings.update != "prune":
+            walls = [launch.wall_seconds for launch in baseline.launches] if baseline else []
+            planned = Planned(
+                id=case.id,
+                nodeid=self.nodeid,
+                width=case.width,
+                launches=launches,
+                gpus=0 if self.run.on_cpu else case.width,
+                seconds=launches * sum(walls) / len(walls) if walls else None,
+                skipped=hindrance or shares,
+                judges=case.judges,
+            )
+            findings.planned.append(planned)
+        if not hindrance or not findings.withheld:
+            findings.withheld = hindrance or settings.launches_nothing
+        return hindrance or settings.launches_nothing
+
+    def need(self, case: Case, baseline: Baseline | None) -> None:
+        """End the test here where one of the specs of ``case`` cannot run; a run that launches nothing goes on."""
+        if self.run.settings.launches_nothing:
+            return
+        elsewhere, hindrance = self._hindrance(case)
+        if hindrance:
+            lost = baseline is not None and hindrance in map(missing_package, case.specs)
+            self.skip(case, hindrance, lost=lost, elsewhere=elsewhere)
+
+    def skip(self, case: Case, why: str, *, lost: bool = False, elsewhere: Elsewhere = "") -> NoReturn:
+        """End the test at ``case``, by a ``CannotRunError``. ``lost``: it ran before, as its baseline shows."""
+        self.name(case)
+        self.findings.stopped = True
+        self.findings.skipped.append(
+            Skipped(id=case.id, nodeid=self.nodeid, width=case.width, reason=why, lost=lost, elsewhere=elsewhere)
+        )
+        raise CannotRunError(why)
+
+    def _hindrance(self, case: Case) -> tuple[Elsewhere, str]:
+        """Say what is of another width, and why the case cannot run here; empty where it can."""
+        run = self.run
+        num_gpus, num_cores = run.num_gpus, run.machine.cores
+        elsewhere, why = self._of_another_width(case, num_gpus or num_cores)
+        if elsewhere:
+            return elsewhere, f"{case.id}: {why}"
+        found = next(filter(None, (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in case.specs)), "")
+        if case.needs_memory_limit and not found and not run.memory_bytes:
+            found = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
+        return "", found
+
+    def _of_another_width(self, case: Case, most: int) -> tuple[Elsewhere, str]:
+        """The same of the width alone.
+
+        At ``most`` so many GPUs, or ranks on the CPU, are here: a night's job may hold fewer than its width.
+        """
+        width, asked = self.run.settings.width, case.width
+        if width is None:
+            return "", ""
+        first = not self.findings.begun and not width.knows(self.nodeid)
+        self.findings.begun = True
+        if first and asked != width.gpus:
+            return "test", f"asks for {asked} GPU(s), and this run is for tests of {width.gpus} (--perf-width)"
+        if asked > width.gpus:
+            why = f"asked for {asked} GPUs after {width.gpus}, at whose width the test runs: ask for the widest first"
+            return "case", why
+        if asked > most:
+            return "case", f"asks for {asked} GPUs or ranks, and its job has {most}"
+        return "", ""

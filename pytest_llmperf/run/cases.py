@@ -15,7 +15,6 @@ from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.pairs import Bounds
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import PLANNED, CaseResult
-from pytest_llmperf.run import plan
 from pytest_llmperf.run.baseline_comparison import BaselineComparison, fewest_launches
 from pytest_llmperf.run.capacity import LAUNCHES, MaxBatchSize
 from pytest_llmperf.run.case import Caller, Case, neighbours
@@ -47,7 +46,7 @@ class Cases:
         if self._settings.static:
             findings.cut = True
         self._need_launches(case)
-        withheld = plan.ask(self._caller, case, wanted)
+        withheld = self._caller.ask(case, wanted)
         if withheld:
             findings.cut = True
             raise CannotRunError(withheld)
@@ -80,7 +79,7 @@ class Cases:
         asked, is_recorded = self._settings.launches, self._recorder.wants(baseline)
         fewest = fewest_launches(asked, spec) if is_recorded else asked
         launches = 1 if fails else fewest + (curve.launches_more if curve else 0)
-        withheld = plan.ask(self._caller, case, launches, baseline, shares)
+        withheld = self._caller.ask(case, launches, baseline, shares)
         if withheld:
             planned = self._caller.result(case, PLANNED, withheld)
             cache.add(Measured(spec, planned, baseline))
@@ -160,7 +159,7 @@ class Cases:
         """Return what an earlier start of the job concluded of ``case``, or a plan, or what ``check`` does."""
         if (concluded := self._earlier(case)) is not None:
             return concluded
-        withheld = plan.ask(self._caller, case, launches)
+        withheld = self._caller.ask(case, launches)
         if withheld:
             return Concluded(result=self._caller.result(case, PLANNED, withheld))
         with failures(self._caller, case):
@@ -177,9 +176,9 @@ class Cases:
 
     def _need_launches(self, case: Case) -> None:
         """End the test at a case that is not told without a launch, where nothing is launched."""
-        plan.name(self._caller, case)
+        self._caller.name(case)
         if self._settings.static:
-            plan.skip(self._caller, case, f"{case.id}: {case.takes}")
+            self._caller.skip(case, f"{case.id}: {case.takes}")
 
     def _differs_from_plain(self, spec: Spec) -> Concluded | None:
         """That ``spec`` does not learn what its plain form does, where somebody asks for that first."""
@@ -188,8 +187,8 @@ class Cases:
             return None
         # The small one is of fewer GPUs and of no baseline: what cannot run here, or is in use, is the case itself.
         case = Case.of(spec)
-        plan.name(self._caller, case)
-        plan.need(self._caller, case, self._recorder.find(spec))
+        self._caller.name(case)
+        self._caller.need(case, self._recorder.find(spec))
         held = self.same_training(spec)
         return held if held.fails else None
 
@@ -197,7 +196,7 @@ class Cases:
         if self._settings.other_revision and not spec.is_script:
             why = "holds scripts, whose code is the project's; name the Python of another environment"
             raise CaseFailedError(f"{spec.id}: --perf-against {self._settings.against} {why}")
-        withheld = plan.ask(self._caller, case, 2 * fewest_launches(self._settings.launches, spec))
+        withheld = self._caller.ask(case, 2 * fewest_launches(self._settings.launches, spec))
         if withheld:
             return Concluded(result=self._caller.result(case, PLANNED, withheld))
         if asks_for_curve(self._caller, spec):

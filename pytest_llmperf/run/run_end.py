@@ -17,10 +17,18 @@ from pytest_llmperf.launch.slurm.controller import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.run.findings import ALL, Coverage, Observer, file_of, unused_baselines
-from pytest_llmperf.run.plan import cost_document, exceeds, gpu_hours, priced, skip_lines
 from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.run.static_check import record_static
-from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together
+from pytest_llmperf.run.whole_run import (
+    LateVerdict,
+    WholeRun,
+    cost_document,
+    exceeds,
+    gpu_hours,
+    judged_together,
+    priced,
+    skip_lines,
+)
 from pytest_llmperf.settings.spec import read_spec
 from pytest_llmperf.support import MADE_BY
 from pytest_llmperf.support.files import files_digest, write_text

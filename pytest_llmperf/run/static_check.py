@@ -22,7 +22,6 @@ from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import OTHER, Failure, LaunchFailed
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
 from pytest_llmperf.records.trace import StaticStep
-from pytest_llmperf.run import plan
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import conclude, failures
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, Findings, Observer
@@ -57,9 +56,9 @@ class StaticCheck:
             CaseFailedError: its baseline cannot be used, or its small form failed.
         """
         case, caller, asked = Case.of(spec), self._caller, self._run.settings.gpus
-        plan.name(caller, case)
+        caller.name(case)
         if asked and spec.gpus > asked:
-            plan.skip(caller, case, f"{spec.id} needs {spec.gpus} GPUs, this run may use {asked} (--gpus)")
+            caller.skip(case, f"{spec.id} needs {spec.gpus} GPUs, this run may use {asked} (--gpus)")
         with failures(caller, case):
             places = self._store.places(spec)
             stored = {place.machine: place.stored for place in places if place.stored is not None}
@@ -72,7 +71,7 @@ class StaticCheck:
                 if step.is_lost:
                     result = caller.result(case, "invalid", step.why.removeprefix(f"{spec.id}: "))
                     return conclude(caller, case, Concluded(result=result, held_against=held_against))
-                plan.skip(caller, case, step.why, lost=bool(stored))
+                caller.skip(case, step.why, lost=bool(stored))
             self._run.static_versions = step.versions
             result = self._result(case, step, stored)
             result, refused = self._recorded(spec, result, step, places)

@@ -1,18 +1,21 @@
-"""The whole run: what its cases say of each other once all of them are over."""
+"""The whole run: what its cases say of each other once all of them are over, and what they cost, or would."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_llmperf.analysis.cost import Price, price_per_million, tokens_per_price
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.policy import Rule
 from pytest_llmperf.judge.run_effects import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import RATE
-from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict
+from pytest_llmperf.records.metrics import METRICS, RATE
+from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Check, Verdict
+from pytest_llmperf.records.results_document import Planned, Skipped
+from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import one_line
 
 if TYPE_CHECKING:
@@ -157,3 +160,98 @@ def _is_judged(result: CaseResult, machine: str) -> bool:
 def _identity(launch: Launch) -> tuple[str, str, str]:
     """Return what a baseline, which rounds figures, keeps as it was."""
     return launch.digest, launch.site, launch.started_at
+
+
+_HOUR = 3600
+_MOST_SKIPS = 4
+
+
+def planned_gpu_seconds(planned: Sequence[Planned]) -> float:
+    """Return what the launches would take, of cases that have a baseline."""
+    return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped)
+
+
+def gpu_hours(planned: Sequence[Planned]) -> float:
+    """The same."""
+    return planned_gpu_seconds(planned) / _HOUR
+
+
+def exceeds(planned: Sequence[Planned], budget_gpu_hours: float | None) -> bool:
+    """Whether the launches would take more than the budget, if there is one."""
+    return budget_gpu_hours is not None and gpu_hours(planned) > budget_gpu_hours
+
+
+def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None) -> list[str]:
+    """Each case in the order it would run, what all of them would cost, and which would be skipped and why."""
+    hours = gpu_hours(planned)
+    reasons = merged_reasons((case.id, case.skipped) for case in planned if case.skipped)
+    skipped = [f"      skipped: {line}" for line in reasons]
+    planned = [case for case in planned if not case.skipped]
+    lines = []
+    for number, case in enumerate(planned, 1):
+        where = f"{case.gpus} GPU(s)" if case.gpus else "CPU"
+        seconds = "unknown" if case.seconds is None else f"{case.seconds:.0f} s"
+        lines.append(f"{number:4d}. {case.id}  {case.launches} launch(es) on {where}, {seconds}")
+    known = [case for case in planned if case.seconds is not None]
+    wall = sum(case.seconds or 0.0 for case in known)
+    launches = sum(case.launches for case in planned)
+    budget = f" of {budget_gpu_hours:g}" if budget_gpu_hours is not None else ""
+    total = (
+        f"{len(planned)} case(s), {launches} launch(es), {hours:.2f}{budget} GPU-hours, {wall / 60:.0f} min in a row"
+    )
+    unknown = len(planned) - len(known)
+    if not known and planned and budget_gpu_hours is None:
+        total = f"{len(planned)} case(s), {launches} launch(es); none has a baseline that tells how long it takes"
+    elif unknown:
+        total += f"; {unknown} case(s) without a baseline are not counted in the time"
+    over = exceeds(planned, budget_gpu_hours)
+    return [*lines, *skipped, total, *(["over the budget of --perf-budget"] if over else [])]
+
+
+def skip_lines(skipped: Sequence[Skipped]) -> list[str]:
+    """Why cases did not run: all that ran before, and some of the others."""
+    lost = [f"skipped, and has a baseline: {case.reason}" for case in skipped if case.lost]
+    others = [f"skipped: {line}" for line in merged_reasons((one.id, one.reason) for one in skipped if not one.lost)]
+    more = len(others) - _MOST_SKIPS
+    return [*lost, *others[:_MOST_SKIPS], *([f"skipped: {more} more; -rs shows why"] if more > 0 else [])]
+
+
+def priced(results: Sequence[CaseResult], price: Price | None) -> list[CaseResult]:
+    """``results`` of GPUs with what their tokens cost; not when they are judged, since no baseline knows a price."""
+    if price is None:
+        return list(results)
+    return [replace(result, checks=(*result.checks, *_costs(result, price))) for result in results]
+
+
+def _costs(result: CaseResult, price: Price) -> tuple[Check, ...]:
+    rate = result.check(RATE)
+    if rate is None or rate.value <= 0:
+        return ()
+    per_million, tokens = price_per_million(rate.value, price.gpu_hour), tokens_per_price(rate.value, price.gpu_hour)
+    return (
+        replace(METRICS["price_per_million_tokens"].check(per_million), unit=price.currency),
+        Check(metric="tokens_per_price", value=tokens, unit=f"tokens/{price.currency}"),
+    )
+
+
+def cost_lines(gpu_seconds: float, price: Price | None) -> list[str]:
+    """``0.42 GPU-hours in launches, 0.88 EUR at 2.10 EUR a GPU-hour``; nothing where no GPU was used."""
+    if gpu_seconds <= 0:
+        return []
+    hours = gpu_seconds / _HOUR
+    line = f"{hours:.3g} GPU-hours in launches"
+    if price is not None:
+        each = f"{price.gpu_hour:.2f} {price.currency} a GPU-hour"
+        line += f", {hours * price.gpu_hour:.2f} {price.currency} at {each}"
+    return [line]
+
+
+def cost_document(gpu_seconds: float, price: Price | None) -> dict[str, Any]:
+    """The same for ``--perf-json``: its key ``cost``, or nothing."""
+    if gpu_seconds <= 0:
+        return {}
+    hours = gpu_seconds / _HOUR
+    cost: dict[str, Any] = {"gpu_hours": hours}
+    if price is not None:
+        cost |= {"gpu_hour": price.gpu_hour, "currency": price.currency, "total": hours * price.gpu_hour}
+    return {"cost": cost}

@@ -11,7 +11,7 @@ import pytest
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.learning import PARITY_SEEDS, TrainingErrors
-from pytest_llmperf.run import plan
+from pytest_llmperf.run import case
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, DidNotTrainError, Width
 from pytest_llmperf.settings.registry import small
@@ -106,7 +106,7 @@ def test_a_case_that_a_missing_package_skips_is_told_by_its_own_name_as_lost(
     engine.fake()
     engine.check(SPEC, update="new")
     for name in ("missing_package", "why_skip"):
-        monkeypatch.setattr(plan, name, lambda spec, **_: f"{spec.id}: needs it")
+        monkeypatch.setattr(case, name, lambda spec, **_: f"{spec.id}: needs it")
     with pytest.raises(CannotRunError, match=f"^{SPEC.id}: needs it"):
         engine.check(SPEC, parity=True)
     assert [each.lost for each in engine.findings.skipped] == [True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llmperf.records.results_document import Planned
-from pytest_llmperf.run.plan import plan_lines
+from pytest_llmperf.run.whole_run import plan_lines
 
 HALF_AN_HOUR = Planned(id="a-gpus2", nodeid="test_a", width=2, launches=1, gpus=2, seconds=1800.0)
 
