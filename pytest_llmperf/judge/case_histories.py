@@ -173,14 +173,26 @@ def host_steps(timeline: Timeline, noise: Noise, changes: Sequence[ChangePoint])
     return tuple(found)
 
 
+def _is_draft(result: PastResult) -> bool:
+    """Whether files differed from its commit."""
+    return result.revision.endswith("+")
+
+
 def recounted(timeline: Timeline) -> Iterator[int]:
-    """Where a step is made of other numbers of operators, kernels, copies or waits than before."""
+    """Where a step is made of other numbers of operators, kernels, copies or waits than before.
+
+    Somebody's drafts begin no change, where runs of commits are there to be told: what they do counts once it is
+    committed.
+    """
     last: Mapping[str, float] = {}
+    has_commits = any(result.revision and not _is_draft(result) for result in timeline.results)
     for index, point in enumerate(timeline.points):
-        counts = timeline.results[point.run].counts
-        if any(counts[name] != last[name] for name in counts if name in last):
+        result = timeline.results[point.run]
+        if has_commits and _is_draft(result):
+            continue
+        if any(result.counts[name] != last[name] for name in result.counts if name in last):
             yield index
-        last = {**last, **counts}
+        last = {**last, **result.counts}
 
 
 def segments(
@@ -203,7 +215,9 @@ def segments(
             point, part = changes[number - 1], shared.get(changes[number - 1].index)
             rate, low, high = (math.expm1(-point.log + way * times * point.error) for way in (0, -1, 1))
             change = Change(rate, low, high, None if part is None else math.expm1(-part))
-        different = differences(found[-1].results[-1], results[0]) if found else ()
+        before = found[-1].results if found else ()
+        last = next((one for one in reversed(before) if not _is_draft(one)), before[-1]) if before else None
+        different = differences(last, results[0]) if last else ()
         step, low, high = (math.exp(level.log + way * times * level.error) for way in (0, -1, 1))
         found.append(Segment(results, step, low, high, change, different))
     return tuple(found)

@@ -291,6 +291,22 @@ def test_on_a_cpu_counts_alone_tell_of_changes() -> None:
     assert "operators_per_step: 9 -> 10" in case.segments[1].different
 
 
+def test_on_a_cpu_what_is_not_committed_begins_no_change() -> None:
+    """Drafts run again and again and each does something else; what lasts is committed, or in no commit at all."""
+    runs = [("a", 9), ("a+", 10), ("a+", 11), ("a", 9), ("b+", 12), ("b", 10), ("b", 10)]
+
+    def days(*, commits: bool) -> list[tuple[str, bool]]:
+        results = [
+            replace(one, revision=name if commits else "a+", counts={"operators_per_step": float(count)})
+            for one, (name, count) in zip(nights(len(runs), 1, lambda _: 0), runs, strict=True)
+        ]
+        (case,) = told(results, are_gpus=False)
+        return [(one.results[0].began[8:10], "revision: a -> b" in one.different) for one in case.segments[1:]]
+
+    assert days(commits=True) == [("06", True)]
+    assert [day for day, _ in days(commits=False)] == ["02", "03", "04", "05", "06"]
+
+
 def test_projects_are_cases_of_their_own() -> None:
     results = nights(20, 1)
     fast = [replace(one, project="b", launches=nights(20, 1)[0].launches) for one in results]
