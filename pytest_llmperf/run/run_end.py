@@ -28,6 +28,7 @@ from pytest_llmperf.run.whole_run import (
     judged_together,
     priced,
     skip_lines,
+    unjudged_line,
 )
 from pytest_llmperf.settings.spec import read_spec
 from pytest_llmperf.support import MADE_BY
@@ -73,6 +74,8 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
     if updates and not settings.static and not run.unfinished:  # else somebody waits for the end
         # Beside what this run has recorded, once nothing of it trains any more.
         run.notes += record_static(run, findings.results, observer)
+    if settings.static and findings.skipped and not findings.results:
+        run.notes.append(unjudged_line(findings.skipped))
     whole_run = judged_together(run, findings.results)
     findings.results = list(whole_run.results)
     troubles = [*_troubles(run, whole_run), *([Trouble("replaced cases", replaced)] if replaced else [])]

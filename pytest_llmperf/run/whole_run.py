@@ -216,6 +216,13 @@ def skip_lines(skipped: Sequence[Skipped]) -> list[str]:
     return [*lost, *others[:_MOST_SKIPS], *([f"skipped: {more} more; -rs shows why"] if more > 0 else [])]
 
 
+def unjudged_line(skipped: Sequence[Skipped]) -> str:
+    """Why a run without a GPU, which is green all the same, has judged nothing."""
+    first, *others = merged_reasons((one.id, one.reason) for one in skipped)
+    more = f"; and {len(others)} other reason(s)" if others else ""
+    return f"--perf-static: nothing was judged, all {len(skipped)} case(s) were skipped: {first}{more}"
+
+
 def priced(results: Sequence[CaseResult], price: Price | None) -> list[CaseResult]:
     """``results`` of GPUs with what their tokens cost; not when they are judged, since no baseline knows a price."""
     if price is None:

@@ -121,7 +121,12 @@ def test_where_what_tells_of_steps_has_ended_no_new_case_is_skipped(project: Pro
     result.assert_outcomes(failed=1, deselected=1)
     golden.lines(result.stdout, ": invalid: its")
     write_static(project.path, error="optimizer x is not modelled")
-    run(project, "-k", "sdpa").assert_outcomes(skipped=1, deselected=1)
+    result = run(project, "-k", "sdpa")
+    result.assert_outcomes(skipped=1, deselected=1)
+    golden.lines(result.stdout, "nothing was judged")
+    result = run(project)
+    result.assert_outcomes(skipped=2)
+    golden.lines(result.stdout, "nothing was judged")
 
 
 ON_A_GPU = """
