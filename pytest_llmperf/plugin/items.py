@@ -15,7 +15,7 @@ import pytest
 from pytest_llmperf.plugin import command_line, is_case
 from pytest_llmperf.plugin.reports import DidNotTrain
 from pytest_llmperf.run.findings import Width
-from pytest_llmperf.run.reading import without_effect
+from pytest_llmperf.run.reading import unmade_baselines, without_effect
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import formats
@@ -237,6 +237,7 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
     found = None if session.settings.against else command_line.baselines_further_up(session.config)
     ignored = without_effect(session.config.option) if session.settings.static else ""
+    unmade = unmade_baselines(session.config.option.perf_baselines, session.settings)
     progress = session.progress
     takes = progress.whole if progress is not None else ""
     # Who has just begun would take a screen of failures for a fault.
@@ -245,6 +246,6 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     return [
         ", ".join(filter(None, parts)),
         *([f"llmperf: {_FIRST}"] if is_first else []),
-        *([f"llmperf: {ignored}"] if ignored else []),
+        *(f"llmperf: {line}" for line in (ignored, unmade) if line),
         *([f"llmperf: {command_line.further_up_line(session.config, found)}"] if found else []),
     ]

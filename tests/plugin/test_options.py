@@ -133,6 +133,22 @@ def test_a_reason_goes_with_an_update(project: Project, golden: Golden) -> None:
     assert project.launches == []
 
 
+def test_baselines_that_are_not_there_are_told_before_anything_runs(project: Project, golden: Golden) -> None:
+    project.record()
+    before = len(project.launches)
+    for options in (["--perf-baselines=baselinse"], ["--update-baselines", "--perf-baselines=baselnes/h200"]):
+        result = project.run(*options)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        golden.lines(result.stderr, "no such folder")
+    assert len(project.launches) == before
+    result = project.run("--perf-baselines=of-ci", "-k", "eager")
+    golden.lines(result.stdout, "no such folder")
+    result = project.run("--perf-baselines=of-ci", "-k", "eager", "--update-baselines")
+    golden.lines(result.stdout, "no such folder")
+    result.assert_outcomes(passed=1, deselected=1)
+    assert "no such folder" not in project.run("--perf-baselines=of-ci", "-k", "eager").stdout.str()
+
+
 def test_baselines_in_a_file_are_told_before_anything_runs(project: Project, golden: Golden) -> None:
     result = project.run("--perf-baselines", "test_mine.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
