@@ -18,8 +18,6 @@ from pytest_llmperf.support import MADE_BY, formats, user_input
 
 @dataclass(frozen=True)
 class Answer:
-    """Lines to print."""
-
     lines: Iterable[str]
     troubles: Sequence[str] = ()
     """For standard error, a line each; one is enough for exit code 1. Lines that take their time may add to it."""
@@ -54,12 +52,10 @@ class Screen:
 
 
 def table(columns: Sequence[Column], screen: Screen) -> list[str]:
-    """The project's table; a terminal's width, else none."""
     return render(columns, screen.width, color=False, glyphs=screen.glyphs)
 
 
 def facts(values: Mapping[str, object]) -> list[str]:
-    """Names and values, the values in a column."""
     width = max(map(len, values), default=0)
     return [f"  {plain(name):{width}}  {plain(value) or formats.ABSENT}" for name, value in values.items()]
 
@@ -138,13 +134,11 @@ class CommandParser(argparse.ArgumentParser):
         self._options = options
 
     def read_options(self) -> None:
-        """Add them, once."""
         if self._options:
             add_options, self._options = resolve_name(self._options), ""
             add_options(self)
 
     def parse_known_args(self, *args: Any, **others: Any) -> Any:
-        """As argparse does, with those options."""
         self.read_options()
         return super().parse_known_args(*args, **others)
 
@@ -168,5 +162,4 @@ def add_shared(parser: Any, front: str, *flags: str) -> None:
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """Where baselines are looked for."""
     add_shared(parser, STORED)

@@ -53,12 +53,10 @@ class Terminal:
     """Standard error, since what is printed as the answer stays by itself: a live line, in a log two plain lines."""
 
     def say(self, line: str) -> None:
-        """A line about what happens, or about why nothing seems to."""
         print(f"llmperf: {line}", file=sys.stderr, flush=True)
 
     @contextmanager
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
-        """Show one launch from its start to its end, however it ends."""
         write = self._write if sys.stderr.isatty() else None
         lines = LaunchLines(Numbered(spec_id, number, launches), say=self.say, write=write)
         try:
@@ -126,7 +124,6 @@ def unusual_settings(spec: Spec) -> dict[str, Any]:
 
 
 def as_pairs(spec: Spec) -> list[str]:
-    """The same as they are written on a command line."""
     return [f"{name}={_written(value)}" for name, value in unusual_settings(spec).items()]
 
 

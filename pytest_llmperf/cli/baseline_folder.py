@@ -35,8 +35,6 @@ _Kind = TypeVar("_Kind", Baseline, CapacityBaseline)
 
 @dataclass(frozen=True)
 class Stored(Generic[_Kind]):
-    """A baseline and its file."""
-
     path: Path
     baseline: _Kind
 
@@ -60,7 +58,6 @@ class Shelf:
 
     @property
     def troubles(self) -> list[str]:
-        """A line for each file that cannot serve, or that is one too many."""
         copies = self.copies.items()
         return [
             *self.broken.values(),
@@ -199,7 +196,6 @@ def figure(baseline: Baseline, metric: str) -> float:
 
 
 def shown(metric: str, value: float | None) -> str:
-    """A metric's value for people."""
     return formatted(metric, value, METRICS[metric].unit)
 
 
@@ -247,7 +243,6 @@ def read_curves(
 
 
 def is_of_curves(case: str) -> bool:
-    """Whether ``case`` is a file among loss curves."""
     path = Path(case)
     # The folder first: an id may be longer than a file's name.
     return path.absolute().parent.name == LOSS_CURVES and path.exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
 from signal import Signals
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -15,18 +15,15 @@ from pytest_llmperf.run.findings import Findings, UsageError
 from pytest_llmperf.run.hardware import UNFINISHED
 from pytest_llmperf.support import interpreter
 
+_Reporting: TypeAlias = Generator[None, pytest.TestReport, pytest.TestReport]
+
 # Under which a worker of xdist leaves its controller the line of a usage error.
 _REFUSED = "llmperf_refused"
 
 
 class Collector:
-    """Of one session."""
-
     def __init__(self, config: pytest.Config) -> None:
-        """Begin the run that ``config`` was asked for.
-
-        pytest.UsageError: an option that cannot be used, or hardware that is not there.
-        """
+        """Begin the run; pytest.UsageError: an option that cannot be used, or hardware that is not there."""
         self.session = session = PerfSession(config)
         self._seen: set[str] = set()
         self._attempts: dict[str, list[str]] = {}
@@ -63,7 +60,6 @@ class Collector:
         self.saw(made if isinstance(made, list) else [made])
         return made
 
-    @pytest.hookimpl
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if is_case(item):
             reports.prepare_benchmark(item)
@@ -74,7 +70,6 @@ class Collector:
         """After -k, -m and others have chosen: what they leave is what the night is of."""
         self._seen -= select(self.session.settings.width, config, items)
 
-    @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if not report.passed:
             self.session.could_not_collect |= report.failed
@@ -117,7 +112,6 @@ class Collector:
                     if not run.is_worker:  # each of several asks for its own when it comes to them
                         run.static_steps.ask(specs_of(session.items))
 
-    @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         with self.session.outcomes():
             # Here, since the header says how long it takes: pytest asks for it before collection is over for us.
@@ -136,9 +130,7 @@ class Collector:
             self.session.result_cache.begin_again(item.nodeid)
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_makereport")
-    def pytest_withhold(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_withhold(self, item: pytest.Item, call: pytest.CallInfo[None]) -> _Reporting:
         """Before anybody else sees the report: to all of them the test was skipped."""
         report = yield
         if reports.FINDINGS in item.stash:
@@ -146,9 +138,7 @@ class Collector:
         return report
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> _Reporting:
         report = yield
         if is_case(item):
             report.llmperf_case = True  # type: ignore[attr-defined]
@@ -162,7 +152,6 @@ class Collector:
             item.session.shouldstop = self.session.unfinished
         return report
 
-    @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         run = self.session
         is_rerun = str(report.outcome) == "rerun"  # of a plugin that tries again
@@ -236,7 +225,6 @@ class Collector:
         if self._failed_with:
             session.exitstatus = self._failed_with
 
-    @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.session.is_concerned:
             return

@@ -28,12 +28,11 @@ def guarding(parser: pytest.Parser, config: pytest.Config | None) -> Iterator[No
     It takes whatever follows an option that it does not know for a test, and looks from there for its configuration:
     another project's settings, baselines and ``.llmperf/`` would be this run's. That is a pytest.UsageError.
     """
+    words = list[str]()
     # A plugin that pytest.main() is given comes before rootdir, with its options.
-    if config is None or getattr(config, "rootpath", None) is None:
-        yield
-        return
-    words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
-    if not any(word.startswith(_OURS) for word in words):
+    if config is not None and getattr(config, "rootpath", None) is not None:
+        words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    if config is None or not any(word.startswith(_OURS) for word in words):
         yield
         return
     before = parser.parse_known_args(words)
@@ -50,17 +49,13 @@ def guarding(parser: pytest.Parser, config: pytest.Config | None) -> Iterator[No
         pairs = [pair for pair in itertools.pairwise(words) if pair[0].startswith("-") and pair[1] in taken]
         name, value = next((pair for pair in pairs if Path(pair[1]).exists()), pairs[0])
         raise pytest.UsageError(
-            f"{name} {value}: pytest takes this path for a test's and went to {_shown(found)}, with its settings and "
-            f"baselines, expected {_shown(expected)}; write {name}={value}"
+            f"{name} {value}: pytest takes this path for a test's and went to {_shown(*found)}, with its settings and "
+            f"baselines, expected {_shown(*expected)}; write {name}={value}"
         )
 
 
-_Project = tuple[Path, Path | None]
-"""Rootdir, and the file of its configuration."""
-
-
-def _project(asked: argparse.Namespace, here: Path) -> _Project:
-    """Where pytest finds itself by these words: by its own function, since nothing public asks the same."""
+def _project(asked: argparse.Namespace, here: Path) -> tuple[Path, Path | None]:
+    """Rootdir and ini file, as pytest finds them by these words: by its own function, as nothing public asks it."""
     values = {
         "inifile": asked.inifilename,
         "override_ini": None,  # it decides nothing of where; not every version takes it
@@ -73,8 +68,7 @@ def _project(asked: argparse.Namespace, here: Path) -> _Project:
     return rootdir, ini
 
 
-def _shown(project: _Project) -> str:
-    rootdir, ini = project
+def _shown(rootdir: Path, ini: Path | None) -> str:
     return f"rootdir {rootdir}" + (f" by {ini}" if ini and ini.parent != rootdir else f" ({ini.name})" if ini else "")
 
 
@@ -91,30 +85,22 @@ def settings_of(config: pytest.Config) -> Settings:
         raise pytest.UsageError(str(error)) from None
 
 
-def refuse_second_baselines(config: pytest.Config) -> None:
-    """Before a run records: without an ini file, pytest takes a sub-folder for its rootdir.
+def baselines_further_up(config: pytest.Config) -> str:
+    """A line about baselines further up that this run does not see: without an ini file, pytest takes a sub-folder.
 
-    pytest.UsageError: what it records would be held against nothing of what is there.
+    Empty where there are none, or somebody said what its rootdir is.
     """
-    found = baselines_further_up(config)
-    if found is not None:
-        why = further_up_line(config, found)
-        raise pytest.UsageError(f"{why}; --perf-baselines=baselines begins a second one here")
-
-
-def baselines_further_up(config: pytest.Config) -> Path | None:
-    """The baselines further up that this run does not see; ``None`` where somebody said what its rootdir is."""
     from pytest_llmperf.support.folders import baselines_above
 
     option = config.option
     if config.inipath is not None or option.perf_baselines or config.getoption("rootdir", default=None):
-        return None
-    return baselines_above(config.rootpath / "baselines")
-
-
-def further_up_line(config: pytest.Config, found: Path) -> str:
-    """One line about them."""
+        return ""
+    found = baselines_above(config.rootpath / "baselines")
     return (
-        f"no baselines in {config.rootpath}, which pytest takes for its rootdir, and {found} has some: use them with "
-        f"--rootdir={found.parent} or --perf-baselines={found}"
+        ""
+        if found is None
+        else (
+            f"no baselines in {config.rootpath}, which pytest takes for its rootdir, and {found} has some: use them "
+            f"with --rootdir={found.parent} or --perf-baselines={found}"
+        )
     )

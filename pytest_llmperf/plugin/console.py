@@ -30,6 +30,7 @@ class Console:
         self._config, self._run = config, run
         self._reporter: Any = config.pluginmanager.getplugin("terminalreporter")
         self._capture: Any = config.pluginmanager.getplugin("capturemanager")
+        self._terminal: Any = config.get_terminal_writer() if self._reporter is not None else None
         self._worker: str = getattr(config, "workerinput", {}).get("workerid", "")
         self._quiet = self._reporter is None or bool(self._worker) or config.get_verbosity() < 0
         self.is_live = not self._quiet and bool(self._reporter.isatty)
@@ -65,10 +66,7 @@ class Console:
                 self._return()
 
     def ended_from_outside(self, error: BaseException) -> str:
-        """Why a test was failed while it waited, as by the signal of pytest-timeout; empty of a failure of our own.
-
-        Its traceback would be a page of how we wait.
-        """
+        """Why a test was failed while it waited, as by pytest-timeout: its traceback is a page of how we wait."""
         of_pytest = isinstance(error, pytest.fail.Exception) and getattr(error, "pytrace", False)
         return str(error).rstrip(".") if of_pytest else ""
 
@@ -81,27 +79,19 @@ class Console:
             self._write_raw(text)
 
     def _return(self) -> None:
-        """Back to where pytest has left its own line, so that its next letter stands there."""
+        # To where pytest has left its own line, so that its next letter stands there.
         if self._left_at is not None:
             column = self._left_at % self._terminal.fullwidth
             self._write_raw("\r\x1b[K\x1b[A" + (f"\x1b[{column}C" if column else ""))
             self._left_at = None
 
     def _write_raw(self, text: str) -> None:
-        # Past pytest's writer, which counts columns.
-        self._terminal.flush()
+        self._terminal.flush()  # pytest's writer counts columns: past it
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    @property
-    def _terminal(self) -> Any:
-        return self._config.get_terminal_writer()
-
-    def _uncaptured(self) -> AbstractContextManager[None]:
-        if self._capture is None:
-            return nullcontext()
-        context: AbstractContextManager[None] = self._capture.global_and_fixture_disabled()
-        return context
+    def _uncaptured(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._capture is None else self._capture.global_and_fixture_disabled()
 
 
 def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
@@ -136,11 +126,10 @@ def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.run.whole_run import cost_lines, priced
 
     whole_run = run.finished.whole_run if run.finished else None
-    results, width = run.findings.results, reporter._tw.fullwidth if reporter.isatty else None
-    spent = run.findings.spent
+    results, spent = run.findings.results, run.findings.spent
     table = summary_lines(
         priced(results, None if run.on_cpu else run.settings.price),
-        width,
+        reporter._tw.fullwidth if reporter.isatty else None,
         reporter._tw.hasmarkup,
         sys.stdout.encoding,
         spent,

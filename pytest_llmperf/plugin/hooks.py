@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.plugin.session import PerfSession
     from pytest_llmperf.settings.train_spec import TrainSpec
 
+_Report = TypeVar("_Report", pytest.CollectReport, pytest.TestReport)
 
 #: As `pytest --markers` shows them.
 MARKERS = (
@@ -56,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     waiting = config.stash[WAITING] = Waiting(config)
     config.pluginmanager.register(waiting, "llmperf-waiting")
     options = [option for _, option in table(Settings)]
-    inis = [*(f"perf_slurm_{name}" for name in SLURM_INI), *(option.ini for option in options if option.ini)]
+    inis = [f"perf_slurm_{name}" for name in SLURM_INI] + [option.ini for option in options if option.ini]
     # What cannot be used ends the run here, before anything is collected.
     if is_said(options, config.option) or "SLURM_JOB_ID" in os.environ:
         waiting.begin()
@@ -70,11 +71,7 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """A spec that cannot be is refused in one line, also where a test file makes it as it is imported."""
     report = yield
-    _refuse_in_a_line(report, getattr(report, "call", None), collector.path)
-    waiting = collector.config.stash[WAITING]
-    if not report.passed and waiting.is_idle:
-        waiting.uncollected.append(report)
-    return report
+    return _refused_in_a_line(report, getattr(report, "call", None), collector.path)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,31 +79,23 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    _refuse_in_a_line(report, call, item.path)
-    return report
+    return _refused_in_a_line(report, call, item.path)
 
 
-def _refuse_in_a_line(report: Any, call: pytest.CallInfo[Any] | None, source: Path) -> None:
+def _refused_in_a_line(report: _Report, call: pytest.CallInfo[Any] | None, source: Path) -> _Report:
     # By its name: nobody loads the class for errors of others.
     if report.failed and call and call.excinfo is not None and call.excinfo.typename.endswith("SpecError"):
         from pytest_llmperf.plugin.reports import refusal_line
 
         report.longrepr = refusal_line(call.excinfo, source) or report.longrepr
+    return report
 
 
 class Waiting:
-    """Of one session."""
-
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._collector: Collector | None = None
-        self.uncollected: list[pytest.CollectReport] = []
-        """What could not be collected so far."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody has asked for a run yet."""
-        return self._collector is None
+        self._uncollected: list[pytest.CollectReport] = []
 
     def begin(self) -> Collector:
         """The run's own hooks; pytest calls them from here on. pytest.UsageError: as of ``Collector``."""
@@ -115,7 +104,7 @@ class Waiting:
 
             self._config.pluginmanager.unregister(self)
             self._collector = Collector(self._config)
-            for report in self.uncollected:
+            for report in self._uncollected:
                 self._collector.pytest_collectreport(report)
         return self._collector
 
@@ -126,12 +115,14 @@ class Waiting:
             self.begin().saw(made)
         return made
 
-    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            self._uncollected.append(report)
+
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if is_case(item):  # of a file that is not Python's
             self.begin().pytest_itemcollected(item)
 
-    @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if hasattr(report, "llmperf_case") or hasattr(report, "llmperf"):  # of a worker of xdist
             self.begin().pytest_runtest_logreport(report)
@@ -146,7 +137,6 @@ class Waiting:
         if any(name.startswith("llmperf_") for name in output):
             self.begin().pytest_testnodedown(node)
 
-    @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["llmperf"] = None  # it saw no perf test, and did not crash
@@ -168,8 +158,7 @@ def is_active(config: pytest.Config) -> bool:
 def on_cpu(config: pytest.Config) -> bool:
     """Whether the run's ranks train on the CPU, over gloo: ``--gpus 0``, or no GPU is visible.
 
-    Raises:
-        pytest.UsageError: the hardware that ``--gpus`` asks for is not there, or the plugin takes no part.
+    pytest.UsageError: the hardware that ``--gpus`` asks for is not there, or the plugin takes no part.
     """
     if not is_active(config):
         raise pytest.UsageError("pytest_llmperf.on_cpu: the plugin llmperf takes no part in this session")

@@ -145,11 +145,9 @@ class RunProgress:
         return cls(expected, sum(_is_tiny(run, item) for item in cases) if reads and run.on_cpu else 0)
 
     def begin(self, nodeid: str) -> None:
-        """A test begins, a case or not."""
         self._now, self._begun = (nodeid if nodeid in self._places else ""), time.monotonic()
 
     def end(self, nodeid: str) -> None:
-        """It has ended."""
         if nodeid == self._now:
             self._took[nodeid], self._now = time.monotonic() - self._begun, ""
 
@@ -235,7 +233,7 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     if session.settings.static:
         where = "no GPU is used"
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
-    found = None if session.settings.against else command_line.baselines_further_up(session.config)
+    hidden = "" if session.settings.against else command_line.baselines_further_up(session.config)
     ignored = without_effect(session.config.option) if session.settings.static else ""
     unmade = unmade_baselines(session.config.option.perf_baselines, session.settings)
     progress = session.progress
@@ -245,7 +243,5 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     parts = [f"llmperf: {cases} case(s) on {session.machine_kind}", where, f"baselines {baselines}", takes]
     return [
         ", ".join(filter(None, parts)),
-        *([f"llmperf: {_FIRST}"] if is_first else []),
-        *(f"llmperf: {line}" for line in (ignored, unmade) if line),
-        *([f"llmperf: {command_line.further_up_line(session.config, found)}"] if found else []),
+        *(f"llmperf: {line}" for line in (_FIRST if is_first else "", ignored, unmade, hidden) if line),
     ]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
@@ -47,11 +46,16 @@ def _asked(method: _Method) -> _Method:
             raise failed(f"perf.{method.__name__}: {error}; expected {expected}") from None
         from pytest_llmperf.run.cases import need_spec
 
-        with self._outcomes():
+        with self._session.outcomes():
             for name, (kind, default) in specs.items():
                 if given.get(name, default) is not default:
                     need_spec(method.__name__, given[name], kind)
-            return method(self, *args, **kwargs)
+            try:
+                return method(self, *args, **kwargs)
+            except DidNotTrainError as error:
+                if not error.may_train_again:
+                    raise
+                raise DidNotTrainError(f"{error}\nrun it again: {self._session.rerun(self._item)}") from None
 
     return cast("_Method", checked)
 
@@ -179,17 +183,6 @@ class Perf:
         from pytest_llmperf.run.cases import tuning_space
 
         return self._told(self._cases.tune(spec, tuning_space(spec, over, runners_up), runners_up))
-
-    @contextmanager
-    def _outcomes(self) -> Iterator[None]:
-        """As the session's, with the command that runs this test again where that may help."""
-        with self._session.outcomes():
-            try:
-                yield
-            except DidNotTrainError as error:
-                if not error.may_train_again:
-                    raise
-                raise DidNotTrainError(f"{error}\nrun it again: {self._session.rerun(self._item)}") from None
 
     def _told(self, conclusion: Concluded) -> CaseResult:
         """The result of a case that holds; what does not fails the test."""

@@ -55,7 +55,6 @@ def attach(
 
 
 def forget_properties(item: pytest.Item) -> None:
-    """What an attempt before this one found."""
     from pytest_llmperf.report.consumers.documents import PREFIX
 
     item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PREFIX)]
@@ -169,7 +168,6 @@ def failed(message: str) -> BaseException:
 
 
 def did_not_train(message: str) -> BaseException:
-    """The same where a launch failed."""
     return DidNotTrain(leaving(message), pytrace=False)
 
 

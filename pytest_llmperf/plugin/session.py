@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 
 
 class PerfSession(Run):
-    """The run of one pytest process."""
-
     def __init__(self, config: pytest.Config) -> None:
         """What ``config`` was asked for; pytest.UsageError: an option that cannot be used."""
         settings = command_line.settings_of(config)
-        if settings.update in {"new", "all"}:
-            command_line.refuse_second_baselines(config)
+        # What it records would be held against nothing of what is there.
+        if settings.update in {"new", "all"} and (hidden := command_line.baselines_further_up(config)):
+            raise pytest.UsageError(f"{hidden}; --perf-baselines=baselines begins a second one here")
         worker: dict[str, list[str]] | None = getattr(config, "workerinput", None)
         words = [str(word) for word in config.invocation_params.args]
         super().__init__(

@@ -34,8 +34,6 @@ class Message:
 
 
 class Channel:
-    """Sends and receives whole messages."""
-
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         end.settimeout(_REST_SECONDS)

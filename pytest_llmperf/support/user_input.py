@@ -48,12 +48,10 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 
 def is_tolerance(value: object) -> TypeGuard[float]:
-    """Whether ``value`` is ``A_TOLERANCE``."""
     return is_positive(value) and value <= 1
 
 
 def positive(text: str) -> float | None:
-    """A finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -78,7 +76,6 @@ def whole(text: str, least: int = 0, most: int | None = None) -> int | None:
 
 
 def count(text: str) -> int | None:
-    """A whole number above 0."""
     return whole(text, least=1)
 
 

@@ -78,7 +78,6 @@ def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    """A case's baseline, and its loss curves."""
     case, root, machine = arguments.case, arguments.perf_baselines, arguments.machine
     if is_of_curves(case):
         path = Path(case)
@@ -131,7 +130,6 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 
 def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
-    """A table of its baselines for each machine kind."""
     lines: list[str] = []
     for machine, group in by_machine(stored):
         baselines = [one.baseline for one in group]
@@ -177,7 +175,6 @@ def _curves_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[str
 
 
 def show_page(stored: AnyStored, screen: Screen) -> list[str]:
-    """Everything about one baseline that a person asks for."""
     baseline, defaults, anchor = stored.baseline, spec_defaults(stored.baseline.spec), stored.baseline.anchor
     is_capacity = isinstance(baseline, CapacityBaseline)
     # The micro-batch is what a search was for.
@@ -256,7 +253,6 @@ def short_site(site: str) -> str:
 
 
 def curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
-    """Everything about the loss curves in ``path``."""
     about = {
         "loss curves": f"{len(found.curves)} seeds ({', '.join(map(str, found.seeds))}) of {found.steps} steps",
         "digest": found.digest,
@@ -277,7 +273,6 @@ def curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
 
 
 def history_page(stored: AnyStored, screen: Screen) -> list[str]:
-    """A line for each acceptance, oldest first."""
     baseline, history = stored.baseline, stored.baseline.history
     columns = [Column("accepted", [_day(entry) for entry in history], right=False)]
     if isinstance(baseline, CapacityBaseline):
@@ -312,7 +307,6 @@ def _day(entry: Accepted) -> str:
 
 
 def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[str]:
-    """Two baselines: figures, settings, environment, and what was active."""
     mine, theirs = a.baseline, b.baseline
     lines = [f"{name}  {plain(one.baseline.id)}  {plain(one.path)}" for name, one in (("A", a), ("B", b))]
     if mine.machine != theirs.machine:

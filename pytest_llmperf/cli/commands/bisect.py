@@ -32,7 +32,6 @@ _MOST_EXACT = 8
 
 
 def page(spec: Spec, found: Bisection, spent: Spent, further: str, screen: Screen) -> Iterator[str]:
-    """Each candidate that was launched, then the first bad one."""
     num, steps = found.num_candidates, found.steps
     yield f"{spec.id}: {num} candidate{'s' * (num != 1)} after {found.good.told}"
     if steps:
@@ -96,7 +95,6 @@ def _percent(log: float) -> str:
 
 
 def document(spec: Spec, found: Bisection, spent: Spent, further: str, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as plain values."""
     return {
         "case": spec.id,
         "spec": spec.to_dict(),
@@ -151,8 +149,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Bisect:
-    """One search."""
-
     arguments: argparse.Namespace
     spec: Spec
     run: Run
@@ -161,7 +157,6 @@ class Bisect:
     troubles: list[str] = field(default_factory=list)
 
     def lines(self, screen: Screen) -> Iterator[str]:
-        """What was found, at its end."""
         terminal, findings = Terminal(), Findings()
         caller = self.run.caller(NODEID, terminal, findings=findings)
         order = BisectionOrder(

@@ -23,7 +23,6 @@ NODEID = "llmperf check"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those that pytest has too mean the same here."""
     parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
     parser.add_argument("--script", metavar="COMMAND", help=SCRIPT)
     add_shared(parser, CHECK)
@@ -32,8 +31,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Check:
-    """One run of the command."""
-
     arguments: argparse.Namespace
     specs: Sequence[Spec]
     run: Run

@@ -51,8 +51,6 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 @dataclass(frozen=True)
 class Traced:
-    """And whose it is."""
-
     case: str
     name: str
     """Of the case, and where it is of."""
@@ -108,7 +106,6 @@ def _of_results(path: Path, name: str) -> Traced:
 
 
 def step_page(one: Traced, screen: Screen) -> Iterator[str]:
-    """Of what a step of ``one`` consists."""
     parts, trace = parts_of(one.trace), one.trace
     names = [name for name in (*CATEGORIES, HOST, DATA) if parts.get(name)]
 
@@ -147,7 +144,6 @@ def step_page(one: Traced, screen: Screen) -> Iterator[str]:
 
 
 def difference_page(before: Traced, after: Traced, screen: Screen) -> Iterator[str]:
-    """Of what the difference between their steps consists."""
     difference = step_difference(before.trace, after.trace)
     yield one_line(f"before: {before.name}: {_size(before.trace)}")
     yield one_line(f"after:  {after.name}: {_size(after.trace)}")

@@ -137,7 +137,6 @@ _WITH_HOST = "the host changed with it: cannot be told apart"
 
 
 def case_page(history: CaseHistory, screen: Screen) -> list[str]:
-    """What is known of it."""
     results = history.results
     hosts, runs = {launch.host for result in results for launch in result.launches}, len(results)
     lines = [
@@ -265,7 +264,6 @@ _MOST_CASES = 500
 
 
 def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
-    """A table for each machine kind."""
     lines = list[str]()
     for machine in dict.fromkeys(one.machine for one in histories):
         group = sorted((one for one in histories if one.machine == machine), key=_urgency)
@@ -314,7 +312,6 @@ def _latest(one: CaseHistory) -> tuple[str, str, str]:
 
 
 def _document(history: CaseHistory) -> dict[str, Any]:
-    """Plain data; ``rate`` is tokens/s per GPU, and null where tokens were not told."""
     return {
         "id": history.id,
         "digest": history.digest,

@@ -33,7 +33,6 @@ class Prediction:
 
     @property
     def error(self) -> str:
-        """For people."""
         if self.launch is None:
             return formats.ABSENT
         text = f"{self.plan.error(self.launch) * 100:+.2f} %"
@@ -77,7 +76,6 @@ def page(one: Prediction) -> list[str]:
 
 
 def document(one: Prediction) -> dict[str, Any]:
-    """The same for programs."""
     spec, plan, launch = one.spec, one.plan, one.launch
     return {
         "id": spec.id,

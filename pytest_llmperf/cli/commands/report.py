@@ -117,7 +117,6 @@ class Rungs(Generic[_Side]):
 
     @property
     def source(self) -> str:
-        """Whose figures stand beside ours."""
         return "; ".join(dict.fromkeys(rung.reference.source for rung in self.rungs if rung.reference))
 
     def pair(self, heading: str, shown: Callable[[_Side], str], failed: str = formats.ABSENT) -> list[Column]:
@@ -213,7 +212,6 @@ def text_page(
 
 
 def markdown_page(machine: str, found: Sequence[Rungs[Side]], scaled: Sequence[Rungs[Width]] = ()) -> list[str]:
-    """For a document."""
     lines = [f"## {escaped(_heading(machine))}"]
     for ladder in found:
         columns = [column for columns in _ladder_columns(ladder) for column in columns]
@@ -235,14 +233,12 @@ def _notes(scaled: Sequence[Rungs[Width]]) -> list[str]:
 
 
 def _subject(ladder: Rungs[Side]) -> str:
-    """The model, what all of its rungs share, and whose figures stand beside ours."""
     spec = ladder.rungs[0].spec
     shared = f"{spec.model}, {formats.counted(spec.gpus, 'GPU')}, {spec.sequence_length} tokens, {spec.optimizer}"
     return f"{shared}; published: {ladder.source}"
 
 
 def _ladder_columns(ladder: Rungs[Side]) -> tuple[list[Column], list[Column], list[Column]]:
-    """Settings, speed and memory."""
     specs = [rung.spec for rung in ladder.rungs]
     first = ladder.rungs[0].number
     settings = [
@@ -266,7 +262,6 @@ def _times(ratio: float | None) -> str:
 
 
 def _jumps(ladder: Rungs[Side]) -> list[str]:
-    """Which rung brought most, here and as published."""
     lines, rungs = [], ladder.rungs
     for whose, sides in (("", ladder.ours), (", published", ladder.published)):
         index = largest_jump(rungs, [side.gain for side in sides])
@@ -283,7 +278,6 @@ def _jumps(ladder: Rungs[Side]) -> list[str]:
 
 
 def _scaling_subject(scaling: Rungs[Width]) -> str:
-    """Which training, and whose figures stand beside ours."""
     spec = scaling.rungs[0].spec
     name = plain(spec.id.removesuffix(f"-gpus{spec.gpus}"))
     return f"{name}, {plain(scaling.parallelism)}, 1 to 32 GPUs; published (ddp): {scaling.source}"

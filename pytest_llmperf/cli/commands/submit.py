@@ -114,8 +114,6 @@ _NEEDED = {"--perf-width": "by which pytest runs the tests of a width", "@budget
 
 @dataclass(frozen=True)
 class _Submission:
-    """One night, before and while it is submitted."""
-
     cluster: ClusterFile
     results: Path
     planned: Sequence[Job] = ()

@@ -59,8 +59,6 @@ def _folder(text: str) -> Path | None:
 
 
 class Key(NamedTuple):
-    """One key of a cluster file."""
-
     default: str | None = ""
     """``None``: it has to be there."""
     parse: Callable[[str], Any] = str
@@ -185,7 +183,6 @@ class ClusterFile:
         return found
 
     def words(self, section: str, key: str) -> list[str]:
-        """A value as a shell would split it."""
         return list(self.value(section, key))
 
     @property
@@ -208,7 +205,6 @@ class ClusterFile:
 
     @property
     def widths(self) -> list[int]:
-        """Numbers of GPUs, from wide to narrow."""
         return list(self.value("suite", "gpus"))
 
     @property
@@ -222,7 +218,6 @@ class ClusterFile:
 
     @property
     def is_local(self) -> bool:
-        """Whether the night runs on this machine, without SLURM."""
         return self.text("cluster", "scheduler") == "local"
 
     @property

@@ -85,7 +85,6 @@ class QueuedJob:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still do something."""
         return self.state in _OPEN
 
     @property
@@ -166,7 +165,6 @@ class Notice:
         return [*unmailed, *self.note("; ".join([line, *unmailed]))]
 
     def send(self, colour: str, page: Sequence[str]) -> list[str]:
-        """Mail ``page``; why it could not be mailed."""
         if not self.mail:
             return []
         text = "\n".join([*page, ""]).encode("utf-8", "backslashreplace")
@@ -196,8 +194,6 @@ def warning_in(line: str) -> set[str]:
 
 @dataclass
 class LoggedNight:
-    """One night, by its lines."""
-
     name: str
     begun: float
     """Time of its first line; seconds since the epoch, as all times here."""
@@ -211,7 +207,6 @@ class LoggedNight:
 
     @property
     def is_open(self) -> bool:
-        """Whether more may follow."""
         return bool(self.merged_by) and not self.is_merged and LOST not in self.warned
 
     def add(self, at: float, line: str) -> None:

@@ -35,8 +35,6 @@ _FAILED = re.compile(r"\bnode ((?:[\w.-]+, )*[\w.-]+)(?: and \d+ more)? failed|\
 
 @dataclass(frozen=True)
 class Night:
-    """All parts, and what is missing."""
-
     parts: tuple[ResultsFile, ...]
     troubles: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -66,7 +64,6 @@ class Night:
 
     @property
     def headline(self) -> str:
-        """One line: how it went."""
         return f"{'red' if self.troubles else 'green'}: {counted(self.cases)}"
 
     def document(self) -> dict[str, Any]:
