@@ -140,7 +140,8 @@ def _path(option: Option, where: str, value: str | Path | None, home: Path, fron
             raise UsageError(f"{where} {why}")
     elif option.path != "source" and (path.is_dir() or not path.parent.is_dir()):
         off = f"; or {_OFF}, which keeps no history" if option.path == "store" else ""
-        raise UsageError(f"{where} {path}: not a file in a folder that exists{off}")
+        what = "a folder, expected a file; name one in it" if path.is_dir() else "not a file in a folder that exists"
+        raise UsageError(f"{where} {path}: {what}{off}")
     elif option.path == "file" and (why := refused_at(path)):
         raise UsageError(f"{where} {path}: cannot be written ({why}); name a file where you may write")
     return path

@@ -95,7 +95,7 @@ def test_nobody_saying_anything_is_the_default_of_the_table(name: str, front: st
 MISTAKES = [
     (["--perf-json=missing/out.json"], (PYTEST, CHECK), "--perf-json .*not a file in a folder that exists"),
     (["--perf-json=sealed/out.json"], (PYTEST, CHECK), "--perf-json .*cannot be written"),
-    (["--perf-json=folder"], (PYTEST, CHECK), "--perf-json .*not a file in a folder that exists"),
+    (["--perf-json=folder"], (PYTEST, CHECK), "--perf-json .*folder: a folder, expected a file; name one in it"),
     (["--perf-history=missing/h"], (PYTEST, CHECK), "--perf-history .*; or off, which keeps no history"),
     (["--perf-reason=why"], (PYTEST, CHECK), "--perf-reason says why a baseline changes; it goes with"),
     (["--perf-launches=3", "--perf-max-launches=2"], (PYTEST, CHECK), "--perf-launches 3 is more than"),

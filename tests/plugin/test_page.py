@@ -106,7 +106,7 @@ def pytest_unconfigure(): print("at the end:", "vl_convert" in sys.modules)
         self, project: Project, golden: Golden
     ) -> None:
         for path, told in (
-            (str(project.path), "not a file in a folder that exists"),
+            (str(project.path), "a folder, expected a file; name one in it"),
             ("nowhere/x.html", "not a file in a folder that exists"),
             ("/proc/x.html", "cannot be written (*); name a file where you may write"),
         ):
