@@ -13,6 +13,7 @@ from pytest_llmperf.analysis.formulas import MemoryPlan
 from pytest_llmperf.cli.answer import Answer, Screen, add_place, add_shared, table
 from pytest_llmperf.cli.asked_run import Named, all_stored, named
 from pytest_llmperf.cli.baseline_folder import Shelf
+from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.records.launch import Launch
@@ -103,6 +104,8 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     usage: Callable[[str], NoReturn] = arguments.usage
     if arguments.stored == bool(arguments.specs):
         usage("expected specs, or --stored and none")
+    if machine is not None and machine not in (known := BaselineStore(root).machines()):
+        usage(f"--machine {machine}: {root} has no baselines of it, expected one of {', '.join(known) or 'none'}")
     if arguments.stored:
         cases, troubles = all_stored(Shelf.read(root, machine))
     else:

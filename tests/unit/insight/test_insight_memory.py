@@ -197,6 +197,16 @@ class TestCommand:
             run(*words)
         assert ended.value.code == 2
 
+    @pytest.mark.parametrize("words", [["model=llama-tiny"], [STORED], ["--stored"]], ids=str)
+    def test_an_unknown_machine_is_refused_in_a_line(
+        self, run: Run, words: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            run(*words, "--machine", "foo")
+        assert ended.value.code == 2
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert told.startswith(f"llmperf plan: error: --machine foo: {BASELINES} has no baselines of it, expected one")
+
     def test_stored_settings_of_another_day_are_named(self, run: Run, tmp_path: Path, golden: Golden) -> None:
         source = next((BASELINES / MACHINE).rglob(f"{STORED}.json"))
         baseline = parse(Baseline, source.read_text(encoding="utf-8"), str(source))
