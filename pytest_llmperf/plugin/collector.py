@@ -131,8 +131,10 @@ class Collector:
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_makereport")
     def pytest_withhold(self, item: pytest.Item, call: pytest.CallInfo[None]) -> _Reporting:
-        """Before anybody else sees the report: to all of them the test was skipped."""
+        """Before anybody else sees the report: to all of them the test was skipped, and told no secret."""
         report = yield
+        if is_case(item):
+            reports.redact(report)
         if reports.FINDINGS in item.stash:
             reports.withhold(item, call, report, item.stash[reports.FINDINGS])
         return report

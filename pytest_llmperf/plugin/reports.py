@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest._code.code import TerminalRepr
 
 from pytest_llmperf.plugin import is_case
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.text import leaving, one_line
 from pytest_llmperf.run.findings import ALL, SOME, STOPPED, Findings
 from pytest_llmperf.settings.train_spec import SpecError
+from pytest_llmperf.support.redaction import without_secrets
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run
@@ -80,6 +82,24 @@ def withhold(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
         reason += f" (it ended early: {call.excinfo.exconly(tryshort=True).splitlines()[0]})"
     path, line = item.reportinfo()[:2]
     report.outcome, report.longrepr = "skipped", (str(path), (line or 0) + 1, f"Skipped: {reason}")
+
+
+def redact(report: pytest.TestReport) -> None:
+    """Take secrets out of pytest's own words about a test: its traceback, and the output that was captured."""
+    report.sections = [(title, without_secrets(text)) for title, text in report.sections]
+    report.longrepr = _redacted(report.longrepr)
+
+
+def _redacted(value: Any) -> Any:
+    """Texts anew; what has them within keeps its type, which reporters and xdist know."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_redacted, value))
+    if isinstance(value, TerminalRepr):
+        for name, each in vars(value).items():
+            setattr(value, name, _redacted(each))
+    return value
 
 
 def outcome(report: pytest.TestReport) -> dict[str, str]:
