@@ -19,7 +19,7 @@ from typing import Any
 from pytest_llmperf.judge.repeats import Repeats, changed_losses, named
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import counts
-from pytest_llmperf.records.result import Check, Verdict
+from pytest_llmperf.records.result import Check, Verdict, counts_of
 from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support import codec
@@ -98,17 +98,15 @@ def count_checks(
     if not launches or (newest is None and stored is None):
         return ()
     gate = stored if stored and not stored.other_versions(launches[-1]) and not _is_tuned(launches[-1]) else None
-    # A host's operators, or a device's work; copies and waits are of both.
-    other = "kernels_per_step" if newest and newest.trace.is_on_host else "operators_per_step"
     found = []
     for name, metric in counts().items():
         # What is counted without a trace gates launches that could not be traced as well.
         told = [count for launch in launches if (count := count_of(launch, name)) is not None]
-        if not told or (name in COUNTED and (newest is None or name == other)):
+        if not told or (name in COUNTED and (newest is None or name not in newest.trace.metrics)):
             continue
         baseline = None
         if gate is not None:
-            baseline = gate.trace.count(name) if name in COUNTED else gate.counts.get(name)
+            baseline = (counts_of(gate.trace) if name in COUNTED else gate.counts).get(name)
         if gate is None or baseline is None:
             found.append(metric.check(min(told)))
             continue
@@ -155,8 +153,8 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
     if others:
         moved = [
             f"{name.removesuffix('_per_step')} {then.count(name):g} -> {now.count(name):g}"
-            for name in COUNTED
-            if then.count(name) != now.count(name)
+            for name in then.metrics
+            if name in now.metrics and then.count(name) != now.count(name)
         ]
         if moved:
             notes.append(f"a step has {', '.join(moved)} with other versions ({', '.join(others[:_MOST_NAMES])})")
@@ -184,7 +182,7 @@ def count_of(launch: Launch, name: str) -> float | None:
     """Of one of these metrics; ``None`` where the launch does not tell."""
     if name not in COUNTED:
         return other_counts(launch).get(name)
-    return launch.trace.count(name) if launch.trace else None
+    return counts_of(launch.trace).get(name)
 
 
 def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:

@@ -69,8 +69,7 @@ class Repeats:
         losses = _same_losses(everyone) if all(one.losses for one in everyone) else None
         steps = min(len(one.step_seconds) for one in everyone)
         counts, ranges = list[str](), {**old.ranges} if old else dict[str, tuple[float, float]]()
-        other = "kernels_per_step" if traces and traces[0].is_on_host else "operators_per_step"
-        for metric in (one for one in COUNTED if traces and one != other):
+        for metric in (one for one in COUNTED if traces and all(one in trace.metrics for trace in traces)):
             told = [trace.count(metric) for trace in traces]
             same = len(traces) > 1 and all(named(metric, trace) == named(metric, traces[0]) for trace in traces)
             # Steps that are unlike, in a training that begins otherwise each time, have as many by chance alone. One

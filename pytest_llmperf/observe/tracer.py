@@ -31,11 +31,12 @@ import torch.distributed as dist
 from torch.profiler import profile
 
 from pytest_llmperf.observe import device as gpu
+from pytest_llmperf.observe.exchanges import exchanges, recorded
 from pytest_llmperf.records.trace import LEADS_TO, Key, Kind, Trace, TraceRow, short_name
 from pytest_llmperf.support.redaction import without_secrets
 
 _HOME, _WATCHING = Path(__file__).parents[1], (__file__, gpu.__file__)
-_STDLIB = Path(os.__file__).resolve().parent
+_STDLIB, _TORCH = Path(os.__file__).resolve().parent, Path(torch.__file__).parent
 _INSTALLED = ("site-packages", "dist-packages")
 
 # Of a tensor: what gives its content to Python, and what may make another one of the same content.
@@ -116,23 +117,39 @@ class Places:
         self._undo.callback(*((setattr, owner, name, function) if is_own else (delattr, owner, name)))
 
     def _here(self) -> list[str]:
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - this thread's stack
+        frames = []
+        while frame is not None:
+            frames.append((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        return self.place(frames)
+
+    def place(self, frames: Iterable[tuple[str, int]]) -> list[str]:
         """The innermost line of the project, and the line of a package to which it led; our own calls have none."""
         inner, is_first = "", True
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - this thread's stack
-        while frame is not None:
-            top, file = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code.co_filename
-            is_ours = file.startswith(f"{_HOME}/")
-            if is_ours and is_first and file not in _WATCHING:
+        for file, line in frames:
+            whose = _whose(file)
+            if whose == "ours" and is_first and file not in _WATCHING:
                 return []
-            if not is_ours and top not in sys.stdlib_module_names:
-                is_first = False
-                own = "" if top == "torch" else self._name_of(file)
-                if own:
-                    return [LEADS_TO.join(filter(None, [_shown(own, frame), inner]))]
-                if not inner and top != "torch" and not file.startswith("<"):
-                    inner = _shown(_installed_name(file), frame)
-            frame = frame.f_back
+            if whose in {"ours", "python"}:
+                continue
+            is_first = False
+            own = "" if whose == "torch" else self._name_of(file)
+            if own:
+                return [LEADS_TO.join(filter(None, [_shown(own, file, line), inner]))]
+            if not inner and whose != "torch":
+                inner = _shown(_installed_name(file), file, line)
         return [inner] if inner else []
+
+
+@functools.cache
+def _whose(file: str) -> str:
+    """``ours``, ``torch``, or ``python`` of its library and of no file; empty of anybody else's."""
+    for whose, start in (("ours", f"{_HOME}/"), ("torch", f"{_TORCH}/"), ("python", "<")):
+        if file.startswith(start):
+            return whose
+    is_installed = any(f"/{folder}/" in file for folder in _INSTALLED)
+    return "python" if Path(file).is_relative_to(_STDLIB) and not is_installed else ""
 
 
 def _installed_name(file: str) -> str:
@@ -142,10 +159,10 @@ def _installed_name(file: str) -> str:
     return "/".join(parts[at + 1 :])
 
 
-def _shown(name: str, frame: FrameType) -> str:
-    text = without_secrets(" ".join(linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()))
+def _shown(name: str, file: str, line: int) -> str:
+    text = without_secrets(" ".join(linecache.getline(file, line).split()))
     text = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
-    return f"{name}:{frame.f_lineno} {text}".rstrip()
+    return f"{name}:{line} {text}".rstrip()
 
 
 def _is_copy(name: str, result: Any, args: tuple[Any, ...], *, on_gpu: bool) -> bool:
@@ -238,7 +255,6 @@ class Tracer:
         if self._none or self._profile is None:
             return Trace(none=self._none or "it was not begun")
         trace = self._tried(self._read) or Trace(none=self._none)
-        trace = replace(trace, places=self._places.found) if trace else trace
         return with_timed_waits(trace, self._fetched, timed, warmup_steps)
 
     def _stop(self) -> None:
@@ -248,11 +264,14 @@ class Tracer:
     def _read(self) -> Trace:
         found = read(self._profile.profiler.kineto_results.events(), on_host=self._on_host)
         try:
-            return step_trace(found, Marks(self._ends, self._data), on_host=self._on_host, are_alike=self._is_ours)
+            trace = step_trace(found, Marks(self._ends, self._data), on_host=self._on_host, are_alike=self._is_ours)
         except IncompleteTraceError as incomplete:
             is_refused = not found.work and not self._on_host
             self._none = f"{incomplete}; {_OTHER_CLIENT}" if is_refused else str(incomplete)
             return Trace(none=self._none)
+        exchanged = exchanges(recorded(dist), self._ends, self._places.place)
+        places = {"exchange": dict(exchanged.places)} if exchanged.places else {}
+        return replace(trace, rows=tuple(sorted((*trace.rows, *exchanged.rows))), places=self._places.found | places)
 
     def _tried(self, ask: Callable[[], Any]) -> Any:
         try:

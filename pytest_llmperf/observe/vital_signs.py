@@ -139,7 +139,9 @@ class LastWords:
             return
         self._told = True
         try:
-            trace = _collectives(sys.modules.get("torch.distributed"))
+            from pytest_llmperf.observe.exchanges import recorded  # noqa: PLC0415 - torch is there by now, or none
+
+            trace = recorded(sys.modules.get("torch.distributed"))
             if trace:
                 part = self._trace.with_name(f".{self._trace.name}")
                 part.write_bytes(trace)
@@ -163,17 +165,6 @@ class LastWords:
             return False
         # Of more threads than faulthandler writes, the main one is among those left out.
         return b"hread 0x%016x" % (threading.main_thread().ident or 0) in said or said.endswith(b"\n...\n")
-
-
-def _collectives(dist: Any) -> bytes:
-    """Torch's record of them; empty before the ranks have met."""
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return b""
-    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
-
-    from pytest_llmperf.observe.device import collectives_record  # noqa: PLC0415
-
-    return bytes(getattr(c10d, collectives_record(dist.get_backend()))())
 
 
 # The limit of memory: a lower one than the card's, what is left of it, and whether an error is of its end.

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from pytest_llmperf.records.calibration import Place, host_of, site_of
 from pytest_llmperf.records.failure import summed, total
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.trace import COUNTED, Trace
+from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
@@ -307,8 +307,7 @@ class PastResult:
 
 def counts_of(trace: Trace) -> dict[str, float]:
     """What a traced step is made of, by metric: a host's operators, or a device's kernels."""
-    other = "kernels_per_step" if trace.is_on_host else "operators_per_step"
-    return {name: trace.count(name) for name in COUNTED if trace and name != other}
+    return {name: trace.count(name) for name in trace.metrics}
 
 
 @dataclass(frozen=True)

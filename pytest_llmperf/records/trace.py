@@ -17,8 +17,9 @@ from msgspec import Meta
 
 from pytest_llmperf.support.codec import Amount, Count, plain_fields, read, read_fields, sparse
 
-#: Work of a device; on the CPU operators stand for it. Then what the host does that it need not do in each step.
-Kind = Literal["kernel", "collective", "copy", "fill", "operator", "wait", "allocation"]
+#: Work of a device; on the CPU operators stand for it. Then what the host does that it need not do in each step, and
+#: what it asks to be exchanged with other ranks: how often, and the bytes of that.
+Kind = Literal["kernel", "collective", "copy", "fill", "operator", "wait", "allocation", "exchange", "payload"]
 
 #: Kinds that keep the device busy.
 WORK: frozenset[str] = frozenset({"kernel", "collective", "copy", "fill", "operator"})
@@ -29,15 +30,18 @@ COUNTED: Mapping[str, frozenset[str]] = {
     "operators_per_step": frozenset({"operator"}),
     "copies_per_step": frozenset({"copy"}),
     "synchronisations_per_step": frozenset({"wait"}),
+    "collectives_per_step": frozenset({"exchange"}),
+    "collective_bytes_per_step": frozenset({"payload"}),
 }
+_OF_EXCHANGES = {"collectives_per_step", "collective_bytes_per_step"}
 
 #: Why a launch that was asked for none has none.
 UNWANTED = "it was not asked for"
 
 _LONGEST_NAME = 240
 
-# Kernels or seconds that no step has.
-_MOST = 1e9
+# Seconds that no step has; kernels, or bytes that are exchanged.
+_MOST, _MOST_COUNT = 1e9, 1e15
 _Some = Annotated[float, Meta(ge=0, lt=_MOST)]
 
 
@@ -137,6 +141,13 @@ class Trace:
         return sum(row.count for row in self.rows if row.kind in COUNTED[metric])
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those of ``COUNTED`` that it tells: of exchanges where there are some, since older traces tell of none."""
+        absent = {"kernels_per_step" if self.is_on_host else "operators_per_step"}
+        absent |= set() if any(row.kind == "exchange" for row in self.rows) else _OF_EXCHANGES
+        return tuple(name for name in COUNTED if self and name not in absent)
+
+    @property
     def counts(self) -> dict[tuple[str, str], float]:
         """Kind and name to count, of what gates: allocations come and go with the allocator's state."""
         return {(row.kind, row.name): row.count for row in self.rows if row.kind != "allocation"}
@@ -176,7 +187,7 @@ class TraceForm:
     busy_seconds: _Some
     exposed_seconds: _Some
     data_seconds: _Some
-    rows: Mapping[Kind, Mapping[str, tuple[Annotated[float, Meta(gt=0, lt=_MOST)], _Some]]]
+    rows: Mapping[Kind, Mapping[str, tuple[Annotated[float, Meta(gt=0, lt=_MOST_COUNT)], _Some]]]
     by_rank: tuple[RankWork, ...] = ()
     places: Mapping[str, Mapping[str, Annotated[float, Meta(gt=0, lt=_MOST)]]] = field(default_factory=dict)
 
@@ -268,7 +279,7 @@ class StaticStep:
     def of(cls, trace: Trace, versions: Mapping[str, str]) -> StaticStep:
         """What a step did on a CPU; of what only calls others, those are counted."""
         rows = (row for row in trace.rows if row.name not in _CALLERS and not row.name.startswith("autograd::"))
-        counts = {row.name: row.count for row in rows if row.kind != "allocation"}
+        counts = {row.name: row.count for row in rows if row.kind in WORK | {"wait"}}
         whole = {name: int(count) if count == int(count) else count for name, count in counts.items()}
         return cls(operators=whole, flops={}, memory={}, versions=versions, places=trace.places)
 

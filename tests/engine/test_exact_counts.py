@@ -26,6 +26,44 @@ def with_(**more: dict[str, float]) -> dict[str, dict[str, float]]:
     return {kind: {**names, **more.get(kind, {})} for kind, names in KERNELS.items()}
 
 
+EXCHANGES = {"exchange": {"all_gather": 8}, "payload": {"all_gather": 4096}}
+
+
+@pytest.mark.parametrize(
+    ("more", "moved"),
+    [
+        ({}, {}),
+        (
+            {"exchange": {"all_gather": 16}, "payload": {"all_gather": 8192}},
+            {"collectives_per_step": "regressed", "collective_bytes_per_step": "regressed"},
+        ),
+        ({"payload": {"all_gather": 8192}}, {"collective_bytes_per_step": "regressed"}),
+        (
+            {"exchange": {"all_gather": 4}, "payload": {"all_gather": 2048}},
+            {"collectives_per_step": "changed", "collective_bytes_per_step": "changed"},
+        ),
+        # As many of another kind.
+        ({"exchange": {"all_reduce": 8}}, {"collectives_per_step": "changed"}),
+    ],
+)
+def test_one_launch_condemns_more_or_larger_collectives(
+    engine: Engine, more: dict[str, dict[str, float]], moved: dict[str, str]
+) -> None:
+    engine.record(trace={**KERNELS, **EXCHANGES})
+    engine.fake(trace={**KERNELS, **EXCHANGES, **more})
+    result = engine.check().result
+    verdicts = {check.metric: check.verdict for check in result.checks if check.verdict not in (None, "pass")}
+    assert verdicts == moved
+
+
+def test_a_baseline_that_tells_of_no_collectives_holds_none(recorded: Engine) -> None:
+    recorded.fake(trace={**KERNELS, **EXCHANGES})
+    result = recorded.check().result
+    check = result.check("collectives_per_step")
+    assert check is not None
+    assert (result.verdict, check.value, check.verdict) == ("pass", 8, None)
+
+
 @pytest.fixture
 def recorded(engine: Engine) -> Engine:
     engine.record(trace=KERNELS)

@@ -39,6 +39,16 @@ def test_two_ranks_of_torchrun_are_one_record(tmp_path: Path, kind: str) -> None
     collectives = {row.name for row in record.trace.rows if row.name.startswith("c10d::")}
     wanted = {"no_sync": "c10d::allreduce_", "sharded": "c10d::_reduce_scatter_base_"}
     assert wanted[kind] in collectives
+    exchanges = {row.name: row.count for row in record.trace.rows if row.kind == "exchange"}
+    payload = {row.name: row.count for row in record.trace.rows if row.kind == "payload"}
+    # FSDP2 gathers two blocks twice and the rest once: that stays whole until it goes back.
+    assert exchanges.get("all_gather", 0) == {"no_sync": 0, "sharded": 5}[kind]
+    assert payload.keys() == exchanges.keys()
+    places = record.trace.places["exchange"]
+    assert sum(places.values()) == sum(exchanges.values())
+    assert any(place.endswith("].backward()" if kind == "no_sync" else "loss.backward()") for place in places)
+    if kind == "no_sync":
+        assert payload["all_reduce"] == 4 * record.parameters
 
 
 def test_ranks_that_the_script_spawns_are_one_record(tmp_path: Path) -> None:

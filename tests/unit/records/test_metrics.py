@@ -133,7 +133,6 @@ class TestOneRowMore:
 EXCEPTIONS = {
     "cli/tune_pages.py": "fields of its own document, of trials and not of cases",
     "run/run_page/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
-    "judge/exact.py": "facts of the evidence that are no changes, and whose work a traced step is",
     "judge/store.py": "figures of a file that follow from one another",
     "judge/static_steps.py": "how each is counted of a step without a launch",
     "records/result.py": "what stands in the place of a rate: a result is asked for either",
