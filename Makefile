@@ -1,5 +1,5 @@
 # Needs python3 (3.10 or newer, with venv), git and make. Everything else goes into .bootstrap/ and .tox/.
-#   make test    all tests, once; on the oldest Python a part of them
+#   make test    all tests, once
 #   make test-wide    what takes minutes and each commit need not show: all model types of transformers, other Pythons, ...
 #   make lint    ruff, mypy, import contracts         (make format rewrites what ruff can)
 #   make docs    the documentation as a site, in build/docs/html     (make docs LINKS=1 asks for what it links to, too)
@@ -21,7 +21,7 @@ ARGS :=
 .PHONY: test test-wide lint format docs demo gpu clean
 
 test: .bootstrap/ready
-	$(TOX_TWO) -e full,lean,py310 $(if $(ARGS),-- $(ARGS))
+	$(TOX_TWO) -e full,lean $(if $(ARGS),-- $(ARGS))
 
 test-wide: .bootstrap/ready
 	$(TOX) -e wide,floor,py312,oldest $(if $(ARGS),-- $(ARGS))
