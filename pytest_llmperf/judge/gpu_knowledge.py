@@ -4,27 +4,30 @@ a run has seen on its own, tell of a case."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
 from pytest_llmperf.judge.gpu_panel import (
     CALIBRATION_COPY,
+    Incidence,
+    Measurement,
     Observation,
     Panel,
     Prediction,
+    Rest,
     Unit,
     calibrations_of,
     doubted,
-    incidence,
     observations_of,
     predicted,
+    told_by,
     unit_of,
 )
 from pytest_llmperf.judge.stats import Noise, Scatter, Spread, prior_of, within_sessions
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.support.interpreter import Array, np, one_thread, special
+from pytest_llmperf.support.interpreter import Array, np, one_thread, sparse, special
 
 #: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.
 FACTORS = ("general", "at_power_limit")
@@ -92,20 +95,19 @@ class Model:
     def own_spread(self, series: str) -> Spread:
         return self.own.get(series, self.usual)
 
-    def covariance(self, units: Sequence[Unit], first: int = 0) -> Array:
-        """Of the effects of ``units``, before any is seen, with those from the ``first`` on.
+    def covariance(self, units: Sequence[Unit]) -> Array:
+        """Of the effects of ``units``, before any is seen: all of the first factor, then all of the next."""
+        shares = Incidence(units)
+        return self.between(shares, shares)
 
-        All of the first factor, then all of the next.
-        """
-        every, num, shares = len(units), len(units) - first, incidence(units)
-        alike = {component: matrix @ matrix[first:].T for component, matrix in shares.items()}
-        total = np.zeros((every * len(FACTORS), num * len(FACTORS)))
+    def between(self, some: Incidence, others: Incidence) -> Array:
+        """The same of ``some`` units with ``others``, which are known beside these."""
+        alike = {name: shares @ others[name][:, : shares.shape[1]].T for name, shares in some.items()}
+        (every, num), factors = alike["host"].shape, len(FACTORS)
+        total = np.zeros((factors, every, factors, num))
         for number, factor in enumerate(FACTORS):
-            sds = self.effects[factor]
-            total[number * every : (number + 1) * every, number * num : (number + 1) * num] = sum(
-                sds[component] ** 2 * matrix for component, matrix in alike.items()
-            )
-        return total
+            total[number, :, number] = sum(self.effects[factor][name] ** 2 * alike[name] for name in alike)
+        return total.reshape(factors * every, factors * num)
 
 
 def expected_loading(limited: float, series: str = "") -> Loading:
@@ -119,16 +121,13 @@ class Posterior:
     """The effects of a panel's units, as far as its observations tell them."""
 
     model: Model
-    units: Sequence[Unit]
+    shares: Incidence
     prediction: Prediction
 
     def of(self, units: Sequence[Unit]) -> tuple[Array, Array]:
         """What is expected of ``units``, and the covariance of its errors; also of ones that the panel has not seen."""
-        num, every = len(self.units), len(self.units) + len(units)
-        prior = self.model.covariance([*self.units, *units], num)
-        known = np.concatenate([np.arange(num) + number * every for number in range(len(FACTORS))])
-        asked = np.concatenate([np.arange(num, every) + number * every for number in range(len(FACTORS))])
-        return self.prediction.of(prior[known], prior[asked])
+        asked = Incidence(units, self.shares)
+        return self.prediction.of(self.model.between(self.shares, asked), self.model.between(asked, asked))
 
 
 def learn(observations: Sequence[Observation]) -> Model | None:
@@ -150,7 +149,7 @@ def learn(observations: Sequence[Observation]) -> Model | None:
     with one_thread():
         for _ in range(_ROUNDS):
             model = _better(model, panel)
-    hosts = incidence(panel.units)["host"].shape[1]
+    hosts = Incidence(panel.units)["host"].shape[1]
     return replace(model, effects_df=EFFECTS_DF + hosts - 1)
 
 
@@ -168,25 +167,16 @@ def _expected(observations: Sequence[Observation]) -> dict[str, Loading]:
 def _better(model: Model, panel: Panel) -> Model:
     variances = cell_variances(model, panel)
     found = predicted(panel, design_of(model, panel), model.covariance(panel.units), variances)
-    num = len(panel.units)
-    loadings: dict[str, Loading] = {}
-    squares: dict[str, tuple[float, float]] = {}
-    for number, name in enumerate(panel.series):
-        cells = np.flatnonzero(panel.of_series == number)
-        places = np.concatenate([panel.of_unit[cells] + factor * num for factor in range(len(FACTORS))])
-        effects, covariance = found.means[places], found.covariance[np.ix_(places, places)]
-        expected = model.loading(name).expected
-        loading, total, df = _regressed(panel.logs[cells], effects, covariance, 1 / variances[cells], expected)
-        loadings[name], squares[name] = loading, (total, df)
+    loadings, totals, dfs = _regressed(model, panel, found, 1 / variances)
     # What is usual of a series.
-    several = [(total / df, df) for total, df in squares.values() if df >= 1 and total > 0]
+    several = [(total / df, df) for total, df in zip(totals, dfs, strict=True) if df >= 1 and total > 0]
     usual = _OWN
     if len(several) >= _LEAST_SERIES:
         shown = prior_of(several, least=_LEAST_DF, most=_MOST_DF, halvings=20)
         weight = _OWN.df / (_OWN.df + len(several))
         log = weight * math.log(_OWN.sd) + (1 - weight) * math.log(shown.sd)
         usual = Spread(max(_LEAST_OWN, math.exp(log)), shown.df)
-    own = {name: _own(total, df, usual) for name, (total, df) in squares.items()}
+    own = {name: _own(total, df, usual) for name, total, df in zip(panel.series, totals, dfs, strict=True)}
     return Model(effects=_spread(model, panel, found), loadings=loadings, own=own, usual=usual)
 
 
@@ -230,26 +220,41 @@ def design_of(model: Model, panel: Panel) -> Array:
 
 
 def _regressed(
-    logs: Array, effects: Array, covariance: Array, weights: Array, expected: Array
-) -> tuple[Loading, float, float]:
-    """A series' loading; what is left, as of one launch's variance each, and its degrees of freedom.
+    model: Model, panel: Panel, found: Prediction, weights: Array
+) -> tuple[dict[str, Loading], list[float], list[float]]:
+    """The loading of each series; and what is left of it, as of one launch's variance each, and its degrees of freedom.
 
-    ``effects`` and ``covariance`` are of each cell, all of the first factor first.
+    ``weights``: of each cell.
     """
-    num, factors = len(logs), len(FACTORS)
-    centred = np.eye(num) - np.outer(np.ones(num), weights / weights.sum())
-    about, moved = centred @ logs, centred @ effects.reshape(factors, num).T
-    blocks = covariance.reshape(factors, num, factors, num)
+    factors, num, of_series = range(len(FACTORS)), len(panel.units), panel.of_series
+    cells = np.arange(len(of_series))
+
+    def sums(values: Array) -> Array:
+        return np.bincount(of_series, values, len(panel.series))
+
+    whole, sizes = sums(weights), sums(np.ones(len(cells)))
+    effects = found.means.reshape(len(factors), num)[:, panel.of_unit]
+    about = panel.logs - (sums(weights * panel.logs) / whole)[of_series]
+    moved = [each - (sums(weights * each) / whole)[of_series] for each in effects]
+    by_unit = sparse.csr_array((weights, (of_series, panel.of_unit)), shape=(len(panel.series), num))
     # What is not known of the effects: a part of what they moved, and of what is left.
-    unknown = np.einsum("jk,ajbk->ab", centred.T @ (weights[:, None] * centred), blocks)
-    known = moved.T @ (weights[:, None] * moved) + unknown
-    prior = np.eye(factors) / _LOADING_SD**2
+    unknown, known = np.zeros((2, len(panel.series), len(factors), len(factors)))
+    for a in factors:
+        for b in factors:
+            block = found.covariance[a * num : (a + 1) * num, b * num : (b + 1) * num]
+            shared = (by_unit * (by_unit @ block)).sum(axis=1) / whole
+            unknown[:, a, b] = sums(weights * np.diag(block)[panel.of_unit]) - shared
+            known[:, a, b] = unknown[:, a, b] + sums(weights * moved[a] * moved[b])
+    prior = np.eye(len(factors)) / _LOADING_SD**2
+    expected = np.array([model.loading(name).expected for name in panel.series])
     spread = np.linalg.inv(prior + known)
-    mean = spread @ (prior @ expected + moved.T @ (weights * about))
-    left = about - moved @ mean
-    spent = float(np.trace(spread @ known)) if num > 1 else 0.0
-    squares = float(weights @ left**2 + mean @ unknown @ mean) / float(weights.mean())
-    return Loading(mean, spread, expected), squares, max(0.0, num - 1 - spent)
+    towards = expected @ prior + np.stack([sums(weights * each * about) for each in moved], axis=1)
+    mean = np.einsum("sab,sb->sa", spread, towards)
+    left = about - sum(each * mean[of_series, a] for a, each in enumerate(moved))
+    spent = np.where(sizes > 1, np.einsum("sab,sba->s", spread, known), 0.0)
+    totals = (sums(weights * left**2) + np.einsum("sa,sab,sb->s", mean, unknown, mean)) / (whole / sizes)
+    loadings = {name: Loading(*each) for name, *each in zip(panel.series, mean, spread, expected, strict=True)}
+    return loadings, totals.tolist(), np.maximum(0.0, sizes - 1 - spent).tolist()
 
 
 def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str, float]]:
@@ -257,7 +262,7 @@ def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str
     spreads: dict[str, dict[str, float]] = {}
     for number, factor in enumerate(FACTORS):
         place = slice(number * num, (number + 1) * num)
-        for component, shares in incidence(panel.units).items():
+        for component, shares in Incidence(panel.units).items():
             variance_of = model.effects[factor][component] ** 2
             # The expected sum of squares of this component's own deviations.
             total = shares.shape[1] * variance_of + variance_of**2 * found.excess(shares, place)
@@ -267,11 +272,12 @@ def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str
     return spreads
 
 
-def robust(model: Model, panel: Panel) -> Posterior:
-    """The effects, where other cases of the run itself are doubted."""
-    prior = model.covariance(panel.units)
+def robust(model: Model, panel: Panel, rest: Rest | None = None) -> Posterior:
+    """The effects, where other cases of the run itself are doubted; ``rest``: what series beside the panel's tell."""
+    shares = Incidence(panel.units)
     variances = cell_variances(model, panel) + loading_variances(model, panel)
-    return Posterior(model, panel.units, doubted(panel, design_of(model, panel), prior, variances))
+    prior = model.between(shares, shares)
+    return Posterior(model, shares, doubted(panel, design_of(model, panel), prior, variances, rest))
 
 
 # Knowledge: what is stored, and what a run has seen.
@@ -291,14 +297,51 @@ class _Stored:
     def __init__(self, observations: Sequence[Observation]) -> None:
         launches = [each for each in observations if not each.is_calibration]
         self.measurements = {each.measurement for each in observations}
-        self.series = {each.series for each in observations}
+        self.series: dict[str, list[Observation]] = {}
+        for each in observations:
+            self.series.setdefault(each.series, []).append(each)
         self.usual_logs = _usual_of_calibrations(observations)
         self.told_apart = {device for device, _ in compared(launches)}
-        self.devices: dict[str, set[str]] = {}
-        """That launches of each series were on."""
-        for each in launches:
-            self.devices.setdefault(each.series, set()).update(each.unit.devices)
         self.of_gpus = [each for each in observations if each.tells_of_gpu]
+
+
+class _Sums:
+    """What stored series tell by themselves of the effects of GPUs, found once for all: a case leaves a few of them
+    out."""
+
+    @one_thread()
+    def __init__(self, model: Model, stored: _Stored) -> None:
+        self._model, self._stored = model, stored
+        self.units = list(dict.fromkeys(each.unit for several in stored.series.values() for each in several))
+        self._left_out, self._left = frozenset[str](), self._of(stored.series)
+
+    def without(self, series: str, others: Collection[str], num: int) -> Rest:
+        """All but ``series`` and ``others``, of the effects of so many units, of which its own are the first."""
+        names = frozenset(others)
+        if names != self._left_out:  # a run launches one case after another, so it is a few more
+            more, again = self._of(names - self._left_out), self._of(self._left_out - names)
+            self._left = tuple(left - a + b for left, a, b in zip(self._left, more, again, strict=True))
+            self._left_out = names
+        known = np.arange(len(self.units))
+        places = np.concatenate([known + number * num for number in range(len(FACTORS))])
+        own = self._of({series} - names)
+        return Rest(places, *(left - part for left, part in zip(self._left, own, strict=True)))
+
+    def changed(self, stored: _Stored) -> list[str]:
+        """Series of which ``stored`` has fewer observations."""
+        if stored is self._stored:
+            return []
+        return [
+            name for name, several in self._stored.series.items() if len(several) != len(stored.series.get(name, ()))
+        ]
+
+    def _of(self, series: Iterable[str]) -> tuple[Array, Array]:
+        stored = [each for name in series for each in self._stored.series.get(name, ())]
+        if not stored:
+            return 0.0, 0.0
+        panel = Panel.of(stored, first=self.units)
+        variances = cell_variances(self._model, panel) + loading_variances(self._model, panel)
+        return told_by(panel, design_of(self._model, panel), variances)
 
 
 @dataclass(frozen=True)
@@ -328,16 +371,19 @@ class Knowledge:
         A calibration of today may be stored by now, and launches that another start of a SLURM job has made.
         """
         seen = {each.measurement: each for each in observations_of(launches) if self._believes(each)}
-        if self._of_stored.measurements.isdisjoint(seen):
-            found = Knowledge(self.model, self.stored, tuple(seen.values()))
-            found.__dict__["_of_stored"] = self._of_stored
-            return found
-        stored = [each for each in self.stored if each.measurement not in seen]
-        return Knowledge(self.model, stored, tuple(seen.values()))
+        again = self._of_stored.measurements & seen.keys()
+        stored = [each for each in self.stored if each.measurement not in again] if again else self.stored
+        found = Knowledge(self.model, stored, tuple(seen.values()))
+        found.__dict__.update({"_sums": self._sums} | ({} if again else {"_of_stored": self._of_stored}))
+        return found
 
     @cached_property
     def _of_stored(self) -> _Stored:
         return _Stored(self.stored)
+
+    @cached_property
+    def _sums(self) -> _Sums:
+        return _Sums(self.model, self._of_stored)
 
     def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
         """Of the launches of ``baseline`` and then ``candidates``, by what all other cases, and calibrations, tell."""
@@ -373,7 +419,7 @@ class Knowledge:
         key = (series, added)
         if key not in self._told:
             seen = (*self.seen, *sorted(added, key=lambda each: (each.series, each.unit.devices, each.at)))
-            stored, tonight = ([each for each in group if each.series != series] for group in (self.stored, seen))
+            tonight = [each for each in seen if each.series != series]
             cases = _cases(tonight)
             # Of cases those on GPUs that enough of them were on.
             known = [
@@ -381,7 +427,11 @@ class Knowledge:
                 for each in tonight
                 if each.is_calibration or all(len(cases[device]) >= FEWEST_CASES for device in each.unit.devices)
             ]
-            self._told[key] = robust(self.model, Panel.of(stored, known))
+            # Of the other series, which are the most, sums are known.
+            names = dict.fromkeys([*(each.series for each in known), *self._sums.changed(self._of_stored)])
+            stored = [each for name in names if name != series for each in self._of_stored.series.get(name, ())]
+            panel = Panel.of(stored, known, self._sums.units)
+            self._told[key] = robust(self.model, panel, self._sums.without(series, names, len(panel.units)))
         return self._told[key]
 
     def tells_of(
@@ -392,14 +442,13 @@ class Knowledge:
         What no change of this run's software moves with its cases does, a comparable calibration of that day or stored
         launches of the very GPU; and ``by_its_cases`` enough other cases of this run.
         """
-        stored = self._of_stored
-        launched = stored.told_apart | stored.devices.get(series, set())
+        own = (each.unit.devices for each in self._of_stored.series.get(series, ()))  # of a case, so no calibrations
+        launched = self._of_stored.told_apart.union(*own)
         if by_its_cases:
             cases = _cases([each for each in self.seen if each.series != series])
             launched |= {device for device, several in cases.items() if len(several) >= FEWEST_CASES}
-        calibrated = self.calibrated_places((*self.seen, *self._added(more)))
-        places = ((device, unit.day) for unit in units for device in unit.devices)
-        return all(place in calibrated or place[0] in launched for place in places)
+        rest = {(device, unit.day) for unit in units for device in unit.devices if device not in launched}
+        return not rest or rest <= self.calibrated_places((*self.seen, *self._added(more)))
 
     def calibrated_places(self, seen: Iterable[Observation]) -> set[tuple[str, str]]:
         """The devices, and on which day, whose calibration is comparable with one from before this run.
@@ -411,9 +460,13 @@ class Knowledge:
 
     def _added(self, more: Iterable[Observation]) -> frozenset[Observation]:
         """What of ``more`` is new, and believed."""
-        known, own = self._of_stored.measurements, {each.measurement for each in self.seen}
-        new = (each for each in more if each.measurement not in known and each.measurement not in own)
+        known = self._of_stored.measurements, self._seen_measurements
+        new = (each for each in more if not any(each.measurement in those for those in known))
         return frozenset(each for each in new if self._believes(each))
+
+    @cached_property
+    def _seen_measurements(self) -> set[Measurement]:
+        return {each.measurement for each in self.seen}
 
     def _believes(self, each: Observation) -> bool:
         """Whether it is no calibration that a chip of this kind cannot give."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 from pytest_llmperf.judge.stats import log_of
 from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY, host_of, site_of
@@ -39,6 +38,9 @@ class Unit:
         return hash((self.hosts, self.devices, self.day))
 
 
+Measurement = tuple[str, Unit, str]
+
+
 @dataclass(frozen=True)
 class Observation:
     """One launch, or one part of a calibration: the logarithm of its seconds, and its standard error within it."""
@@ -63,7 +65,7 @@ class Observation:
         return self.series.startswith(CALIBRATION + BF16_PRODUCT)
 
     @property
-    def measurement(self) -> tuple[str, Unit, str]:
+    def measurement(self) -> Measurement:
         """Which one it is: a baseline keeps rounded figures of what a run has seen whole."""
         return self.series, self.unit, self.at
 
@@ -123,13 +125,13 @@ class Panel:
     """Whether it is of a case that the run itself has launched."""
 
     @classmethod
-    def of(cls, stored: Iterable[Observation], seen: Iterable[Observation] = ()) -> Panel:
-        """``seen`` are the run's own."""
+    def of(cls, stored: Iterable[Observation], seen: Iterable[Observation] = (), first: Sequence[Unit] = ()) -> Panel:
+        """``seen`` are the run's own; ``first``: units that come before all others."""
         cells: dict[tuple[bool, str, Unit], list[Observation]] = {}
         for is_seen, observations in ((False, stored), (True, seen)):
             for each in observations:
                 cells.setdefault((is_seen, each.series, each.unit), []).append(each)
-        units = {unit: number for number, unit in enumerate(dict.fromkeys(unit for _, _, unit in cells))}
+        units = {unit: number for number, unit in enumerate(dict.fromkeys([*first, *(unit for _, _, unit in cells)]))}
         series = {name: number for number, name in enumerate(dict.fromkeys(name for _, name, _ in cells))}
         return cls(
             units=list(units),
@@ -145,32 +147,39 @@ class Panel:
         )
 
 
-def incidence(units: Sequence[Unit]) -> dict[str, Array]:
+# The number of each part by component and name; the host of each device, and of each name of a host.
+_Parts = tuple[dict[str, dict[str, int]], dict[str, str], dict[str, str]]
+
+
+class Incidence(dict[str, Array]):
     """For each component of an effect, which share of each unit is of which host, device, and device on a day.
 
-    Of several GPUs the effect is their mean: by how much the slowest of them lies above it is the case's own.
+    Of several GPUs the effect is their mean: by how much the slowest of them lies above it is the case's own. Of units
+    beside ones that are ``known`` the first columns are those of these.
     """
-    # The very GPU is in one host, whatever that calls itself after a reboot.
-    of_device: dict[str, str] = {}
-    of_name: dict[str, str] = {}
-    parts: dict[str, list[list[str]]] = {name: [] for name in COMPONENTS}
-    for unit in units:
-        hosts = []
-        for device, name in zip(unit.devices, unit.hosts, strict=True):
-            host = of_device.setdefault(device, of_name.get(name, name))
-            of_name.setdefault(name, host)
-            hosts.append(host)
-        days = [f"{device} on {unit.day}" for device in unit.devices]
-        for component, names in zip(COMPONENTS, (hosts, list(unit.devices), days), strict=True):
-            parts[component].append(names)
-    found: dict[str, Array] = {}
-    for component, rows in parts.items():
-        index = {name: number for number, name in enumerate(dict.fromkeys(chain.from_iterable(rows)))}
-        found[component] = np.zeros((len(units), len(index)))
-        for row, names in enumerate(rows):
-            for name in names:
-                found[component][row, index[name]] += 1 / len(names)
-    return found
+
+    def __init__(self, units: Sequence[Unit], known: Incidence | None = None) -> None:
+        self.units = units
+        # The very GPU is in one host, whatever that calls itself after a reboot.
+        before: _Parts = known.parts if known else ({name: {} for name in COMPONENTS}, {}, {})
+        index, of_device, of_name = {name: {**each} for name, each in before[0].items()}, {**before[1]}, {**before[2]}
+        self.parts: _Parts = index, of_device, of_name
+        places: dict[str, list[list[int]]] = {name: [] for name in COMPONENTS}
+        for unit in units:
+            hosts = []
+            for device, name in zip(unit.devices, unit.hosts, strict=True):
+                host = of_device.setdefault(device, of_name.get(name, name))
+                of_name.setdefault(name, host)
+                hosts.append(host)
+            days = [f"{device} on {unit.day}" for device in unit.devices]
+            for component, names in zip(COMPONENTS, (hosts, unit.devices, days), strict=True):
+                numbers = index[component]
+                places[component].append([numbers.setdefault(name, len(numbers)) for name in names])
+        for component, rows in places.items():
+            self[component] = np.zeros((len(units), len(index[component])))
+            for row, columns in enumerate(rows):
+                for column in columns:
+                    self[component][row, column] += 1 / len(columns)
 
 
 # Prediction: what a panel's observations tell of unknowns whose covariance is known before (Henderson 1975).
@@ -178,6 +187,16 @@ def incidence(units: Sequence[Unit]) -> dict[str, Array]:
 #: Other cases of a run may have changed themselves: beyond so many of their errors they count for less (Huber 1964),
 #: found in so many rounds.
 USUAL_ERRORS, ROUNDS = 1.5, 6
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What series that are not in a panel tell of some of its unknowns."""
+
+    places: Array
+    """Which of its unknowns these are."""
+    information: Array
+    sums: Array
 
 
 @dataclass(frozen=True)
@@ -193,16 +212,21 @@ class _CellSums:
     sums: Array
 
     @classmethod
-    def of(cls, panel: Panel, design: Array, variances: Array) -> _CellSums:
-        weights, cells = 1 / variances, np.arange(len(variances))
-        # A cell moves with a few of many unknowns: those of its unit.
-        rows, num = sparse.csr_array(design), len(panel.series)
-        weighted = sparse.diags_array(weights) @ rows
+    def of(cls, panel: Panel, design: Array, variances: Array, rest: Rest | None = None) -> _CellSums:
+        num, width, weights = len(panel.series), design.shape[1], 1 / variances
         each, logs = (np.bincount(panel.of_series, values, num) for values in (weights, weights * panel.logs))
-        of_series = sparse.csr_array((np.ones(len(cells)), (panel.of_series, cells)), shape=(num, len(cells)))
-        crossed = (of_series @ weighted).toarray()
-        information = (weighted.T @ rows).toarray() - crossed.T @ (crossed / each[:, None])
-        return cls(each, crossed, logs, information, weighted.T @ panel.logs - crossed.T @ (logs / each))
+        # A cell moves with a few of many unknowns: those of its unit.
+        cells, unknowns = np.nonzero(design)
+        moves = design[cells, unknowns]
+        weighted, place = weights[cells] * moves, panel.of_series[cells] * width + unknowns
+        crossed = np.bincount(place, weighted, num * width).reshape(num, width)
+        rows = sparse.csr_array((moves * np.sqrt(weights)[cells], (cells, unknowns)), shape=design.shape)
+        information = (rows.T @ rows).toarray() - crossed.T @ (crossed / each[:, None])
+        sums = np.bincount(unknowns, weighted * panel.logs[cells], width) - crossed.T @ (logs / each)
+        if rest is not None:
+            information[np.ix_(rest.places, rest.places)] += rest.information
+            sums[rest.places] += rest.sums
+        return cls(each, crossed, logs, information, sums)
 
 
 @dataclass(frozen=True)
@@ -245,20 +269,26 @@ class Prediction:
         return float(((shares.T @ self.pull[place]) ** 2).sum() - told)
 
 
-def predicted(panel: Panel, design: Array, prior: Array, variances: Array) -> Prediction:
-    """Of the unknowns of ``design``, whose covariance is ``prior``; ``variances`` are those of the cells."""
+def told_by(panel: Panel, design: Array, variances: Array) -> tuple[Array, Array]:
+    """Of the unknowns of ``design`` what its cells tell by themselves: a precision, and sums weighted by it."""
     told = _CellSums.of(panel, design, variances)
+    return told.information, told.sums
+
+
+def predicted(panel: Panel, design: Array, prior: Array, variances: Array, rest: Rest | None = None) -> Prediction:
+    """Of the unknowns of ``design``, whose covariance is ``prior``; ``variances`` are those of the cells."""
+    told = _CellSums.of(panel, design, variances, rest)
     covariance = np.linalg.solve(np.eye(len(prior)) + prior @ told.information, prior)
     return Prediction(told, (covariance + covariance.T) / 2)
 
 
-def doubted(panel: Panel, design: Array, prior: Array, variances: Array) -> Prediction:
+def doubted(panel: Panel, design: Array, prior: Array, variances: Array, rest: Rest | None = None) -> Prediction:
     """The same where cells of the run itself that lie far off count for less: their cases may have changed.
 
     Other weights of few cells move the errors of few combinations of the unknowns alone (Woodbury 1950): one solution
     serves all rounds.
     """
-    first, own = predicted(panel, design, prior, variances), np.flatnonzero(panel.may_have_changed)
+    first, own = predicted(panel, design, prior, variances, rest), np.flatnonzero(panel.may_have_changed)
     if not own.size:
         return first
     told, of_series, usual = first.told, panel.of_series[own], variances[own]
@@ -275,7 +305,7 @@ def doubted(panel: Panel, design: Array, prior: Array, variances: Array) -> Pred
         moves = np.linalg.solve(np.eye(len(own)) + lost @ fitted, lost)
     weighed = variances.copy()
     weighed[own] *= far
-    return Prediction(_CellSums.of(panel, design, weighed), first.covariance - reach @ moves @ reach.T)
+    return Prediction(_CellSums.of(panel, design, weighed, rest), first.covariance - reach @ moves @ reach.T)
 
 
 def residuals(panel: Panel, design: Array, found: Prediction) -> Array:

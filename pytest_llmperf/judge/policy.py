@@ -201,11 +201,11 @@ class Policy:
         """``launches`` of one case against those ``stored`` of it."""
         return stats.difference(launches, stored, self.knowledge or self.noise)
 
-    def at(self, launches: Sequence[Launch], baseline: Baseline) -> Policy:
+    def at(self, launches: Sequence[Launch], baseline: Baseline, difference: Difference | None = None) -> Policy:
         """This policy where ``launches`` ran: on hardware that ``baseline`` knows, or elsewhere.
 
         Elsewhere a tolerance is no wider than it has to be for one unchanged launch to pass, as far as the run knows
-        its GPU by then.
+        its GPU by then; ``difference``: theirs from the baseline's, where that is known already.
         """
         known = {launch.site for launch in baseline.launches}
         if all(launch.site in known for launch in launches):
@@ -214,7 +214,7 @@ class Policy:
             return replace(self, is_elsewhere=True)
         if self.knowledge is None:
             return replace(self, tolerances={**self.tolerances, **self.elsewhere}, is_elsewhere=True)
-        least = least_tolerance(self.difference(launches, baseline.launches))
+        least = least_tolerance(difference or self.difference(launches, baseline.launches))
         elsewhere = {name: min(widest, max(self.tolerances[name], least)) for name, widest in self.elsewhere.items()}
         wider = {name: self.tolerances[name] for name, value in elsewhere.items() if value > self.tolerances[name]}
         return replace(self, tolerances={**self.tolerances, **elsewhere}, on_known=wider, is_elsewhere=True)
@@ -306,8 +306,8 @@ def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: b
     most_error = max(ENOUGH, policy.noise.launch.sd) if is_shared else math.inf
 
     def range_of(launch: Launch) -> PassingRange:
-        there = policy.at([launch], baseline)
         difference = policy.difference([launch], baseline.launches)
+        there = policy.at([launch], baseline, difference)
         tolerance = min(there.tolerances[name] for name in speeds)
         # One that is beyond what it would be held to if its GPU were known is confirmed by another.
         closest = min((there.on_known.get(name, math.inf) for name in speeds), default=math.inf)

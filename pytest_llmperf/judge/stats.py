@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median, variance
 from typing import Any, Protocol
 
@@ -163,17 +163,21 @@ def between(launches: Sequence[Launch], component: str, lower: Mapping[str, floa
 def without_outliers(launches: Sequence[Launch], noise: Noise) -> list[Launch]:
     """A baseline's launches but for ones so far off that something was wrong with them."""
 
-    def near(launches: Sequence[Launch], usual: float) -> list[Launch]:
-        if len(launches) < _CALLED_OUT_FROM:
-            return list(launches)
-        logs = [log_of(launch) for launch in launches]
+    def near(those: Sequence[tuple[float, Launch]], usual: float) -> Sequence[tuple[float, Launch]]:
+        if len(those) < _CALLED_OUT_FROM:
+            return those
+        logs = [log for log, _ in those]
         centre, far = median(logs), _OUTLYING * max(robust_sd(logs), usual)
-        return [launch for launch, log in zip(launches, logs, strict=True) if abs(log - centre) <= far]
+        return [each for each in those if abs(each[0] - centre) <= far]
 
-    kept = near(launches, math.hypot(*(spread.sd for spread in vars(noise).values())))
+    kept = near(
+        [(log_of(launch), launch) for launch in launches], math.hypot(*(spread.sd for spread in vars(noise).values()))
+    )
+    sites: dict[str, list[tuple[float, Launch]]] = {}
+    for each in kept:
+        sites.setdefault(each[1].site, []).append(each)
     of_a_site = math.hypot(noise.session.sd, noise.launch.sd)
-    sites = dict.fromkeys(launch.site for launch in kept)
-    return [one for site in sites for one in near([launch for launch in kept if launch.site == site], of_a_site)]
+    return [launch for those in sites.values() for _, launch in near(those, of_a_site)]
 
 
 def disagreement(launches: Sequence[Launch], noise: Noise, tolerance: float) -> str:
@@ -372,36 +376,32 @@ def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects
     unsure = np.sqrt(excess)
     own = found.launch.sd**2 * np.eye(len(everyone)) + np.outer(unsure, unsure) * found.lasting
     parts = [*found.shared, (own, found.launch.df)]
-    logs = np.array([log_of(launch) for launch in everyone])
-    told = _contrasted(logs - found.shifts, num, parts, found.launch)
-    return replace(
-        told,
-        launch_sd=math.sqrt(found.launch.sd**2 + fmean(excess[num:])),
-        of_gpus=_contrasted(logs, num, parts, found.launch).log - told.log if found.shifts.any() else 0.0,
-        gpu_df=found.gpu_df,
-    )
-
-
-def _contrasted(logs: Any, num: int, parts: Sequence[tuple[Any, float]], launch: Spread) -> Difference:
-    """The ``logs`` after the first ``num`` against what these expect of them.
-
-    ``parts``: covariances (arrays) of all of them that add up, and by how many degrees of freedom each is known;
-    ``launch``: what one more is off by itself.
-    """
     covariance: Any = sum(matrix for matrix, _ in parts)
     inverse = np.linalg.inv(covariance[:num, :num] + _NEXT_TO_NOTHING * np.eye(num))
     ones, towards = np.ones(num), covariance[:num, num:].mean(axis=1)
     unbiased = (1 - ones @ inverse @ towards) / (ones @ inverse @ ones)
     weights = inverse @ (towards + unbiased * ones)
-    candidates = [float(log) for log in logs[num:]]
-    expected = float(weights @ logs[:num])
     contrast = np.concatenate([-weights, np.full(len(candidates), 1 / len(candidates))])
     shares = [(float(contrast @ matrix @ contrast), df) for matrix, df in parts]
     if len(candidates) > MEAN_UP_TO:
-        shares.append(((_MEDIAN_VARIANCE - 1) * launch.sd**2 / len(candidates), launch.df))
+        shares.append(((_MEDIAN_VARIANCE - 1) * found.launch.sd**2 / len(candidates), found.launch.df))
     variance, df = variance_of(shares)
-    each = tuple(log - expected for log in candidates)
-    return Difference(centre(candidates) - expected, math.sqrt(variance), df, launch.sd, each)
+
+    def slower(logs: Any) -> tuple[float, ...]:
+        """Each of the candidates than what the others expect."""
+        return tuple(float(log) - float(weights @ logs[:num]) for log in logs[num:])
+
+    logs = np.array([log_of(launch) for launch in everyone])
+    each = slower(logs - found.shifts)
+    return Difference(
+        log=centre(each),
+        error=math.sqrt(variance),
+        df=df,
+        launch_sd=math.sqrt(found.launch.sd**2 + fmean(excess[num:])),
+        each=each,
+        of_gpus=centre(slower(logs)) - centre(each) if found.shifts.any() else 0.0,
+        gpu_df=found.gpu_df,
+    )
 
 
 def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> Difference:

@@ -65,8 +65,8 @@ def judge(
     if baseline is None:
         checks = [_new(metric, launches, policy.tolerances.get(name)) for name, metric in measured(launches).items()]
         return Judgement("new", NEW, (*checks, *extra))
-    policy, difference = policy.at(launches, baseline), policy.difference(launches, baseline.launches)
-    return _judged(launches, Reference.of(baseline), difference, policy, extra)
+    difference = policy.difference(launches, baseline.launches)
+    return _judged(launches, Reference.of(baseline), difference, policy.at(launches, baseline, difference), extra)
 
 
 def judge_pairs(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge import gpu_knowledge as model_module
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.gpu_knowledge import EFFECTS_DF, Knowledge, Model, learn, robust
-from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, incidence, observations_of, unit_of
+from pytest_llmperf.judge.gpu_panel import Incidence, Observation, Panel, Unit, observations_of, unit_of
 from pytest_llmperf.judge.policy import Policy, Rule, decide, least_tolerance, passing_ranges
 from pytest_llmperf.judge.run_effects import CommonChange, common_change, judged_later
 from pytest_llmperf.judge.stats import Difference, Spread, log_of, quantile
@@ -254,7 +254,7 @@ def test_a_host_is_the_same_after_a_reboot(world: World, stored: Cases, knowledg
     (rank,) = rebooted.ranks
     beside = replace(rebooted, ranks=(replace(rank, device=device_of(UNSEEN)),))
     both = observations_of([again, rebooted, beside])
-    assert incidence([each.unit for each in both])["host"].shape[1] == 1
+    assert Incidence([each.unit for each in both])["host"].shape[1] == 1
 
 
 def test_a_gpu_is_known_worse_by_series_whose_loadings_are_not_known(
@@ -571,7 +571,7 @@ def test_nodes_of_one_launch_stay_two_hosts() -> None:
     one, other = Unit(("a",), ("GPU-1",), TONIGHT), Unit(("b",), ("GPU-2",), TONIGHT)
     both = Unit(("a", "b"), ("GPU-1", "GPU-2"), TONIGHT)
     for units in ([one, other, both], [both, other, one]):
-        shares = incidence(units)["host"]
+        shares = Incidence(units)["host"]
         assert shares.shape == (3, 2)
         assert shares[units.index(both)].tolist() == [0.5, 0.5]
         assert sorted(shares[units.index(one)].tolist()) == [0.0, 1.0]

@@ -83,7 +83,7 @@ def test_what_is_doubted_is_found_as_by_solving_every_round(knowledge: Knowledge
 
 def test_of_a_unit_that_was_seen_the_same_is_told_as_of_any_other(knowledge: Knowledge) -> None:
     told = knowledge.told("")
-    means, covariance = told.of(told.units)
+    means, covariance = told.of(told.shares.units)
     assert_same(means, told.prediction.means)
     assert_same(covariance, told.prediction.covariance)
 
