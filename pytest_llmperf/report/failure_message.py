@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import formatted, label
@@ -59,15 +60,44 @@ def _header(result: CaseResult, reason: str) -> str:
 def explained(result: CaseResult, reason: str) -> str:
     """``reason`` and what traces point to: before a loss of time, its cause; after what is exact, as what it took.
 
-    A CPU's times are noise: there the figure comes first.
+    A CPU's times are noise: there what is exact comes first, then the figure.
     """
-    told = result.diagnosis
-    if not told or result.verdict == "invalid":  # whose evidence has said more
+    if result.verdict == "invalid":  # whose evidence has said more
         return reason
+    told = _PLACE.sub(lambda place: "" if place[1] in reason else place[0], result.diagnosis)
     lost = [check for check in result.checks if check.verdict == result.verdict]
     is_exact = bool(lost) and all(check.tolerance == 0 for check in lost)
     is_on_host = any(launch.trace and launch.trace.is_on_host for launch in result.launches)
-    return f"{reason}; {told}" if is_exact or is_on_host else f"{told}; {reason}"
+    if is_on_host and not is_exact and result.verdict in ("regressed", "inconclusive"):
+        return "; ".join(filter(None, _exact_first(result, reason, told)))
+    return "; ".join(filter(None, (reason, told) if is_exact or is_on_host else (told, reason)))
+
+
+# A line of the user's code as a diagnosis has it among others.
+_PLACE = re.compile(r", ([\d.]+ a step at (?:(?!, [\d.]+ a step at |; ).)+)")
+
+
+def _exact_first(result: CaseResult, reason: str, told: str) -> list[str]:
+    """Counts, losses, lines of code and files that are not as they were, before the figure that was lost."""
+    figures, *words = reason.split("; ")
+    starts = sorted(at for check in result.checks if (at := figures.find(f"{check.metric} ")) > 0)
+    own = [figures[at:to].removesuffix(", ") for at, to in pairwise([0, *starts, len(figures)])]
+    moved = [check for check in result.checks if check.tolerance == 0 and check.verdict in ("regressed", "changed")]
+    exact = [line for line in own if any(line.startswith(f"{check.metric} ") for check in moved)]
+    exact += [
+        f"{label(check.metric)} {formatted(check.metric, check.baseline, check.unit)} -> "
+        f"{formatted(check.metric, check.value, check.unit)}"
+        for check in moved
+        if not any(line.startswith(f"{check.metric} ") for line in own)
+    ]
+    if result.changed:
+        exact.append(f"{changed_title(result)}: {result.changed[0]}")
+    lost = ", ".join(line for line in own if line not in exact)
+    # A traced step of a CPU is told by its counts, or that these are the same.
+    return [*exact, *words, told, lost] if _OF_COUNTS in told else [*exact, *words, lost, told]
+
+
+_OF_COUNTS = "a traced step on a CPU, whose times are noise: "
 
 
 def _command(words: str, command: str) -> list[str]:

@@ -114,6 +114,41 @@ def test_on_a_cpu_whose_times_are_noise_the_figure_comes_first() -> None:
     assert header.endswith(f"regressed: {REGRESSED.reason}; {POINTED}")
 
 
+def on_a_cpu(result: CaseResult) -> CaseResult:
+    traced = [replace(launch, trace=trace_of({"operator": {"aten::mm": 1}})) for launch in result.launches]
+    return replace(result, launches=tuple(traced))
+
+
+WAITED = Check(
+    metric="synchronisations_per_step", value=3.0, unit="1", baseline=2.0, tolerance=0.0, limit=2.0, verdict="regressed"
+)
+RATE_LOST = "tokens_per_second_per_gpu 12,000 tokens/s, baseline 71,783 tokens/s, limit 17,946 tokens/s (-83.3 %)"
+PLACE = "1 a step at train.py:61 (`loss.item()`)"
+ON_A_CPU = f"a traced step on a CPU, whose times are noise: waits of the host: aten::item +1, {PLACE}"
+
+
+def test_on_a_cpu_what_is_exact_comes_before_a_rate_that_is_noise(golden: Golden) -> None:
+    reason = f"{RATE_LOST}, synchronisations_per_step 3, baseline 2, limit 2 (+50.0 %); {PLACE}; different: train.py"
+    result = on_a_cpu(replace(REGRESSED, checks=(*REGRESSED.checks, WAITED), reason=reason, diagnosis=ON_A_CPU))
+    golden(failure_message(result, RERUN, ACCEPT).splitlines()[0])
+    # Of the exact ones alone nothing is before the verdict's own words.
+    counted = replace(result, checks=(WAITED,), reason="synchronisations_per_step 3, baseline 2, limit 2 (+50.0 %)")
+    golden(failure_message(counted, RERUN, ACCEPT).splitlines()[0])
+
+
+def test_on_a_cpu_changes_that_lose_nothing_come_before_a_rate_that_is_noise(golden: Golden) -> None:
+    changed = ("numerics changed at step 1: 12.178590 -> 12.180114",)
+    checks = (*REGRESSED.checks, replace(WAITED, metric="kernels_per_step", verdict="changed"))
+    result = on_a_cpu(replace(REGRESSED, checks=checks, reason=RATE_LOST, changed=changed))
+    golden(failure_message(result, RERUN, ACCEPT).splitlines()[0])
+
+
+def test_a_place_in_the_users_code_is_named_once(golden: Golden) -> None:
+    told = f"waits of the host: aten::item +1, {PLACE}, 2 a step at a.py:3 (`f(a, b)`); unexplained 0.00 ms"
+    result = replace(REGRESSED, reason=f"synchronisations_per_step 3, baseline 2; {PLACE}", diagnosis=told)
+    golden(failure_message(result, RERUN, ACCEPT).splitlines()[0])
+
+
 def test_an_exact_count_that_fails_comes_before_what_it_took(golden: Golden) -> None:
     count = Check(
         metric="graph_breaks", value=2.0, unit="1", baseline=0.0, tolerance=0.0, limit=0.0, verdict="regressed"
