@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains, largest_jump, step_before
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, add_shared, plain, table
-from pytest_llmperf.cli.baseline_folder import Shelf, figure, settings_differences
+from pytest_llmperf.cli.baseline_folder import Shelf, change, figure, settings_differences, shown
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.records.metrics import MEMORY, RATE
+from pytest_llmperf.records.metrics import MEMORY, RATE, label, rate_of
 from pytest_llmperf.records.results_document import ResultsError, read_values
 from pytest_llmperf.report.page.html_page import missing
 from pytest_llmperf.report.run_document import RunDocument
@@ -28,7 +28,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("results", metavar="RESULTS", type=Path, nargs="*", help="--perf-json files, for --html")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
+    what.add_argument(
+        "--tables", action="store_true", help="tables 15.1 to 15.9, 15.10 to 15.12 of several GPUs, and commands"
+    )
     what.add_argument("--html", metavar="FILE", type=Path, help="the runs of RESULTS as one page that needs no network")
     add_shared(parser, "report")
     parser.set_defaults(answer=_answer, usage=parser.error)
@@ -52,9 +54,10 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         machine, found = ladders(shelf)
     except CaseError as error:
         return Answer([], [*shelf.troubles, str(error)])
+    own = commands(shelf)
     if arguments.format == "markdown":
-        return Answer(markdown_page(machine, found, scaled), shelf.troubles, for_programs=True)
-    return Answer(text_page(machine, found, screen, scaled), shelf.troubles)
+        return Answer(markdown_page(machine, found, scaled, own), shelf.troubles, for_programs=True)
+    return Answer(text_page(machine, found, screen, scaled, own), shelf.troubles)
 
 
 # ``llmperf report RESULTS… --html FILE``: runs that are over, as the page that ``--perf-report`` writes.
@@ -136,7 +139,7 @@ def ladders(shelf: Shelf) -> tuple[str, list[Rungs[Side]]]:
         )
     baselines = {one.baseline.digest: one.baseline for one in shelf.stored}
     known = [rungs for rungs in chapter15.LADDERS if any(rung.spec.digest in baselines for rung in rungs)]
-    if not known and not scalings(shelf):
+    if not known and not scalings(shelf) and not commands(shelf):
         raise CaseError(
             f"{shelf.root}: none of {len(baselines)} baselines is of a rung of {_TITLE}, expected one at least; "
             "record them with: pytest perf_tests/test_ladder.py --gpus 1 --update-baselines=new"
@@ -188,11 +191,33 @@ def _of_this_work(of_one: TrainSpec, baselines: Iterable[Baseline]) -> Mapping[T
     return found
 
 
+def commands(shelf: Shelf) -> list[Column]:
+    """Of training commands, which are no rungs: what each takes, and how far that is from where it began."""
+    stored = sorted((one.baseline for one in shelf.stored if "command" in one.baseline.spec), key=lambda one: one.id)
+    rates = [(one, rate_of(one.launches)) for one in stored]
+    columns = [
+        Column("training command", [plain(one.id) for one in stored], right=False),
+        Column("GPUs", [str(one.spec.get("gpus", 1)) for one in stored]),
+        Column(label(RATE), [shown(name, figure(one, name)) for one, name in rates]),
+        Column(
+            "since the first", [formats.percent(change(figure(one, n), one.anchor.metrics.get(n))) for one, n in rates]
+        ),
+        Column("step", [formats.seconds(figure(one, "step_seconds")) for one in stored]),
+        Column("memory", [formats.memory(figure(one, MEMORY)) for one in stored]),
+        Column("launches", [str(len(one.launches)) for one in stored]),
+    ]
+    return columns if stored else []
+
+
 def text_page(
-    machine: str, found: Sequence[Rungs[Side]], screen: Screen, scaled: Sequence[Rungs[Width]] = ()
+    machine: str,
+    found: Sequence[Rungs[Side]],
+    screen: Screen,
+    scaled: Sequence[Rungs[Width]] = (),
+    own: Sequence[Column] = (),
 ) -> list[str]:
-    """For a terminal: one table a model, or two where it is too narrow; and three for several GPUs."""
-    lines = [_heading(machine)]
+    """For a terminal: one table a model, or two where it is too narrow; three for several GPUs; one of commands."""
+    lines = [_heading(machine, found or scaled)]
     for ladder in found:
         settings, speed, memory = _ladder_columns(ladder)
         whole = table([*settings, *speed, *memory], Screen(None, screen.glyphs))
@@ -208,11 +233,14 @@ def text_page(
         lines += ["", _scaling_subject(scaling)]
         for name, columns in _scaling_tables(scaling).items():
             lines += ["", name, *table(columns, screen)]
-    return [*lines, "", *_notes(scaled)]
+    lines += ["", *table(own, screen)] if own else []
+    return [*lines, "", *_notes(scaled)] if found or scaled else lines
 
 
-def markdown_page(machine: str, found: Sequence[Rungs[Side]], scaled: Sequence[Rungs[Width]] = ()) -> list[str]:
-    lines = [f"## {escaped(_heading(machine))}"]
+def markdown_page(
+    machine: str, found: Sequence[Rungs[Side]], scaled: Sequence[Rungs[Width]] = (), own: Sequence[Column] = ()
+) -> list[str]:
+    lines = [f"## {escaped(_heading(machine, found or scaled))}"]
     for ladder in found:
         columns = [column for columns in _ladder_columns(ladder) for column in columns]
         lines += ["", f"### {escaped(_subject(ladder))}", "", *markdown(columns), ""]
@@ -221,11 +249,12 @@ def markdown_page(machine: str, found: Sequence[Rungs[Side]], scaled: Sequence[R
         lines += ["", f"### {escaped(_scaling_subject(scaling))}"]
         for name, columns in _scaling_tables(scaling).items():
             lines += ["", f"#### {escaped(name)}", "", *markdown(columns)]
-    return [*lines, "", *(f"- {escaped(line)}" for line in _notes(scaled))]
+    lines += ["", *markdown(own)] if own else []
+    return [*lines, "", *(f"- {escaped(line)}" for line in _notes(scaled))] if found or scaled else lines
 
 
-def _heading(machine: str) -> str:
-    return f"{plain(machine)} beside {_TITLE}"
+def _heading(machine: str, of_chapter: Sequence[object]) -> str:
+    return f"{plain(machine)} beside {_TITLE}" if of_chapter else plain(machine)
 
 
 def _notes(scaled: Sequence[Rungs[Width]]) -> list[str]:
