@@ -120,6 +120,7 @@ _OF_COMMANDS = (
         metavar="ADDRESS",
         fronts=only(
             merge={"help": "send the summary there, by the program mail"},
+            submit={"help": "whom to tell of a cluster file that cannot be read, by the program mail"},
             nights={"help": "with --newer-than: mail it there, by the program mail"},
         ),
     ),

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest_llmperf
-from pytest_llmperf.cli.answer import Answer, ClusterError, Screen
+from pytest_llmperf.cli.answer import Answer, ClusterError, Screen, add_shared
 from pytest_llmperf.cli.night import night_log, readiness
-from pytest_llmperf.cli.night.cluster_file import ClusterFile
+from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.night.night_log import Notice
 from pytest_llmperf.cli.night.readiness import Asked, ask
 from pytest_llmperf.cli.night.sbatch import (
@@ -34,6 +36,7 @@ from pytest_llmperf.cli.night.sbatch import (
     run_here,
     sbatch,
 )
+from pytest_llmperf.support import user_input
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.user_input import hint
 
@@ -47,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--script", metavar="FILE", type=Path, help=text)
     text = "print this cluster file, to start from; without a name: what there is"
     add("--example", metavar="NAME", nargs="?", const="", help=text)
+    add_shared(parser, "submit")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 
@@ -61,7 +65,11 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     script = arguments.script or folder() / "nightly.sbatch"
     if arguments.wait and arguments.dry_run:
         usage("--dry-run submits nothing to --wait for; expected one of them")
-    cluster, dry_run, wait = ClusterFile.read(arguments.cluster), bool(arguments.dry_run), bool(arguments.wait)
+    dry_run, wait = bool(arguments.dry_run), bool(arguments.wait)
+    try:
+        cluster = ClusterFile.read(arguments.cluster)
+    except ClusterError as error:
+        raise error if dry_run else _alarm_of_unread(arguments, error) from None
     # A new folder for each submission: two of one second do not meet in it.
     night = _Submission(cluster, cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     warned, troubles = _earlier(night, reports=not dry_run), list[str]()
@@ -78,6 +86,24 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     except ClusterError as error:
         raise error if dry_run else night.alarm(f"not submitted: {error}", error) from None
     return Answer(_lines(night, warned, asked if dry_run else None, troubles, wait=wait), troubles, acts=True)
+
+
+_ADDRESS = re.compile(r"^mail\s*[=:]\s*(.+)$|--mail=([^\s']+)", re.MULTILINE)
+
+
+def _alarm_of_unread(arguments: argparse.Namespace, error: ClusterError) -> ClusterError:
+    """``error``, mailed unless somebody watches: to ``--mail``, else to whom the file or the last night here names."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        return error
+    address = arguments.mail
+    for path in (arguments.cluster, *sorted(Path(KEYS["suite"]["results"].default or "").glob("*/merge.sbatch"))[-1:]):
+        with suppress(OSError):
+            found = _ADDRESS.search(path.read_text(encoding="utf-8", errors="replace"))
+            address = address or (user_input.mail((found[1] or found[2]).strip()) if found else "") or ""
+    if not address:
+        return ClusterError(f"{error}; nobody was mailed, as no address is known: name one with --mail")
+    unmailed = Notice(arguments.cluster.stem, "llmperf submit", address).send("RED", [f"not submitted: {error}"])
+    return ClusterError("; ".join([str(error), *(unmailed or [f"mailed to {address}"])]))
 
 
 # The scripts of a night and the cluster files to start from; one source, which people read in slurm/.

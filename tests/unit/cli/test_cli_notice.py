@@ -118,6 +118,44 @@ class TestMerge:
         golden(said)
 
 
+class TestUnreadClusterFile:
+    """`llmperf submit` from cron: the file that says whom to mail is the one that cannot serve."""
+
+    def submit(self, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+        mailing()
+        assert main(["submit", "site.ini", *words]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    def test_it_is_mailed_to_the_address_that_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+        line = self.submit(capsys, "--mail", "a@b")
+        assert line.startswith("llmperf: site.ini: not read (")
+        assert line.endswith("; mailed to a@b")
+        assert (
+            Path("mailed").read_text().startswith("-s\nllmperf submit: RED\na@b\nnot submitted: site.ini: not read (")
+        )
+
+    @pytest.mark.parametrize("text", ["[suite]\nmail = c@d, e@f\nwrong = 1\n", "[cluster\nmail: c@d, e@f\n"])
+    def test_to_the_one_that_the_file_says(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("site.ini").write_text(text)
+        assert self.submit(capsys).endswith("; mailed to c@d, e@f")
+
+    def test_to_the_one_of_the_last_night(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for night, address in (("20260101-000000-1", "old@b"), ("20260102-000000-1", "new@b")):
+            folder = Path(".llmperf/nightly", night)
+            folder.mkdir(parents=True)
+            (folder / "merge.sbatch").write_text(f"llmperf merge night --mail={address} || true\n")
+        assert self.submit(capsys).endswith("; mailed to new@b")
+
+    def test_where_none_is_known_it_says_so(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.submit(capsys).endswith("; nobody was mailed, as no address is known: name one with --mail")
+        assert not Path("mailed").exists()
+
+    def test_a_dry_run_mails_nobody(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "mailed" not in self.submit(capsys, "--dry-run", "--mail", "a@b")
+        assert not Path("mailed").exists()
+
+
 @pytest.mark.processes
 class TestScript:
     """slurm/merge.sbatch: what is told where `llmperf merge` cannot be run."""
