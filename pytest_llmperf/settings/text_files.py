@@ -200,7 +200,7 @@ def _split_of(path: Path, folder: Path, wanted: str) -> str:
 
 # The files of a tokenizer: a folder as ``save_pretrained`` leaves it, a ``tokenizer.json``; or none, for bytes.
 
-# Of the tokenizer that needs no file: bytes, end-of-text and padding (``worker/recipes/huggingface/token_files.py``).
+# Of the tokenizer that needs no file: bytes, end-of-text and padding (``worker/recipes/huggingface/data.py``).
 _BYTES = "bytes-258"
 
 # What tokenizers of the families say of themselves, in the order of fingerprints; of other files in the folder none has

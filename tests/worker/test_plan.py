@@ -29,10 +29,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.judge.store import parse
-from pytest_llmperf.worker.estimate import prediction_server, storages
-from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter
+from pytest_llmperf.worker.estimate import prediction_server
 from pytest_llmperf.worker.estimate.memory_estimator import IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
-from pytest_llmperf.worker.estimate.storages import known_output
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -178,43 +176,6 @@ def sharded(**values: Any) -> dict[str, int]:
 
 # Rows that do not divide are padded, and what is small takes a whole block of the allocator's on every rank.
 ROUNDING = 40 * 512
-
-
-FOUND_AGAIN = [
-    {},
-    {"model": "opt-tiny", "attention": "eager", "mixed_precision": "bf16", "gradient_accumulation_steps": 4},
-    {"model": "gemma-3-tiny", "gradient_checkpointing": True, "checkpointing_policy": "selective"},
-    {"model": "mixtral-tiny"},
-    {"gpus": 4, "parallelism": "fsdp", "mixed_precision": "no"},
-]
-
-
-@pytest.mark.parametrize("values", FOUND_AGAIN, ids=str)
-def test_what_an_operator_gave_before_is_what_it_gives(monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> None:
-    spec = replace(SMALL, **values)
-
-    def counted() -> tuple[dict[str, int], OperatorCounter]:
-        operators = OperatorCounter()
-        return plan(spec, spec.architecture.config, operators), operators
-
-    counted()  # from here on all is known
-    parts, operators = counted()
-    monkeypatch.setattr(storages, "known_output", lambda function, args, kwargs: function(*args, **kwargs))
-    plain_parts, plain_operators = counted()
-    assert parts == plain_parts
-    assert (operators.operators, operators.flops) == (plain_operators.operators, plain_operators.flops)
-
-
-def test_of_a_storage_that_was_let_go_of_no_view_is_made_from_what_is_known() -> None:
-    with FakeTensorMode() as mode:
-        mode.cache_enabled = False  # its own makes the storage larger
-        tensor = torch.empty(4, 4)
-        view = torch.ops.aten.view.default
-        first, again = (known_output(view, (tensor, [16]), {}) for _ in range(2))
-        assert first.untyped_storage() is again.untyped_storage() is tensor.untyped_storage()
-        tensor.untyped_storage().resize_(0)
-        known_output(view, (tensor, [16]), {})
-        assert tensor.untyped_storage().nbytes() == 0
 
 
 def test_sharding_divides_what_the_optimizer_works_on() -> None:

@@ -19,10 +19,16 @@ np = pytest.importorskip("numpy")
 
 from pytest_llmperf.worker.folder import RefusedError  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface import data as rows  # noqa: E402 - they need torch
+from pytest_llmperf.worker.recipes.huggingface import data as token_cache  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface import data as training_data  # noqa: E402
-from pytest_llmperf.worker.recipes.huggingface import token_files as token_cache  # noqa: E402
-from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TextSamples, counted  # noqa: E402
-from pytest_llmperf.worker.recipes.huggingface.token_files import ByteTokenizer, Tokens, read  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface.data import (  # noqa: E402  # noqa: E402
+    REAL_TOKENS,
+    ByteTokenizer,
+    TextSamples,
+    Tokens,
+    counted,
+    read,
+)
 from tests.golden import Golden  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]

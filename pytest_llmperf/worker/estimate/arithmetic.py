@@ -2,15 +2,13 @@
 
 The convention is that of the PaLM paper (Chowdhery et al. 2022, appendix B), by operator instead of by formula:
 
-- Products of matrices alone count, at 2 FLOPs for a multiplication and its addition; elementwise work does not. A
-  batched product over an inner size of 1 (rotary embedding's angles) adds nothing up, and is elementwise.
-- Attention is its two products over the full square of scores. No mask takes anything off: neither a causal one nor a
-  window.
+- Products of matrices alone count, at 2 FLOPs for a multiplication and its addition. A batched product over an inner
+  size of 1 (rotary embedding's angles) adds nothing up, and is elementwise.
+- Attention is its two products over the full square of scores; no mask takes anything off.
 - The backward pass of an operator is two products for each of its forward pass. The scores that fused attention
   computes again are none of the model's: whichever kernel runs, the number is the same.
 
-A layer that is computed again in the backward pass (checkpointing) does run twice and is counted twice: a count is of
-the step that ran. ``model_flops`` counts a model's plain form, in which nothing is.
+A layer that checkpointing computes again is counted twice: a count is of the step that ran.
 """
 
 from __future__ import annotations
@@ -163,15 +161,12 @@ _FUSED: Mapping[str, Callable[..., int]] = {
 }
 
 
-# QuickMode: a dispatch mode that is called for each operator of a step, where nothing is compiled.
-
-
 #: Asked of each fake tensor that C++ looks at: two of three calls.
 DEVICE = torch.ops.prim.device.default
 
 
 class QuickMode(TorchDispatchMode):
-    """Without the wrapper that keeps a compiler out of ``__torch_dispatch__``."""
+    """A dispatch mode without the wrapper that keeps a compiler out of ``__torch_dispatch__``."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -194,9 +189,8 @@ def replaced(where: Any, **values: Any) -> Iterator[None]:
 class Arithmetic(QuickMode):
     """Counts the FLOPs of whatever runs under it, by operator: ``with Arithmetic() as arithmetic: step()``.
 
-    It sees each operator below autograd, those of the backward pass too. A mode of fake tensors may be around it or
-    inside; of a tensor in shards, this rank's products are counted. ``called`` is told of each operator its name, and,
-    but of views, what it was given and gave.
+    It sees each operator below autograd, those of the backward pass too; of a tensor in shards, this rank's products.
+    ``called`` is told of each operator its name, and, but of views, what it was given and gave.
     """
 
     supports_higher_order_operators = True
@@ -211,7 +205,6 @@ class Arithmetic(QuickMode):
 
     @property
     def flops(self) -> int:
-        """Of all operators."""
         return sum(self.by_operator.values())
 
     def add(self, name: str, flops: int) -> None:
@@ -264,8 +257,7 @@ class Arithmetic(QuickMode):
         return answer
 
 
-# What asks for a tensor's kind, and makes none: how often depends on who looks. The content of a fake tensor is known
-# where it is the host's own (an optimizer's count of its steps), for which nobody waits.
+# What asks for a tensor's kind, and makes none: how often depends on who looks.
 _QUESTIONS = frozenset(
     f"aten::{name}"
     for name in (
@@ -285,8 +277,7 @@ class OperatorCounter:
         self.flops: Counter[str] = Counter()
         """By operator."""
         self.traffic: Counter[str] = Counter()
-        """Bytes of tensors that each operator reads and writes, where that was asked for; of views and of Liger's
-        kernels none."""
+        """Bytes of tensors that each operator reads and writes, where that was asked for; not of Liger's kernels."""
         self._counts_traffic = traffic
         self._now: Counter[str] | None = None
 
@@ -317,7 +308,6 @@ class OperatorCounter:
 
 
 def _bytes_of(values: Any) -> int:
-    """Of the tensors in ``values``."""
     if isinstance(values, torch.Tensor):
         return values.numel() * values.element_size()
     return sum(map(_bytes_of, values)) if isinstance(values, list | tuple) else 0
@@ -326,9 +316,8 @@ def _bytes_of(values: Any) -> int:
 def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:
     """FLOPs of training for one token of a full sequence, of the model that ``config`` describes in its plain form.
 
-    Nothing is computed twice and nothing fused, so that they depend on nothing but the two: no checkpointing, Liger or
-    compiler changes them. They are those of one forward and one backward pass, whose loss has no products. Not in a
-    process where Liger was ever applied: it patches a family's classes for good.
+    Those of one forward and one backward pass, in which nothing is computed twice and nothing fused. Not in a process
+    where Liger was ever applied: it patches a family's classes for good.
 
     Raises:
         RefusedError: transformers has no such model.

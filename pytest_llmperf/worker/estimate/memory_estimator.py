@@ -1,9 +1,8 @@
 """The memory a spec will need on a GPU, without one.
 
 The real model takes a training step on fake tensors, which have sizes and no content, and every storage is recorded
-from its birth to its death. It runs as on a CPU; what CUDA keeps differently is put in its place: the types that its
-autocast works in, the attention kernels' and dropout's saved tensors, Liger's kernels. What was recorded is given to
-an allocator like CUDA's, for a few steps. docs/explanation/memory.md says how well.
+from its birth to its death. What CUDA keeps otherwise than a CPU is put in its place. docs/explanation/memory.md says
+how well.
 """
 
 from __future__ import annotations
@@ -34,13 +33,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, mask
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, replaced
-from pytest_llmperf.worker.estimate.storages import (
-    GRANULE,
-    Recording,
-    StorageCounter,
-    on_this_rank,
-    parts_at_peak,
-)
+from pytest_llmperf.worker.estimate.storages import GRANULE, Recording, StorageCounter, on_this_rank, parts_at_peak
 from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
@@ -50,10 +43,9 @@ from pytest_llmperf.worker.settings.precision import DTYPES
 
 @contextmanager
 def among_ranks(spec: TrainSpec) -> Iterator[ParallelismConfig]:
-    """Be rank 0 of the spec's ranks, which are taken to be on one node, while this lasts.
+    """Be rank 0 of the spec's ranks, on one node, while this lasts; before any fake mode: a mesh is made of numbers.
 
-    To be entered before any fake mode: a mesh is made of numbers. Rank 0 holds as much as any: where ranks are too
-    many for a tensor's rows, the last ones hold less.
+    Rank 0 holds as much as any: where ranks are too many for a tensor's rows, the last ones hold less.
     """
     replicas, shards = replicas_and_shards(spec, spec.gpus)
     config = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
@@ -96,8 +88,8 @@ _OPTIMIZERS = {"adamw_torch": torch.optim.AdamW, "adamw_torch_fused": torch.opti
 def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter | None = None) -> dict[str, int]:
     """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs.
 
-    A ``ValueError``: an optimizer whose memory is not modelled, fp8, rows with padding, an attention that stands for no
-    other here, or a model that transformers does not have, or not so (a ``RefusedError``).
+    Raises:
+        ValueError: it is not modelled, or transformers does not have the model, or not so (a ``RefusedError``).
     """
     _refuse_unmodelled(spec)
     hf_config = hf_config_of(config)
@@ -115,18 +107,12 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
         ranks = stack.enter_context(among_ranks(spec)) if spec.parallelism != "ddp" else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
-        model = AutoModelForCausalLM.from_config(
-            hf_config, dtype=DTYPES[spec.model_precision], attn_implementation=attention
-        )
+        dtype = DTYPES[spec.model_precision]
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=attention)
         check_direction(model.config)
         model.train()
-        functions = partial(
-            GpuFunctions,
-            _autocast(spec),
-            counter.vocabulary_size,
-            fused=spec.sdpa_backend != "math",
-            called=counter.called,
-        )
+        fused, size = spec.sdpa_backend != "math", counter.vocabulary_size
+        functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
         _prepare(spec, model, functions)
         if ranks is not None:
             shard(spec, model, ranks)
@@ -208,9 +194,8 @@ def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Call
 def _updated(model: Any, counter: StorageCounter) -> tuple[list[torch.nn.Parameter], dict[int, int]]:
     """What stands for the model's parameters where the optimizer works on them, with gradients; none of it is counted.
 
-    An optimizer works element by element. On shards it does the same, and need not ask how they are laid out; and
-    parameters of one shape are as good as one that is as large as all of them, as long as they fill whole blocks. That
-    leaves a tenth of the calls, which were half of the time. Beside them: by its bytes, how many each stands for.
+    An optimizer works element by element: parameters of one shape are as good as one as large as all of them, if they
+    fill whole blocks. That leaves a tenth of the calls. Beside them: by its bytes, how many each stands for.
     """
     own = [on_this_rank(parameter) for parameter in model.parameters()]
     numbers = collections.Counter((tuple(each.shape), each.dtype) for each in own)
@@ -255,8 +240,7 @@ def _autocast(spec: TrainSpec) -> torch.dtype | None:
     return None if spec.mixed_precision == "no" else DTYPES[spec.mixed_precision]
 
 
-# What CUDA's autocast runs in fp32 (torch/include/ATen/autocast_mode.h), which the CPU's mostly does not. A power in
-# the middle of an activation, as in GPT-2's, so makes fp32 of all that follows it.
+# What CUDA's autocast runs in fp32 (torch/include/ATen/autocast_mode.h), which the CPU's mostly does not.
 IN_FP32 = """
     acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
     dist erfinv exp expm1 frobenius_norm group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log
@@ -276,9 +260,6 @@ def _named(names: str) -> frozenset[Any]:
 
 _FP32, _SUMMED = _named(IN_FP32), _named(SUMMED_IN_FP32)
 
-
-# Where attention's mask stands that is not named.
-_MASK_POSITION = 3
 
 # Questions for a tensor's content, for which a host waits, and the operators that ask them.
 _WAITS = {torch.Tensor.item: "aten::item", torch.Tensor.__bool__: "aten::is_nonzero"}
@@ -315,7 +296,7 @@ class GpuFunctions(TorchFunctionMode):
         if function is torch.mm and "out" not in kwargs and args[0].shape[0] == self._vocabulary_size:
             return args[0].new_zeros(())  # on CUDA Liger adds this product to the weights' gradient in place
         if function is functional.dropout:
-            return self._dropout(*args, **kwargs)
+            return _dropout(*args, **kwargs)
         if self._autocast is not None and function in _FP32:
             args, kwargs = (
                 tree_map_only(torch.Tensor, lambda tensor: tensor.float() if _is_halved(tensor) else tensor, each)
@@ -334,21 +315,27 @@ class GpuFunctions(TorchFunctionMode):
         dropout_p: float = 0.0,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Attention by one kernel, or by PyTorch's plain functions, which are the same on every device."""
-        to = self._autocast
-        query, key, value = (tensor if to is None else tensor.to(to) for tensor in tensors[:3])
-        mask = tensors[3] if len(tensors) > _MASK_POSITION else attn_mask
-        with torch.autocast("cpu", enabled=False):
-            if self._fused:
-                return _fused_attention(query, key, value, mask)
-            return torch.ops.aten._scaled_dot_product_attention_math(  # noqa: SLF001 - the kernel has no other name
-                query, key, value, mask, dropout_p=dropout_p, **kwargs
-            )[0]
+        """By PyTorch's plain functions, which are the same on every device, or by one kernel.
 
-    @staticmethod
-    def _dropout(tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        del inplace
-        return _Dropout.apply(tensor) if training and p > 0 else tensor
+        That keeps inputs, output, one fp32 number a row (Dao et al. 2022) and a mask, of which each call makes numbers
+        in the queries' type where it says yes and no. The CPU's kernel keeps just these, takes fake tensors of any
+        shape, and is a real operator that selective recomputation finds among those that it keeps.
+        """
+        aten, to = torch.ops.aten, self._autocast
+        query, key, value = (tensor if to is None else tensor.to(to) for tensor in tensors[:3])
+        mask = next(iter(tensors[3:]), attn_mask)
+        with torch.autocast("cpu", enabled=False):
+            if not self._fused:
+                plain = aten._scaled_dot_product_attention_math  # noqa: SLF001 - the kernels have no other names
+                return plain(query, key, value, mask, dropout_p=dropout_p, **kwargs)[0]
+            if mask is not None:
+                blocked, open_ = query.new_full((), -math.inf), query.new_zeros(())
+                is_open = mask.dtype == torch.bool
+                mask = torch.where(mask.logical_not(), blocked, open_) if is_open else mask.to(query.dtype)
+            if query.shape[-1] != value.shape[-1]:  # of another size in latent attention, which this kernel alone takes
+                efficient = aten._scaled_dot_product_efficient_attention  # noqa: SLF001
+                return efficient(query, key, value, mask, compute_log_sumexp=True)[0]
+            return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask)[0]  # noqa: SLF001
 
 
 def _answer(function: Any, args: Any) -> float | None:
@@ -366,22 +353,9 @@ def _is_halved(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 
-def _fused_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """Keeps inputs, output and one fp32 number a row (Dao et al. 2022), and no matrix of scores.
-
-    A mask is kept too, and where it says yes and no (a sliding window's does) each call makes numbers of it, in the
-    queries' type and for each sequence of the batch. The CPU's kernel keeps just these, and takes fake tensors of any
-    shape. It is a real operator, so that selective recomputation finds it among those that it keeps.
-    """
-    if mask is not None:
-        blocked, open_ = query.new_full((), -math.inf), query.new_zeros(())
-        mask = torch.where(mask.logical_not(), blocked, open_) if mask.dtype == torch.bool else mask.to(query.dtype)
-    aten = torch.ops.aten
-    if query.shape[-1] != value.shape[-1]:  # of another size in latent attention, which this kernel alone takes
-        return aten._scaled_dot_product_efficient_attention(query, key, value, mask, compute_log_sumexp=True)[0]  # noqa: SLF001
-    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask)[0]  # noqa: SLF001
+def _dropout(tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    del inplace
+    return _Dropout.apply(tensor) if training and p > 0 else tensor
 
 
 class _Dropout(torch.autograd.Function):
@@ -414,7 +388,15 @@ def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] 
     with ExitStack() as stack:
         stack.enter_context(replaced(masking_utils, **functions))
         if liger:
-            _quiet_kernels(stack, called)
+            from liger_kernel import ops  # noqa: PLC0415 - only where Liger is asked for
+            from triton.runtime import KernelInterface  # noqa: PLC0415 - comes with Liger
+
+            for info in pkgutil.iter_modules(ops.__path__):
+                module = importlib.import_module(f"{ops.__name__}.{info.name}")
+                kernels = [name for name, value in vars(module).items() if isinstance(value, KernelInterface)]
+                stack.enter_context(replaced(module, **{name: _NoKernel(name, called) for name in kernels}))
+            # It also asks whether the loss's gradient is 1, in a backward pass, where no mode listens.
+            stack.enter_context(replaced(torch, equal=lambda *_: True))
         yield
 
 
@@ -426,16 +408,3 @@ class _NoKernel:
 
     def __getitem__(self, _grid: object) -> Callable[..., None]:
         return lambda *_, **__: self._called(self._name)
-
-
-def _quiet_kernels(stack: ExitStack, called: Callable[[str], None]) -> None:
-    """Liger's functions with their own allocations, and none of their kernels."""
-    from liger_kernel import ops  # noqa: PLC0415 - only where Liger is asked for
-    from triton.runtime import KernelInterface  # noqa: PLC0415 - comes with Liger
-
-    for info in pkgutil.iter_modules(ops.__path__):
-        module = importlib.import_module(f"{ops.__name__}.{info.name}")
-        kernels = [name for name, value in vars(module).items() if isinstance(value, KernelInterface)]
-        stack.enter_context(replaced(module, **{name: _NoKernel(name, called) for name in kernels}))
-    # It also asks whether the loss's gradient is 1, in a backward pass, where no mode listens.
-    stack.enter_context(replaced(torch, equal=lambda *_: True))

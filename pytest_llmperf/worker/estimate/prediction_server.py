@@ -1,7 +1,6 @@
-"""The server: requests in, answers out, each kind of step predicted in a fork; ``__main__`` says what they are.
+"""The server: requests in, answers out; ``__main__`` says what they are.
 
-A fork predicts one step after another of a kind: what PyTorch has looked up for the first serves the others, which is
-two fifths of the time.
+A fork predicts one step after another of a kind: what PyTorch has looked up for the first serves the others.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ from pytest_llmperf.worker.estimate.memory_estimator import plan
 
 
 def prepare(request: Mapping[str, Any]) -> None:
-    """Import what the prediction of ``request`` needs, before it is forked: each would take seconds for it otherwise.
-
-    Nothing is patched by that.
-    """
+    """Import what the prediction of ``request`` needs, before it is forked; nothing is patched by that."""
     with suppress(Exception):  # what is wrong is the prediction's own to tell
         _ = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config_of(request["model_config"]))]
     spec = request.get("spec", {})
@@ -71,18 +67,12 @@ def identity(request: Mapping[str, Any]) -> str:
         spec["gpus"] = min(2, spec["gpus"])
     if spec.get("sdpa_backend") != "math":  # one kernel is as another
         spec["sdpa_backend"] = "auto"
-    return json.dumps(
-        [spec, request["model_config"], bool(request.get("operators")), bool(request.get("traffic"))],
-        sort_keys=True,
-        default=str,
-    )
+    asked = [spec, request["model_config"], bool(request.get("operators")), bool(request.get("traffic"))]
+    return json.dumps(asked, sort_keys=True, default=str)
 
 
 def kind(request: Mapping[str, Any]) -> str:
-    """The same for two requests that one process may predict: Liger patches a family's classes for good.
-
-    The others share what PyTorch has looked up, whichever family they are of.
-    """
+    """The same for two requests that one process may predict: Liger patches a family's classes for good."""
     spec = request.get("spec", {})
     if spec.get("parallelism") != "ddp":  # it makes ranks of its process
         return identity(request)
@@ -101,18 +91,13 @@ def versions(*, liger: bool) -> dict[str, str]:
     """Of whatever a prediction runs."""
     found = {}
     for name in (*_PACKAGES, *(["liger-kernel"] if liger else [])):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = _BUILD.sub("", metadata.version(name))
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
-# A fork takes one core and less than 1 GB.
-_AT_ONCE = 8
-
-# A step of the largest models takes some seconds, on a busy machine some more: what takes longer hangs.
-_MOST_SECONDS = 120.0
+# A fork takes one core and less than 1 GB. A step of the largest models takes some seconds: what takes longer hangs.
+_AT_ONCE, _MOST_SECONDS = 8, 120.0
 
 # Whatever the first prediction of a process imports and looks up is there for all.
 _FIRST = TrainSpec(model="llama-tiny", sequence_length=16, micro_batch_size=1)
@@ -120,8 +105,6 @@ _FIRST = TrainSpec(model="llama-tiny", sequence_length=16, micro_batch_size=1)
 
 @dataclass
 class _Prediction:
-    """One step, whoever asked for it."""
-
     request: Mapping[str, Any]
     numbers: list[int] = field(default_factory=list)
     answer: Mapping[str, Any] | None = None
@@ -146,8 +129,6 @@ class _Fork:
 
 
 class _Server:
-    """What was asked, and who is at it."""
-
     def __init__(self, asks: int, answers: int) -> None:
         self._asks, self._answers = asks, answers
         self._is_open, self._rest, self._count = True, b"", 0
@@ -157,7 +138,6 @@ class _Server:
         self._most = min(_AT_ONCE, len(os.sched_getaffinity(0)))
 
     def run(self) -> None:
-        """Until nothing more can be asked, and everything is answered."""
         if wait([self._asks], 0):
             self._read_requests()
         gc.freeze()
@@ -165,8 +145,11 @@ class _Server:
         is_warm = False
         while self._is_open or self._waiting or self._forks:
             if self._waiting and not is_warm and len(self._known) > 1:  # for one alone it would take longer
-                _warm_up()
                 is_warm = True
+                with suppress(Exception):  # what is wrong is each one's own to tell
+                    plan(_FIRST, _FIRST.architecture.config, OperatorCounter())
+                gc.collect()
+                gc.freeze()  # to look through what the imports have made, again and again, is a sixth of the time
             while self._waiting and len(self._forks) < self._most:
                 self._begin(self._waiting.pop(0))
             watched = [*self._forks, *([self._asks] if self._is_open else [])]
@@ -235,7 +218,6 @@ class _Server:
 
 
 def serve(asks: int, answers: int) -> int:
-    """Answer until nothing more is asked."""
     own = os.dup(answers)
     os.write(own, b"\n")  # what has been printed so far may have no end of line
     os.dup2(sys.stderr.fileno(), answers)  # what libraries print from now on is no answer, and swallows none
@@ -244,13 +226,6 @@ def serve(asks: int, answers: int) -> int:
     torch.ones((), requires_grad=True).backward()
     _Server(asks, own).run()
     return 0
-
-
-def _warm_up() -> None:
-    with suppress(Exception):  # what is wrong is each one's own to tell
-        plan(_FIRST, _FIRST.architecture.config, OperatorCounter())
-    gc.collect()
-    gc.freeze()  # to look through what the imports have made, again and again, is a sixth of the time
 
 
 def _serve_kind(pipe: Any, parents: Any) -> None:

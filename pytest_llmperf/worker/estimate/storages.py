@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,138 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from pytest_llmperf.worker.estimate.arithmetic import DEVICE, OperatorCounter, QuickMode, replaced
 
-# What operators gave on fake tensors, kept by what they were given: most layers of a step call what its first does.
-
-# Of an argument, beside tensors and lists: these say all by their value.
-_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
-# What comes out depends on the content of tensors, or another tensor is given another shape.
-_OWN_WAY = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
-
-
-class _Output(NamedTuple):
-    """A tensor that came out; ``of``: which of the tensors given it is a view of, if of any."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    offset: int
-    storage_bytes: int
-    of: int | None
-
-
-# By what was called with what; beside outputs whether the answer is one tensor, and so none of them ``None``. Of the
-# whole process, as PyTorch's own: what one prediction has found serves the next.
-_ANSWERS: dict[tuple[object, ...], tuple[Sequence[_Output | None], bool]] = {}
-
-
-def known_output(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``function`` gives, called or made; to be asked within a dispatch mode, with a fake one below it."""
-    tensors: list[FakeTensor] = []
-    key: list[object] = [function, torch.get_default_dtype()]
-    is_told = _follows_from_shapes(function) and _add(key, tensors, (*args, *kwargs, *kwargs.values()))
-    if not (is_told and tensors):
-        return function(*args, **kwargs)
-    known = _ANSWERS.get(tuple(key))
-    made = _made(*known, tensors) if known is not None else None
-    if made is not None:
-        return made
-    answer = function(*args, **kwargs)
-    if known is None:
-        is_one = not isinstance(answer, tuple)
-        found = [(each, _output(each, tensors)) for each in ([answer] if is_one else answer)]
-        if all(output is not None or (each is None and not is_one) for each, output in found):
-            _ANSWERS[tuple(key)] = [output for _, output in found], is_one
-    return answer
-
-
-@cache
-def _follows_from_shapes(function: Any) -> bool:
-    """Whether what ``function`` gives is new or a view, and told by the shapes of what it is given."""
-    return (
-        isinstance(function, torch._ops.OpOverload)  # noqa: SLF001 - it has no other name
-        and function.namespace == "aten"
-        and not function._schema.is_mutable  # noqa: SLF001
-        and not any(tag in function.tags for tag in _OWN_WAY)
-    )
-
-
-def _add(key: list[object], tensors: list[FakeTensor], values: Sequence[Any]) -> bool:
-    """Put into ``key`` what ``values`` say, and into ``tensors`` those among them; false: they say more than fits."""
-    for value in values:
-        kind = type(value)
-        if kind is FakeTensor:
-            dtype = value.dtype
-            if value.constant is not None or dtype.is_complex or value.layout is not torch.strided:
-                return False  # a number that is known is followed, and what is conjugated or sparse is no shape
-            tensors.append(value)
-            key += (dtype, value.shape, value.stride(), value.storage_offset(), value.requires_grad, value.fake_device)
-        elif kind in _PLAIN:
-            key += (kind, value)  # 1, 1.0 and True are the same to a dictionary
-        elif kind is list or kind is tuple:
-            key += (kind, len(value))
-            if not _add(key, tensors, value):
-                return False
-        else:
-            return False
-    return True
-
-
-def _output(tensor: Any, tensors: Sequence[FakeTensor]) -> _Output | None:
-    """What there is to know of ``tensor``; ``None``: it cannot be made from that."""
-    is_plain = type(tensor) is FakeTensor and tensor.constant is None and tensor.layout is torch.strided
-    if not is_plain or tensor.dtype.is_complex or tensor.requires_grad or any(tensor is given for given in tensors):
-        return None
-    storage = tensor.untyped_storage()
-    own = [number for number, given in enumerate(tensors) if given.untyped_storage() is storage]
-    output = _Output(
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.dtype,
-        tensor.fake_device,
-        tensor.storage_offset(),
-        storage.nbytes(),
-        own[0] if own else None,
-    )
-    if output.of is None and (output.offset or _tensor(output).untyped_storage().nbytes() != output.storage_bytes):
-        return None  # a part of something larger
-    return output
-
-
-def _made(outputs: Sequence[_Output | None], is_one: bool, tensors: Sequence[FakeTensor]) -> Any:
-    """An answer; ``None``: there is none of these tensors, whose storages have another size."""
-    made: list[FakeTensor | None] = []
-    for output in outputs:
-        if output is None:
-            made.append(None)
-            continue
-        tensor = _tensor(output)
-        if output.of is not None:
-            storage = tensors[output.of].untyped_storage()
-            if storage.nbytes() != output.storage_bytes:
-                return None  # FSDP has let go of it
-            with torch._C._DisableTorchDispatch():  # noqa: SLF001
-                tensor.set_(storage, output.offset, output.shape, output.stride)
-        made.append(FakeTensor(tensors[0].fake_mode, tensor, output.device))
-    return made[0] if is_one else tuple(made)
-
-
-def _tensor(output: _Output) -> torch.Tensor:
-    """One of that shape which no mode knows of, with a storage of its own."""
-    with torch._C._DisableTorchDispatch():  # noqa: SLF001 - as FakeTensorMode does
-        return torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device="meta")
-
-
 # Of these operators of FSDP's, the argument that holds gathered weights: as they come, and as they are used.
 _GATHERED = {"fsdp::all_gather_copy_in": (1, "all_gather_output"), "fsdp::split_with_sizes_copy": (3, "out")}
-
-
-@dataclass
-class _Living:
-    """A storage that lives, and what was recorded of it last."""
-
-    storage: weakref.ref[Any]
-    change: Change
 
 
 class StorageCounter(QuickMode):
@@ -168,7 +37,7 @@ class StorageCounter(QuickMode):
         self.part = "weights"
         self.vocabulary_size = vocabulary_size
         self._changes: list[Change] = []
-        self._living: dict[int, _Living] = {}
+        self._living: dict[int, tuple[weakref.ref[Any], Change]] = {}  # and what was recorded of it last
         self._numbers = itertools.count()
 
     def take(self) -> list[Change]:
@@ -189,14 +58,14 @@ class StorageCounter(QuickMode):
                 del self._living[key]
 
         new = Change(next(self._numbers), 0, self._part_of(tensor))
-        self._living[key] = _Living(weakref.ref(storage, gone), new)
+        self._living[key] = weakref.ref(storage, gone), new
         self._record(key, num_bytes=storage.nbytes())
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         """Never count the storages of these."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            self._living[id(storage)] = _Living(weakref.ref(storage), Change(next(self._numbers), 0, "ignored"))
+            self._living[id(storage)] = weakref.ref(storage), Change(next(self._numbers), 0, "ignored")
 
     def called(self, name: str) -> None:
         """``name`` was called where no dispatcher sees it."""
@@ -220,10 +89,9 @@ class StorageCounter(QuickMode):
         return replaced(torch.UntypedStorage, resize_=resize)
 
     def _record(self, key: int, **changed: Any) -> None:
-        living = self._living[key]
-        change = living.change._replace(**changed)
-        if change != living.change:
-            living.change = change
+        storage, before = self._living[key]
+        if (change := before._replace(**changed)) != before:
+            self._living[key] = storage, change
             self._changes.append(change)
 
     def _part_of(self, tensor: torch.Tensor) -> str:
@@ -238,7 +106,7 @@ class StorageCounter(QuickMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as what it does to this rank's shard
         kwargs = kwargs or {}
-        made = known_output(function, args, kwargs)
+        made = function(*args, **kwargs)
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self.count(tensor)
@@ -277,8 +145,6 @@ def whole(num_bytes: int, granule: int = GRANULE) -> int:
 
 
 class Block(NamedTuple):
-    """A piece of a segment."""
-
     size: int
     address: int
     is_small: bool
@@ -298,7 +164,6 @@ class CachingAllocator:
         self._to: dict[int, Block] = {}
 
     def allocate(self, num_bytes: int) -> Block:
-        """A block of at least ``num_bytes``."""
         size = max(GRANULE, whole(num_bytes))
         is_small = size <= _SMALL
         at = bisect.bisect_left(self._free[is_small], (size, 0))
@@ -317,7 +182,6 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give ``block`` back."""
         self.allocated_bytes -= block.size
         after, before = self._from.get(block.address + block.size), self._to.get(block.address)
         if after is not None:
@@ -334,9 +198,6 @@ class CachingAllocator:
         free = self._free[block.is_small]
         del free[bisect.bisect_left(free, block)], self._from[block.address], self._to[block.address + block.size]
         return block
-
-
-# Steps of a training, from what one of them made and let go of: each by the allocator that the last one left.
 
 
 class Change(NamedTuple):

@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +41,6 @@ class Order:
     environment: Mapping[str, str]
     pages: Sequence[Run]
     """Of files, which a fresh process would have read."""
-
-    @property
-    def folder(self) -> str:
-        return self.torchrun[-1]
 
 
 def run_agent(order: Order, log: int, server: int) -> int:
@@ -72,7 +68,7 @@ def run_agent(order: Order, log: int, server: int) -> int:
 
 
 def _torchrun(order: Order) -> None:
-    """Do what ``python -m torch.distributed.run …`` does, with a function in the place of a command."""
+    """As ``python -m torch.distributed.run …``, with a function in the place of a command."""
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
@@ -90,10 +86,9 @@ def _torchrun(order: Order) -> None:
 
 
 def _hurry(*, alone: bool) -> None:
-    """Leave out what costs torchrun a second beside so many modules, and is of use only between several nodes.
+    """Leave out what costs torchrun a second beside so many modules: another version may have neither.
 
-    For each line of its log it looks for its own name in the sources of all that is imported, and it waits for up to
-    0.3 s so that not all nodes come at once. Another version may have neither.
+    For each line of its log it looks for its own name in all sources, and it waits lest all nodes come at once.
     """
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
 
@@ -106,10 +101,7 @@ def _hurry(*, alone: bool) -> None:
 
 
 def _end_with_the_ranks() -> None:
-    """Take a rank that has ended with 0 for one that ended well, as torchrun takes a command.
-
-    Of a function it waits for what that returns: for ever, where ``os._exit(0)`` or a bare ``sys.exit()`` came before.
-    """
+    """Take a rank that has ended with 0 for one that ended well; of a function torchrun waits for what that returns."""
     from torch.distributed.elastic.multiprocessing.api import MultiprocessContext  # noqa: PLC0415
 
     context: Any = MultiprocessContext
@@ -148,9 +140,10 @@ def run_rank(order: Order, agent: int) -> None:
     np.random.seed()
     torch.default_generator.manual_seed(_TORCHS_SEED)
     read_pages(order.pages)
-    sys.argv = ["-m", order.folder]
+    folder = order.torchrun[-1]
+    sys.argv = ["-m", folder]
     try:
-        main(Path(order.folder))
+        main(Path(folder))
     except KeyboardInterrupt:  # torch takes it for a good end
         _tell_error()
         flush()
@@ -194,12 +187,11 @@ def die_with(parent: int, number: signal.Signals) -> None:
 
 
 def outlive_parent() -> None:
-    """Take ``die_with`` back."""
     _prctl(_SET_PDEATHSIG, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what descends from here and has lost its own: whoever reaps them is known then."""
+    """Become the parent of what descends from here and has lost its own."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
@@ -207,7 +199,7 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
-# Source: asm-generic/mman-common.h; Linux 5.14. An older one leaves the pages to be read when they are needed.
+# Source: asm-generic/mman-common.h; Linux 5.14. An older one leaves pages to be read when they are needed.
 _MADV_POPULATE_READ = 22
 
 # Source: Documentation/admin-guide/mm/pagemap.rst: one word a page, its top bit says that the page is there.
@@ -219,14 +211,22 @@ Run = tuple[int, int]
 
 
 def resident_runs() -> tuple[Run, ...]:
-    """The pages of files that are resident in this process now."""
+    """The pages of files that are resident in this process now.
+
+    A fork begins without those that its parent has read. On the CPU a rank's memory is what becomes resident in it.
+    """
     found: list[Run] = []
     with suppress(OSError), Path("/proc/self/pagemap").open("rb") as pagemap:
-        for start, end in _file_mappings():
-            pagemap.seek(start // mmap.PAGESIZE * _WORD)
-            words = pagemap.read((end - start) // mmap.PAGESIZE * _WORD)
-            runs = _PRESENT.finditer(words[_WORD - 1 :: _WORD])  # of each its highest byte
-            found += [(start + run.start() * mmap.PAGESIZE, start + run.end() * mmap.PAGESIZE) for run in runs]
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            words = line.split(maxsplit=5)
+            if len(words) < 6 or not words[5].startswith("/") or not words[1].startswith("r"):  # noqa: PLR2004 - a name
+                continue
+            with suppress(ValueError):
+                start, end = (int(word, 16) for word in words[0].split("-"))
+                pagemap.seek(start // mmap.PAGESIZE * _WORD)
+                present = pagemap.read((end - start) // mmap.PAGESIZE * _WORD)
+                runs = _PRESENT.finditer(present[_WORD - 1 :: _WORD])  # of each its highest byte
+                found += [(start + run.start() * mmap.PAGESIZE, start + run.end() * mmap.PAGESIZE) for run in runs]
         return tuple(found)
     return ()
 
@@ -236,12 +236,3 @@ def read_pages(runs: Iterable[Run]) -> None:
     madvise = ctypes.CDLL(None).madvise
     for start, end in runs:
         madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_READ)
-
-
-def _file_mappings() -> Iterator[Run]:
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        words = line.split(maxsplit=5)
-        if len(words) == 6 and words[5].startswith("/") and words[1].startswith("r"):  # noqa: PLR2004 - it has a name
-            with suppress(ValueError):
-                start, _, end = words[0].partition("-")
-                yield int(start, 16), int(end, 16)

@@ -13,7 +13,6 @@ A branch is a fork server itself. One for each set of needs keeps what one spec 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
@@ -40,12 +39,10 @@ from pytest_llmperf.worker.warm.gpu_answers import Devices, NoAnswersError
 
 
 class ImportWatch:
-    """Looks after each module's code has run; the innermost module is the one to be named."""
+    """Names the innermost module whose code made this process unfit, while it is; empty where none did."""
 
     def __init__(self, is_unfit: Callable[[], bool]) -> None:
-        self._is_unfit = is_unfit
-        self.culprit = ""
-        """The module whose code made this process unfit, while it is; empty where no module's did."""
+        self._is_unfit, self.culprit = is_unfit, ""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -112,7 +109,8 @@ class ForkServer:
                     if pid in self._agents:
                         self._agents.remove(pid)
                         self._channel.send({"ended": pid, "returncode": os.waitstatus_to_exitcode(status)})
-                self._answer(self._channel.receive(0))
+                if (message := self._channel.receive(0)) is not None:
+                    self._answer(message)
         except ChannelClosedError:
             self._end_agents()
         except BaseException:  # noqa: BLE001 - a fork never returns into what its parent was doing
@@ -150,9 +148,8 @@ class ForkServer:
         self._imported.variables = {**self._imported.variables, **{name: os.environ.get(name) for name in changed}}
         if not gpu_answers.sees_gpus():  # else memory is the card's
             self._imported.pages |= frozenset(resident_runs())
-        # Or each rank's first collection, which is the Trainer's, before its first step, would look through all of it
-        # and copy each page that holds an object. What imports left as garbage, some thousand objects, stays with them:
-        # to find it here would take a tenth of the imports' time.
+        # Or each rank's first collection, which is the Trainer's, would copy each page that holds an object. To find
+        # what imports left as garbage would take a tenth of their time.
         gc.freeze()
         return {"ready": imports.sources()}
 
@@ -161,9 +158,7 @@ class ForkServer:
         what, culprit = _unfit(), self._imported.watch.culprit
         return f"{what}, by importing {culprit}" if what and culprit else what
 
-    def _answer(self, message: Message | None) -> None:
-        if message is None:
-            return
+    def _answer(self, message: Message) -> None:
         try:
             refused = self._why_not()
             if message.content["do"] == "launch":
@@ -172,37 +167,29 @@ class ForkServer:
                 with socket.socket(fileno=os.dup(message.files[0])) as branch:
                     Channel(branch).send({"refused": refused})
             else:
-                self._branch(message)
+                with self._fork() as (parent, pid):
+                    if not pid:
+                        channel = Channel(socket.socket(fileno=message.files[0]))
+                        agent.die_with(parent, signal.SIGTERM)
+                        ForkServer(channel, self._imported).serve(message.content["needs"])
+                self._branches.add(pid)
         finally:
             for file in message.files:
                 os.close(file)
 
-    def _branch(self, message: Message) -> None:
-        with self._fork() as (parent, pid):
-            if not pid:
-                channel = Channel(socket.socket(fileno=message.files[0]))
-                agent.die_with(parent, signal.SIGTERM)
-                ForkServer(channel, self._imported).serve(message.content["needs"])
-        self._branches.add(pid)
-
     def _launch(self, message: Message) -> int:
-        content = message.content
-        given, asked = _environment_at_start(), content["environment"]
+        given, asked = _environment_at_start(), message.content["environment"]
         # A default that an import sets, as torch does for its compiler's cache, gives way to the launch's own.
         imported = {name: to for name, to in self._imported.variables.items() if name in given or name not in asked}
-        environment = {**asked, **imported}
-        order = Order(
-            content["torchrun"],
-            {name: value for name, value in environment.items() if value is not None},
-            tuple(sorted(self._imported.pages)),
-        )
+        environment = {name: value for name, value in {**asked, **imported}.items() if value is not None}
+        order = Order(message.content["torchrun"], environment, sorted(self._imported.pages))
         with self._fork() as (parent, pid):
             if not pid:
                 os._exit(run_agent(order, message.files[0], parent))
         self._agents.add(pid)
         return pid
 
-    @contextlib.contextmanager
+    @contextmanager
     def _fork(self) -> Iterator[tuple[int, int]]:
         """Yield the forking process's pid and ``os.fork``'s answer; in the fork nothing of the server is open."""
         flush()
@@ -226,10 +213,7 @@ class ForkServer:
             os._exit(1)
 
     def _end_agents(self) -> None:
-        """Nobody waits for them any more: politely first, since only SIGTERM makes torchrun end its ranks.
-
-        Branches have seen the same, and do the same.
-        """
+        """Politely first, since only SIGTERM makes torchrun end its ranks; branches do the same by themselves."""
         for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
             for pid in self._agents | (self._branches if number == signal.SIGKILL else set()):
                 os.kill(pid, number)
@@ -293,13 +277,8 @@ def _environment_at_start() -> dict[str, str]:
         return {name: value for name, separator, value in pairs if separator}
 
 
-def main(arguments: Sequence[str]) -> NoReturn:
-    """See above. PARENT is 0 where the thread that starts this process may end before it."""
-    channel, parent = Channel(socket.socket(fileno=int(arguments[0]))), int(arguments[1])
-    if parent:  # a hanging import looks at no channel
-        agent.die_with(parent, signal.SIGTERM)
-    ForkServer(channel, _Imported()).serve(None)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    descriptor, start_process = map(int, sys.argv[1:])
+    if start_process:  # 0 where its thread may end before this; a hanging import looks at no channel
+        agent.die_with(start_process, signal.SIGTERM)
+    ForkServer(Channel(socket.socket(fileno=descriptor)), _Imported()).serve(None)

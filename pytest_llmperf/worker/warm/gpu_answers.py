@@ -57,11 +57,7 @@ _given: list[Devices] = []
 
 @contextmanager
 def given(devices: Devices) -> Iterator[None]:
-    """While this lasts, torch answers by ``devices``.
-
-    Raises:
-        NoAnswersError: this torch's functions are none that could be answered for.
-    """
+    """While this lasts, torch answers by ``devices``; a ``NoAnswersError`` where its functions are wrapped."""
     import torch  # noqa: PLC0415 - this module is imported before torch may be
 
     asked = {stand_in: getattr(torch.cuda, stand_in.__name__) for stand_in in _STAND_INS}
@@ -84,7 +80,6 @@ def given(devices: Devices) -> Iterator[None]:
 
 
 def num_given() -> int:
-    """How many GPUs there are by what is given now."""
     return len(_given[-1])
 
 
@@ -96,11 +91,9 @@ def properties(device: Any = None) -> Any:
     return SimpleNamespace(**_given[-1][0 if index is None else index])
 
 
-# They run with torch's globals, so that each finds this module by itself; the names of arguments are torch's.
+# They run with torch's globals, where each finds the others, and this module by itself; arguments have torch's names.
 def is_available() -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import num_given  # noqa: PLC0415
-
-    return num_given() > 0
+    return device_count() > 0
 
 
 def device_count() -> Any:
@@ -120,15 +113,11 @@ def get_device_properties(device: Any = None) -> Any:
 
 
 def get_device_name(device: Any = None) -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import properties  # noqa: PLC0415
-
-    return properties(device).name
+    return get_device_properties(device).name
 
 
 def get_device_capability(device: Any = None) -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import properties  # noqa: PLC0415
-
-    return properties(device).major, properties(device).minor
+    return get_device_properties(device).major, get_device_properties(device).minor
 
 
 _STAND_INS: Sequence[Any] = (
@@ -152,10 +141,7 @@ def is_initialised() -> bool:
 
 @contextmanager
 def no_gpus() -> Iterator[None]:
-    """torchrun asks whether there are GPUs, which would initialise CUDA in the parent of the ranks.
-
-    It asks for the sake of a binding to NUMA nodes, which only ``--numa-binding`` switches on outside of Meta.
-    """
+    """torchrun asks whether there are GPUs, for ``--numa-binding`` alone: that would initialise CUDA in this parent."""
     import torch  # noqa: PLC0415 - as above
 
     own = torch.cuda.is_available

@@ -1,28 +1,197 @@
-"""TrainingData: what a spec's launch trains on, made before anything is timed, and what there is to tell of it."""
+"""TrainingData: what a launch trains on, random tokens or a text from local files, made before anything is timed.
+
+A text is made tokens without a network, and once for all launches that share it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import mmap
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeAlias
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
-from transformers import default_data_collator
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_collator
 
+from pytest_llmperf.settings.text_files import COLUMN, TextFiles
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.files import replacing
+from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.recipes.huggingface import token_files
-from pytest_llmperf.worker.recipes.huggingface.token_files import ByteTokenizer, LocalTokenizer, Tokenizer, Tokens, read
+
+_NO_ROWS = "no rows there; expected some, {}: name another text or split"
+
+# How datasets says that, of parquet and of an empty .txt.
+_SAID_OF_NO_ROWS = ("corresponds to no data", "at least one example")
+
+
+def read(text: TextFiles) -> list[str]:
+    """Every row of the slice, empty ones too; of ``.txt`` files a row is a paragraph.
+
+    Raises:
+        RefusedError: what is there is no text, or no row of it, in one line.
+    """
+    try:
+        import datasets  # noqa: PLC0415 - only texts need the package
+    except ImportError as error:
+        raise RefusedError(
+            f"data='text' is read by datasets, which cannot be imported ({error}): pip install 'pytest-llmperf[text]'"
+        ) from None
+    more = f" and {len(text.files) - 1} more" if len(text.files) > 1 else ""
+    name = f"text {text.files[0]}{more} ({text.split.words})"
+    no_rows = _NO_ROWS.format("paragraphs" if text.format == "text" else f"in a column {COLUMN!r}")
+    # A file without rows gives a reader of parquet no size of its own to read by.
+    words = {"sample_by": "paragraph"} if text.format == "text" else {"batch_size": 10_000}
+    try:
+        datasets.disable_progress_bars()
+        # Its own copies are of no use to anybody else: what comes of them, tokens, is kept.
+        with tempfile.TemporaryDirectory(prefix="llmperf-text-") as folder:
+            files = {text.split.name: [str(path) for path in text.files]}
+            found = datasets.load_dataset(
+                text.format, data_files=files, split=text.split.words, cache_dir=folder, **words
+            )
+            rows = _column(found, name)
+    except RefusedError:
+        raise
+    except Exception as error:  # noqa: BLE001 - readers of many formats raise as many errors, in words of their own
+        raise RefusedError(f"{name}: {_why(error, no_rows)}") from None
+    if not rows:
+        raise RefusedError(f"{name}: {no_rows}")
+    if not any(map(str.strip, rows)):
+        raise RefusedError(f"{name}: {len(rows)} rows, and nothing stands in any of them: name another text or split")
+    return rows
+
+
+def _column(found: Any, name: str) -> list[str]:
+    if COLUMN not in found.column_names:
+        there = ", ".join(map(repr, found.column_names)) or "none"
+        raise RefusedError(
+            f"{name}: no column {COLUMN!r}, expected one of that name; there: {there}; rename it, or name another text"
+        )
+    rows = ["" if row is None else row for row in found[COLUMN]]
+    odd = next((row for row in rows if not isinstance(row, str)), None)
+    if odd is not None:
+        raise RefusedError(f"{name}: its column {COLUMN!r} holds {type(odd).__name__}, expected text")
+    return rows
+
+
+def _why(error: BaseException, no_rows: str) -> str:
+    causes: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None:
+        causes.append(one)
+        one = one.__cause__ or one.__context__
+    wrong = next((cause for cause in causes if isinstance(cause, UnicodeDecodeError)), None)
+    if wrong is not None:
+        where = f"no UTF-8 at byte {wrong.start} ({wrong.reason})"
+        return f"{where}; expected text in UTF-8: convert it, or name another text"
+    if any(words in str(cause) for cause in causes for words in _SAID_OF_NO_ROWS):
+        return no_rows
+    last = next((cause for cause in reversed(causes) if str(cause).strip()), error)
+    return f"cannot be read ({' '.join(str(last).split())[:200]})"
+
+
+# How the families call it, where a bare tokenizer.json does not say which of its tokens ends a text.
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+
+class LocalTokenizer:
+    """What transformers makes of the user's folder or file; a ``RefusedError`` where nothing ends a text."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            if path.is_file():
+                self._own: Any = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            else:
+                self._own = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # noqa: BLE001 - a tokenizer's own code may raise anything
+            reason = " ".join(str(error).split())
+            raise RefusedError(
+                f"tokenizer {path}: transformers cannot load it ({type(error).__name__}: {reason[:200]}); expected a "
+                "folder as save_pretrained writes it, or a tokenizer.json"
+            ) from None
+        known = self._own.get_vocab()
+        self.vocabulary_size: int = max(known.values(), default=-1) + 1
+        end = self._own.eos_token_id
+        end = next((known[name] for name in _ENDS if name in known), None) if end is None else end
+        if end is None:
+            raise RefusedError(
+                f"tokenizer {path}: it names no token that ends a text; expected eos_token in its tokenizer_config.json"
+            )
+        self.end_of_text: int = end
+        padding = self._own.pad_token_id
+        self.padding: int = end if padding is None else padding  # what is padding is told by where it is
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]:
+        """The tokens of each; ``special``: with those that the tokenizer puts around a text by itself."""
+        found = self._own(list(texts), add_special_tokens=special, return_attention_mask=False, verbose=False)
+        return [np.asarray(ids, dtype=np.int32) for ids in found["input_ids"]]
+
+
+class ByteTokenizer:
+    """The one that needs no file: a token for each byte of UTF-8, one for the end of a text, one for padding."""
+
+    vocabulary_size, end_of_text, padding = 258, 256, 257
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]:  # noqa: ARG002 - it has none
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
+
+
+Tokenizer: TypeAlias = LocalTokenizer | ByteTokenizer
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Those of all documents, one after the other."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    """One for each document."""
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.lengths)
+
+
+def path_of(facts: dict[str, Any]) -> Path:
+    """The file that keeps the tokens that ``facts`` are all about, under today's versions, for launches to come."""
+    facts = dict(facts)
+    for name in ("datasets", "tokenizers", "transformers"):
+        facts[name] = ""
+        with suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder("tokens") / f"{key}.npz"
+
+
+def kept(path: Path) -> Tokens | None:
+    """Return what ``path`` holds; ``None`` where it is not there, or none of ours: it can be made anew."""
+    try:
+        with np.load(path) as arrays:
+            found = Tokens(arrays["ids"], arrays["lengths"])
+    except (OSError, ValueError, LookupError, EOFError, BadZipFile):
+        return None
+    return found if len(found.ids) == int(found.lengths.sum()) else None
+
+
+def keep(path: Path, tokens: Tokens) -> None:
+    """Leave ``tokens`` whole or not at all; a cache that cannot be written costs the next launch their making."""
+    with suppress(OSError), replacing(path, lasts=False) as file:
+        np.savez(file, ids=tokens.ids, lengths=tokens.lengths)
+
 
 # Between the seeds of two runs lie the seeds of all samples, or epochs, of one.
 _STRIDE = 1_000_003
-
-# A causal model predicts the next token: one alone has none.
-_LEAST = 2
 
 
 @dataclass(frozen=True)
@@ -35,8 +204,6 @@ class Rows:
     """How many of a row's tokens are real; ``None``: all of all rows."""
     left_out: int
     """Tokens that are in no row: beyond a row's length, of a document too short, or of the stream's end."""
-
-    is_costly: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,10 +218,7 @@ class Rows:
 
 
 def packed(tokens: Tokens, length: int, end_of_text: int) -> Rows:
-    """One stream, cut every ``length`` tokens: documents, each followed by the end of a text.
-
-    A row's tokens see those before them in the row, whichever document they are of.
-    """
+    """One stream, cut every ``length`` tokens: documents, each followed by the end of a text."""
     documents = np.split(tokens.ids, np.cumsum(tokens.lengths)[:-1]) if tokens.num_documents else []
     end = np.asarray([end_of_text], dtype=np.int32)
     stream = np.concatenate([part for document in documents if len(document) for part in (document, end)] or [end[:0]])
@@ -63,10 +227,7 @@ def packed(tokens: Tokens, length: int, end_of_text: int) -> Rows:
 
 
 def padded(tokens: Tokens, length: int, padding: int, *, keep_short: bool) -> Rows:
-    """A document a row, cut off at ``length`` or filled up to it.
-
-    ``keep_short``: also those in which there is nothing to predict, down to empty ones.
-    """
+    """A document a row, cut off at ``length`` or filled up to it; ``keep_short``: also where nothing is predicted."""
     starts = np.cumsum(tokens.lengths) - tokens.lengths
     chosen = documents_in_rows(tokens, keep_short=keep_short)
     lengths = np.minimum(tokens.lengths[chosen], length)
@@ -78,17 +239,12 @@ def padded(tokens: Tokens, length: int, padding: int, *, keep_short: bool) -> Ro
 
 def documents_in_rows(tokens: Tokens, *, keep_short: bool) -> np.ndarray:
     """The numbers of those that ``padded`` makes a row of, in their order."""
-    return np.arange(tokens.num_documents) if keep_short else np.flatnonzero(tokens.lengths >= _LEAST)
+    least = 0 if keep_short else 2  # a causal model predicts the next token: one alone has none
+    return np.flatnonzero(tokens.lengths >= least)
 
 
 class RowsOnTheFly:
-    """A document a row, cut off at ``length`` tokens or filled up to it: the rows of ``padded``.
-
-    Documents are bytes of one array, and no objects: a worker that only looks at an object writes to its page, and
-    would have a copy of all of them in the end.
-    """
-
-    is_costly: ClassVar[bool] = True
+    """The rows of ``padded``. Documents are bytes of one array: a worker that looks at objects copies their pages."""
 
     def __init__(self, documents: Sequence[str], length: int, tokenizer: Tokenizer, *, num_workers: int) -> None:
         encoded = [text.encode("utf-8", "surrogatepass") for text in documents]
@@ -102,7 +258,6 @@ class RowsOnTheFly:
         return len(self._ends)
 
     def take(self, row: int) -> tuple[np.ndarray, int]:
-        """Its tokens, and how many of them are real."""
         start = int(self._ends[row - 1]) if row else 0
         text = self._text[start : int(self._ends[row])].tobytes().decode("utf-8", "surrogatepass")
         (found,) = self._tokenizer.encode([text], special=True)
@@ -122,18 +277,12 @@ class RowsOnTheFly:
 #: Of a batch, how many of its tokens are no padding: a number on the host, and no input of the model's.
 REAL_TOKENS = "real_tokens"
 
-# What no loss counts, as PyTorch's cross entropy has it.
-_IGNORED = -100
-
-# Texts that are made tokens at a time.
-_AT_ONCE = 1000
+# What no loss counts, as PyTorch's cross entropy has it; and how many texts are made tokens at a time.
+_IGNORED, _AT_ONCE = -100, 1000
 
 
 class TextSamples(Dataset[dict[str, torch.Tensor]]):
-    """``length`` samples: epoch after epoch of ``rows``, each in an order of its own.
-
-    What sample 7 is depends on the seed and the rows, and not on how many samples are taken.
-    """
+    """``length`` samples: epoch after epoch of ``rows``; what sample 7 is depends on the seed and the rows alone."""
 
     #: How they are ordered, as the evidence tells it.
     order = "shuffled by seed and epoch"
@@ -141,8 +290,7 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, rows: Rows | RowsOnTheFly, *, length: int, seed: int, counts_padding: bool) -> None:
         self._rows, self._length, self._seed, self._counts_padding = rows, length, seed, counts_padding
         self._orders: dict[int, torch.Tensor] = {}
-        #: Whether a sample is made anew whenever it is asked for.
-        self.is_costly = rows.is_costly
+        self.is_costly = isinstance(rows, RowsOnTheFly)  # a sample is made anew whenever it is asked for
         #: The first samples, of which all others are repetitions.
         self.distinct = min(length, len(rows))
 
@@ -177,25 +325,17 @@ _POOL = 512
 
 
 class RandomTokens(Dataset[dict[str, torch.Tensor]]):
-    """``length`` sequences of ``sequence_length`` token ids, uniform over the vocabulary; labels are the inputs.
-
-    The chapter trains on such: speed does not depend on what tokens say.
-    """
+    """``length`` sequences of ``sequence_length`` token ids, uniform over the vocabulary; labels are the inputs."""
 
     #: How they are drawn and ordered, as the evidence tells it. Records that tell of another way, or of none (until
     #: November 2026 order and schedule depended on the number of steps), are not compared by their losses.
     order = "by index"
 
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
-        generator = torch.Generator()
-        rows = [
-            torch.randint(vocabulary_size, (sequence_length,), generator=generator.manual_seed(seed * _STRIDE + index))
-            for index in range(min(length, _POOL))
-        ]
+        self._length, self.distinct = length, min(length, _POOL)
+        seeds = (torch.Generator().manual_seed(seed * _STRIDE + index) for index in range(self.distinct))
+        rows = [torch.randint(vocabulary_size, (sequence_length,), generator=generator) for generator in seeds]
         self._tokens = torch.stack(rows)
-        self._length = length
-        #: The first samples, of which all others are repetitions.
-        self.distinct = len(rows)
 
     def __len__(self) -> int:
         return self._length
@@ -252,7 +392,13 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         rows = packed(documents, length, tokenizer.end_of_text)
     else:
         rows = padded(documents, length, tokenizer.padding, keep_short=counts_padding)
-    _check_number(spec, documents, rows)
+    if len(rows.ids) < spec.sequences_per_step:  # a step whose samples are not all different is none of an epoch
+        batch = f"{spec.micro_batch_size} x {spec.gradient_accumulation_steps} accumulated x {spec.gpus} ranks"
+        raise RefusedError(
+            f"the text gives {len(rows.ids)} rows of {length} tokens (it has {len(documents.ids)} in "
+            f"{documents.num_documents} texts), and a step takes {spec.sequences_per_step} ({batch}); expected enough "
+            "for one step: take more of the text, shorter rows or a smaller batch"
+        )
     on_the_fly = None
     if spec.tokenise == "on_the_fly":  # which documents are long enough to be a row is known by their tokens alone
         texts = read(spec.text_files)
@@ -271,27 +417,23 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
 
 
 def _sources(spec: TrainSpec) -> dict[str, Any]:
-    return {
-        "text": spec.text_files.fingerprint,
-        "split": spec.split,
-        "tokenizer": spec.tokenizer_files.fingerprint,
-    }
+    return {"text": spec.text_files.fingerprint, "split": spec.split, "tokenizer": spec.tokenizer_files.fingerprint}
 
 
 def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
     facts = {**_sources(spec), "format": spec.text_files.format, "special": spec.has_padding}
-    path = token_files.path_of(facts)
+    path = path_of(facts)
     several = dist.is_initialized()
     tokens = None
     if not several or dist.get_rank() == 0:
-        tokens = token_files.kept(path)
+        tokens = kept(path)
         if tokens is None:
             tokens = _made(spec, tokenizer)
-            token_files.keep(path, tokens)
+            keep(path, tokens)
     if several:
         dist.barrier()
-    return tokens or token_files.kept(path) or _made(spec, tokenizer)
+    return tokens or kept(path) or _made(spec, tokenizer)
 
 
 def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
@@ -300,15 +442,3 @@ def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     for start in range(0, len(texts), _AT_ONCE):
         found += tokenizer.encode(texts[start : start + _AT_ONCE], special=spec.has_padding)
     return Tokens(np.concatenate(found), np.asarray([len(each) for each in found], dtype=np.int64))
-
-
-def _check_number(spec: TrainSpec, documents: Tokens, rows: Rows) -> None:
-    """A step whose samples are not all different is none of an epoch."""
-    if len(rows.ids) >= spec.sequences_per_step:
-        return
-    batch = f"{spec.micro_batch_size} x {spec.gradient_accumulation_steps} accumulated x {spec.gpus} ranks"
-    raise RefusedError(
-        f"the text gives {len(rows.ids)} rows of {spec.sequence_length} tokens (it has {len(documents.ids)} in "
-        f"{documents.num_documents} texts), and a step takes {spec.sequences_per_step} ({batch}); expected enough for "
-        "one step: take more of the text, shorter rows or a smaller batch"
-    )

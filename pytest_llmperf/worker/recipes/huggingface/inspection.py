@@ -1,7 +1,6 @@
 """Inspection: one more step, after all that are timed or traced, of which everything is looked at that shows learning.
 
-Nothing here exchanges anything with other ranks: what goes wrong on one leaves none waiting, and costs the launch no
-more than this, which says why it was not looked at.
+Nothing here exchanges anything with other ranks: what goes wrong on one costs the launch no more than this.
 """
 
 from __future__ import annotations
@@ -37,11 +36,10 @@ _LENGTH = 128
 
 
 def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
-    """By how much other tokens in the second half of a sequence change the logits of its first half.
+    """By how much other tokens in the second half of a sequence change its first half's logits, of its own change.
 
-    As a share of the largest change that they make in the second half. ``None`` where that was not tried:
-    flex_attention would compile once more, and of a sharded model all ranks must gather the weights; or where it does
-    not go through, for want of memory for instance.
+    ``None`` where that was not tried: flex_attention would compile once more, and of a sharded model all ranks must
+    gather the weights; or where it does not go through, for want of memory for instance.
     """
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return None
@@ -86,8 +84,8 @@ def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
 def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> dict[str, Any]:
     """``digests`` as indices of ``dataset``, beside the ``num`` from ``first`` on, which the step should have.
 
-    Fields of a ``RankLearning``. Of samples that are alike the index is the first one's, -1 of one that is not there.
-    All of a small data set is looked at; of a larger one, or of one whose samples are made anew each time, those alone.
+    Fields of a ``RankLearning``: of samples that are alike the first one's index, -1 of one that is not there. Of a
+    large data set, or of one whose samples are made anew each time, those due alone are looked at.
     """
     distinct = getattr(dataset, "distinct", None) or len(dataset)
     expected = range(first, min(first + num, len(dataset)))
@@ -123,11 +121,8 @@ def _digest(sample: Mapping[str, torch.Tensor]) -> bytes:
 # transformers' word for a label that no loss counts.
 _LEFT_OUT = -100
 
-# Bytes of types whose last bit an update may be less than.
-_NARROW = 2
-
-# Squares of float32 below it are not told to seven digits.
-_FEWER_DIGITS = 1e-30
+# Bytes of types whose last bit an update may be less than; squares of float32 below which there are no seven digits.
+_NARROW, _FEWER_DIGITS = 2, 1e-30
 
 #: Steps that it adds.
 STEPS = 1
@@ -164,7 +159,6 @@ class Inspection:
 
     @_kept
     def before(self, model: torch.nn.Module) -> None:
-        """The first step: nothing has moved yet."""
         self._first = bit_sums(trained(model).values())
 
     def begin(self) -> None:
@@ -176,7 +170,6 @@ class Inspection:
 
     @_kept
     def begin_pass(self, inputs: dict[str, Any]) -> None:
-        """The model is given a micro-batch."""
         self._digests += row_digests(inputs)
         labels, tokens = inputs.get("labels"), inputs["input_ids"]
         # Each label should be its own input, which the model's loss shifts, or left out of the loss.
@@ -216,7 +209,6 @@ class Inspection:
         self._update = UpdateReplay(trainer, model, optimizer, self._scheduled)
 
     def end_step(self) -> bool:
-        """Whether that was the last one, as it is."""
         self._is_over = True
         return True
 
@@ -311,8 +303,7 @@ def _schedule(trainer: Trainer) -> Any:
 def adam_bound(mean: float, square: float, step: int) -> float:
     """No gradients whatever make Adam's update in ``step`` (from 1) larger, in learning rates, but for its decay.
 
-    Its two averages are sums over the gradients of all steps (Kingma and Ba, "Adam", algorithm 1); by Cauchy and
-    Schwarz their ratio is at most this. The paper's own bound, of section 2.1, is of one gradient alone.
+    By Cauchy and Schwarz, of its two averages over the gradients of all steps (Kingma and Ba, "Adam", algorithm 1).
     """
     shares = sum((mean * mean / square) ** age for age in range(step))
     return (1 - mean) / (1 - mean**step) * math.sqrt((1 - square**step) / (1 - square) * shares)

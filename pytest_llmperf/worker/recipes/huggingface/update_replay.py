@@ -1,7 +1,7 @@
 """UpdateReplay: the inspected update of a sample of each tensor, made once more by AdamW's formula in double precision.
 
-What was asked for is the arguments' (rate, betas, epsilon, decay), not what the optimizer's groups hold: those are what
-may have been changed. What the update began from is the optimizer's own: its averages of the steps before.
+What was asked for is the arguments', since the optimizer's groups may have been changed; it began from the optimizer's
+own averages. Beside it the order of samples, and sums over tensors that each are read once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ _EPOCHS = 2
 
 
 def misorder(trainer: Trainer) -> str:
-    """Say how the order of samples is not as asked; empty where it is, or where it is asked for by other rules.
-
-    Those are lengths, batches that one rank hands out, and a generator that ranks share.
-    """
+    """Say how the order of samples is not as asked; empty where it is, or where other rules were asked for."""
     args, config = trainer.args, trainer.args.accelerator_config
     asked = getattr(args, "train_sampling_strategy", "random")
     by_other_rules = config.dispatch_batches or config.split_batches or not config.use_seedable_sampler
@@ -42,7 +39,9 @@ def misorder(trainer: Trainer) -> str:
         if asked == "random":  # the operator and not the function: what has replaced that is what this looks for
             generator = torch.Generator().manual_seed(seed + epoch)
             order = torch.ops.aten.randperm.generator(number, generator=generator).tolist()
-        shares = [_share(order, rank, ranks, batch) for rank in range(ranks)]
+        # Every so many batches of it; the data set has as many for each rank.
+        starts = [range(rank * batch, number, ranks * batch) for rank in range(ranks)]
+        shares = [[index for start in own_starts for index in order[start : start + batch]] for own_starts in starts]
         if own != shares[args.process_index]:
             what = _named(own, shares, args.process_index, taken[0] if epoch else None)
             return f"{what} in epoch {epoch + 1} ({asked}, seed {seed})"
@@ -65,11 +64,6 @@ def _epochs(trainer: Trainer) -> Iterator[list[int]]:
         yield [int(index) for batch in loader.batch_sampler for index in batch]
 
 
-def _share(order: list[int], rank: int, ranks: int, batch: int) -> list[int]:
-    """Every so many batches of it; the data set has as many for each rank."""
-    return [index for start in range(rank * batch, len(order), ranks * batch) for index in order[start : start + batch]]
-
-
 def _named(own: list[int], shares: list[list[int]], rank: int, before: list[int] | None) -> str:
     due = shares[rank]
     other = next((number for number, share in enumerate(shares) if own == share), None)
@@ -84,8 +78,6 @@ def _named(own: list[int], shares: list[list[int]], rank: int, before: list[int]
     first, wanted = (", ".join(map(str, order[:4])) for order in (own, due))
     return f"samples come in another order ({first}, ...), expected {wanted}, ..."
 
-
-# Sums over tensors that a rank holds, of their bits or their squares: each is read once, and nothing is copied.
 
 # Whole numbers of as many bytes.
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -103,10 +95,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bit_sums(tensors: Iterable[torch.Tensor | None]) -> list[int]:
-    """Sum each one's bits as whole numbers of its elements' width, modulo 2**64; 0 of what is not there.
-
-    Where one element alone is another, so is the sum.
-    """
+    """Sum each one's bits as whole numbers of its elements' width, modulo 2**64; 0 of what is not there."""
 
     def bits(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous().view(-1).view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
@@ -140,7 +129,6 @@ def sample(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def sampled(tensor: torch.Tensor) -> int:
-    """How many elements of it a sample has."""
     numel = local(tensor).numel()
     return min(_SAMPLED, -(-numel // max(1, numel // _SAMPLED))) if numel else 0
 
@@ -172,18 +160,16 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Elements:
-    """Some of a tensor, all in double precision: its weights and the optimizer's averages of gradients and squares."""
+    """Of a tensor, in double precision: its weights and the optimizer's averages of gradients and squares."""
 
     weight: torch.Tensor
     mean: torch.Tensor
     square: torch.Tensor
 
 
-# Of a rounding, what rounding a value that was rounded already adds.
-_TWICE = 2.0**-10
-
-# Relative, of settings that a kernel has in fp32.
-_SHORT = 2.0**-24
+# Of a rounding, what rounding a value that was rounded already adds; and relative, of settings that a kernel has in
+# fp32.
+_TWICE, _SHORT = 2.0**-10, 2.0**-24
 
 
 def updated(
@@ -191,12 +177,10 @@ def updated(
 ) -> tuple[Elements, Elements, Elements]:
     """Algorithm 2 of Loshchilov and Hutter, "Decoupled weight decay regularization", in ``step`` (from 1).
 
-    What it makes of ``before``, and how far each element may be from that: by rounding once what is computed from
-    element to element, and by what is rounded as often as anybody knows: weights as they are stored, and settings.
-
-    ``roundoffs`` are the relative ones of the weights' type and of the states'. An average's rounding is that of the
-    terms it is the sum of; an update's comes with its average, over the root of squares. A weight is rounded as
-    it is stored, in 16 bits by more than most updates, and by decay twice: its factor, and the product.
+    What it makes of ``before``, the unit of each element's rounding, and how far it may be off beside that.
+    ``roundoffs`` are the relative ones of the weights' type and of the states'. An average's rounding is that of its
+    terms; an update's comes with its average, over the root of squares. A weight is rounded as it is stored, by decay
+    twice more.
     """
     of_weight, of_state = roundoffs
     tiny = torch.finfo(torch.float32).tiny  # a square below it has fewer digits
@@ -222,8 +206,7 @@ def updated(
 
 def _short(beta: float, step: int) -> float:
     """How far 1 - beta**step is off, of itself, in fp32: as its sum is, and as a short beta makes its power."""
-    power = beta**step
-    return _SHORT * (1 + step * power) / (1 - power)
+    return _SHORT * (1 + step * beta**step) / (1 - beta**step)
 
 
 class UpdateReplay:
