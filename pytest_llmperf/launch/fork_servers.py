@@ -14,24 +14,39 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from pytest_llmperf.launch.device import ASK_WITHOUT_A_CONTEXT, NO_GPU, VISIBLE
-from pytest_llmperf.launch.process import home_of_package, kill_with_children, python_path
+from pytest_llmperf.launch.process import home_of_package, is_alive, kill_with_children, python_path
 from pytest_llmperf.settings.registry import packages
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 
 _POLL_SECONDS = 0.1
+# Imports on the first node of a night, from a shared file system, take minutes.
+_IMPORT_SECONDS = 300.0
+# A fork takes milliseconds; the machine may be busy.
+_FORK_SECONDS = 30.0
 # Whoever forked an agent reaps it, and tells at once.
 _REAP_SECONDS = 30.0
 # A node's server says now and then that it still waits for imports; what it ends of an earlier launch takes longer.
 _SILENT_SECONDS = 120.0
+# A server ends the agents that it has, which have what torchrun gives its ranks.
+_END_SECONDS, _LAST_SECONDS = 80.0, 5.0
+# Needs of specs whose servers are kept: a fork each, of which only what it imported itself takes memory. Of servers
+# each holds 0.6 GB; two are what a comparison of two environments needs.
+_MOST_BRANCHES, _MOST_SERVERS = 4, 2
+# What a launch sets for itself, and ranks look at when they need it: none of it is read by an import.
+_LIVE = frozenset({VISIBLE, "LLMPERF_LAUNCHER_BOOT", "LLMPERF_INJECT", "PYTEST_CURRENT_TEST"})
+# For imports alone. OpenBLAS begins its threads while it is loaded, and so does the jemalloc inside of pyarrow, which
+# the Trainer imports where datasets is installed; and torch must ask no GPU.
+_WHILE_IMPORTING = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
-DIED = "its fork server died"
+_DIED = "its fork server died"
 #: What one says that cannot fork yet, and works on it.
 WAITS = "waits"
 
@@ -62,11 +77,19 @@ class LaunchOrder:
     """Of torchrun."""
 
 
-class Conversation:
-    """With one process that imports, and then forks launches."""
+class State(Enum):
+    """Where a forked launch stands. ``Conversation.listen`` hears it, ``ForkedAgent.poll`` alone moves on."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    GOING = "it was begun, and nobody told its end"
+    GONE = "it has ended, and how is known"
+    LOST = "it has ended, and whoever was to tell how is gone, or was stopped"
+
+
+class Conversation:
+    """With one process that imports, and then forks launches: a fork server, or a node's of a SLURM job."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.channel = Channel(end)
         self.is_lost = False
         self.sources: Mapping[str, int] = {}
         """The files that it has imported, and when each was changed last."""
@@ -97,14 +120,18 @@ class Conversation:
         try:
             self.channel.send(content, files)
         except ChannelClosedError:
-            raise LostServerError(DIED) from None
+            raise LostServerError(_DIED) from None
 
-    def imported(self, seconds: float, waiting: Callable[[], object]) -> None:
+    def imported(self, waiting: Callable[[], object]) -> None:
         """Wait until it has imported what it was told to; ColdStartError where it cannot fork launches."""
-        self.sources = self.answer(seconds, waiting, "imported").content["ready"]
+        self.sources = self._answer(_IMPORT_SECONDS, waiting, "imported")["ready"]
 
     def launch(
-        self, order: LaunchOrder, seconds: float, waiting: Callable[[], object], more: Mapping[str, Any] | None = None
+        self,
+        order: LaunchOrder,
+        waiting: Callable[[], object],
+        seconds: float = _FORK_SECONDS,
+        more: Mapping[str, Any] | None = None,
     ) -> ForkedAgent:
         """A torchrun, forked within so many ``seconds``.
 
@@ -115,20 +142,22 @@ class Conversation:
         with order.log.open("wb") as log:
             self.send({"do": "launch", **words, **(more or {})}, [log.fileno()])
         silent = math.inf if more is None else _SILENT_SECONDS
-        return ForkedAgent(self.answer(seconds, waiting, "forked", silent).content["began"], self)
+        return ForkedAgent(self._answer(seconds, waiting, "forked", silent)["began"], self)
 
-    def answer(self, seconds: float, waiting: Callable[[], object], what: str, silent: float = math.inf) -> Message:
+    def _answer(
+        self, seconds: float, waiting: Callable[[], object], what: str, silent: float = math.inf
+    ) -> dict[str, Any]:
         """What it says next, for which it has so many ``seconds``; ``waiting`` is called meanwhile.
 
-        For more than ``silent`` seconds it says nothing at all only if it was stopped. Raises ColdStartError where it
-        refuses, LostServerError where it is gone, NoAnswerError where it takes too long: nobody talks with it any more.
+        For more than ``silent`` seconds it says nothing at all only if it was stopped. ColdStartError where it refuses,
+        LostServerError where it is gone, NoAnswerError where it takes too long: nobody talks with it any more.
         """
         deadline, heard = time.monotonic() + seconds, time.monotonic()
         why = f"its fork server {what} for more than {seconds:.0f} s"
         while time.monotonic() < deadline:
             message = self.listen(_POLL_SECONDS)
             if self.is_lost:
-                raise LostServerError(DIED)
+                raise LostServerError(_DIED)
             content = {} if message is None else message.content
             if WAITS in content:
                 heard = time.monotonic()
@@ -137,8 +166,8 @@ class Conversation:
                 break
             elif "refused" in content:
                 raise ColdStartError(content["refused"])
-            elif message is not None and "ended" not in content:
-                return message
+            elif content and "ended" not in content:
+                return content
             waiting()
         # What it says later must be nobody's answer, and what it begins later nobody's launch.
         self.channel.close()
@@ -151,33 +180,28 @@ class ForkedAgent:
 
     def __init__(self, pid: int, server: Conversation) -> None:
         self.pid, self._server = pid, server
+        self.state = State.GOING
         self._returncode: int | None = None
         self._process: psutil.Process | None = None
         with suppress(psutil.Error):  # it may have ended already
             self._process = psutil.Process(pid)
         self._gone_at = math.inf
-        self._is_untold = False
-
-    @property
-    def lost_server(self) -> bool:
-        """Whether the server is gone, or was stopped, so that how this ended is not known."""
-        return self._is_untold or (self._server.is_lost and self._server.returncode(self.pid) is None)
 
     def poll(self) -> int | None:
-        """See ``Started``; of a server that is gone, whose agents get SIGTERM by the kernel: SIGTERM's.
-
-        So of one that was stopped, unless the kernel still has how this ended.
-        """
-        if self._returncode is None:
-            self._returncode = self._server.returncode(self.pid)
-        if self._returncode is None and not self._is_alive():
+        """See ``Started``; of one that is lost, whose agents get SIGTERM by the kernel: SIGTERM's."""
+        if self.state is not State.GOING:
+            return self._returncode
+        returncode = self._server.returncode(self.pid)
+        if returncode is None and not (self._process and is_alive(self._process)):
             self._gone_at = min(self._gone_at, time.monotonic())
             if self._server.is_lost:
-                self._returncode = -signal.SIGTERM
-            elif time.monotonic() - self._gone_at > _REAP_SECONDS:
-                unreaped = _returncode_of_zombie(self.pid)
-                self._is_untold = unreaped is None
-                self._returncode = -signal.SIGTERM if unreaped is None else unreaped
+                self.state, self._returncode = State.LOST, -signal.SIGTERM
+            elif time.monotonic() - self._gone_at > _REAP_SECONDS:  # its server was stopped
+                returncode = _returncode_of_zombie(self.pid)
+                if returncode is None:
+                    self.state, self._returncode = State.LOST, -signal.SIGTERM
+        if returncode is not None:
+            self.state, self._returncode = State.GONE, returncode
         return self._returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -200,42 +224,14 @@ class ForkedAgent:
             with suppress(psutil.Error):
                 self._process.send_signal(number)  # not if the pid was given anew
 
-    def _is_alive(self) -> bool:
-        with suppress(psutil.Error):
-            known = self._process
-            return known is not None and known.is_running() and known.status() != psutil.STATUS_ZOMBIE
-        return False
-
 
 def _returncode_of_zombie(pid: int) -> int | None:
-    """How a process ended that nobody has reaped; ``None`` where that is not known.
-
-    Source: proc_pid_stat(5), state (3) and exit_code (52), which its own user may read.
-    """
+    """How a process ended that nobody has reaped. Source: proc_pid_stat(5), state (3) and exit_code (52)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
     except (OSError, ValueError, IndexError):
         return None
-
-
-# Imports on the first node of a night, from a shared file system, take minutes.
-_IMPORT_SECONDS = 300.0
-# A fork takes milliseconds; the machine may be busy.
-_FORK_SECONDS = 30.0
-_LOOK_SECONDS = 0.5
-# It ends the agents that it has, which have what torchrun gives its ranks.
-_END_SECONDS = 80.0
-_LAST_SECONDS = 5.0
-# Needs of specs whose servers are kept: a fork each, of which only what it imported itself takes memory.
-_MOST_BRANCHES = 4
-# Each holds 0.6 GB; two are what a comparison of two environments needs.
-_MOST_SERVERS = 2
-# What a launch sets for itself, and ranks look at when they need it: none of it is read by an import.
-_LIVE = frozenset({VISIBLE, "LLMPERF_LAUNCHER_BOOT", "LLMPERF_INJECT", "PYTEST_CURRENT_TEST"})
-# For imports alone. OpenBLAS begins its threads while it is loaded, and so does the jemalloc inside of pyarrow, which
-# the Trainer imports where datasets is installed; and torch must ask no GPU.
-_WHILE_IMPORTING = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class ServerProcess:
@@ -267,14 +263,12 @@ class ServerProcess:
         except OSError:
             ours.close()
             raise
-        self._base = Conversation(Channel(ours))
-        self.pid = self._process.pid
+        self._base, self.pid = Conversation(ours), self._process.pid
 
     @property
     def is_stale(self) -> bool:
         """Whether a file that it has imported, or a package that is installed, is another now; its log says which."""
-        talks = (self._base, *self._branches.values())
-        for path, then in (known for talk in talks for known in talk.sources.items()):
+        for path, then in (known for talk in self._talks for known in talk.sources.items()):
             try:
                 now: int | None = Path(path).stat().st_mtime_ns
             except OSError:
@@ -285,12 +279,16 @@ class ServerProcess:
                 return True
         return False
 
+    @property
+    def _talks(self) -> list[Conversation]:
+        return [*self._branches.values(), self._base]
+
     def launch(self, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent:
         """A torchrun, forked by it; ``waiting`` is called while it imports. ColdStartError; OSError of its log."""
         try:
-            talk = self._branch(tuple(order.needs), self._unless_stopped(waiting))
+            talk = self._branch(tuple(order.needs), waiting)
             try:
-                return talk.launch(order, _FORK_SECONDS, waiting)
+                return talk.launch(order, waiting)
             except NoAnswerError:  # stopped, it would begin the launch when it goes on, beside another
                 self._kill()
                 self.end()
@@ -302,19 +300,20 @@ class ServerProcess:
             raise
 
     def _branch(self, needs: tuple[str, ...], waiting: Callable[[], object]) -> Conversation:
+        """With its fork that has imported these."""
         if needs in self._refused:
             raise ColdStartError(self._refused[needs])
         if not self.is_ready:
-            self._base.imported(_IMPORT_SECONDS, waiting)
+            self._base.imported(waiting)
             self.is_ready = True
         talk = self._branches.pop(needs, None)
         if talk is None:
             ours, its = socket.socketpair()
-            talk = Conversation(Channel(ours))
+            talk = Conversation(ours)
             with its:
-                self._base.send({"do": "branch", "needs": list(needs)}, [its.fileno()])
+                self._base.send({"do": "branch", "needs": [*needs]}, [its.fileno()])
             try:
-                talk.imported(_IMPORT_SECONDS, waiting)
+                talk.imported(waiting)
             except ColdStartError as error:
                 talk.channel.close()
                 self._refused[needs] = str(error)
@@ -324,37 +323,10 @@ class ServerProcess:
             self._branches.pop(next(iter(self._branches))).channel.close()
         return talk
 
-    def _unless_stopped(self, waiting: Callable[[], object]) -> Callable[[], None]:
-        """``waiting``, but not for minutes, which imports have, for a server that was stopped: that is ended."""
-        begun = looked = time.monotonic()
-
-        def look() -> None:
-            nonlocal begun, looked
-            waiting()
-            now = time.monotonic()
-            if now - looked > _LOOK_SECONDS:
-                looked, begun = now, begun if self._is_stopped() else now
-                if now - begun > _FORK_SECONDS:
-                    self.end()
-                    raise ColdStartError(f"its fork server was stopped for more than {_FORK_SECONDS:.0f} s")
-
-        return look
-
-    def _is_stopped(self) -> bool:
-        """Whether it lives and does not run, or one that it has forked."""
-        try:
-            server = psutil.Process(self.pid)
-            every = [server, *server.children(recursive=True)]
-            return any(process.status() == psutil.STATUS_STOPPED for process in every)
-        except psutil.Error:
-            return False
-
     def end(self) -> None:
         """End it and all that it has forked."""
         self.is_over = True
-        if self._is_stopped():  # it would not listen
-            self._kill()
-        talks = (*self._branches.values(), self._base)
+        talks = self._talks
         for talk in talks:
             talk.channel.say_no_more()
         if not self.is_ready:
@@ -452,11 +424,8 @@ class ServerPool:
             home.mkdir()
             environment = {**self._marks, **dict(key.environment), **_WHILE_IMPORTING}
             environment |= python_path(home_of_package(key.python, home), environment)
-            if key.on_gpu:
-                visible = os.environ.get(VISIBLE)
-                environment |= ASK_WITHOUT_A_CONTEXT if visible is None else {VISIBLE: visible, **ASK_WITHOUT_A_CONTEXT}
-            else:
-                environment |= NO_GPU
+            visible = {VISIBLE: os.environ[VISIBLE]} if VISIBLE in os.environ else {}
+            environment |= {**visible, **ASK_WITHOUT_A_CONTEXT} if key.on_gpu else NO_GPU
             return ServerProcess(key.python, environment, key.folder, home / "server.log")
         except OSError as error:
             self._cold[key] = f"no fork server could be started ({error})"

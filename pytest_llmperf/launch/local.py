@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.device import LOOK_AT, Gpu
-from pytest_llmperf.launch.fork_servers import ServerPool
+from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool, State
 from pytest_llmperf.launch.machine import Machine, lease_cpu, lease_gpus
 from pytest_llmperf.launch.request import (
     REFUSALS,
     LaunchRequest,
     WarmStart,
-    launch_order,
     server_key,
     torchrun_command,
     worker_environment,
@@ -29,6 +30,42 @@ from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_p
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """What one host does of a launch: torchrun or a script's own command, with all that it starts."""
+
+    folder: Path
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    gpus: tuple[Gpu, ...]
+    script: ScriptLaunch | None
+    node: str = ""
+    """Of a job; its ranks' pids stand beside those of other hosts."""
+
+    @property
+    def log(self) -> Path:
+        return self.folder / ("-".join(filter(None, ["torchrun", self.node])) + ".log")
+
+    def run(
+        self, agent: ForkedAgent | None, seconds: float, progress: ProgressReader, watched: HealthWatch
+    ) -> process.Ended:
+        """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm."""
+        folder, script, begin = self.folder, self.script, process.start
+        how: dict[str, Any] = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun, self.node)}
+        if script:
+            how = script.ends(seconds, progress, self.node)
+        where = script.work if script else None
+        ended = process.watch(
+            lambda: agent or begin(self.command, environment=self.environment, log=self.log, folder=where),
+            timeout_seconds=seconds,
+            pid_files=lambda: () if self.node else folder.glob("rank-*.pid"),
+            poll=lambda: watched.look(progress.poll()),
+            **how,
+        )
+        watched.look(progress.read())
+        return script.closed(ended, self.gpus) if script else ended
 
 
 @dataclass(frozen=True)
@@ -55,10 +92,10 @@ class LocalLauncher:
         if isinstance(run, Failure):
             return run
         result = outcome.read(request.folder, request.spec, run.ended, run.progress)
-        if isinstance(result, Failure):
-            return replace(result, health=run.health)
-        timed = with_phases(result, run.lap, run.progress)
-        return replace(timed, health=run.health, evidence={**result.evidence, "start": run.start})
+        if isinstance(result, Launch):
+            result = with_phases(result, run.lap, run.progress)
+            result = replace(result, evidence={**result.evidence, "start": run.start})
+        return replace(result, health=run.health)
 
     def sizes(self, request: LaunchRequest, watch: Watch) -> list[outcome.Tried] | Failure:
         """The micro-batch sizes that one process tried as ``request.search`` asks, or why it told of none."""
@@ -85,27 +122,14 @@ class LocalLauncher:
                 if script:
                     environment = script.environment(environment)
                     script.check(environment["PATH"])
+                command = script.command if script else self._command(request)
+                part = HostPart(folder, command, environment, request.gpus, script)
                 with HealthWatch(request.gpus, folder) as watched:
-                    agent = None
-                    if request.warm is not None:
-                        on_gpu, own = bool(request.gpus), request.variables
-                        key = server_key(request.python, os.environ, on_gpu=on_gpu, variables=own)
-                        agent = request.warm.agent(key, launch_order(request, environment), progress.poll)
-                    command, log = script.command if script else self._command(request), folder / "torchrun.log"
-                    where = script.work if script else None
-                    asks = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun)}
-                    ended = process.watch(
-                        lambda: agent or process.start(command, environment=environment, log=log, folder=where),
-                        timeout_seconds=request.timeout_seconds,
-                        pid_files=lambda: folder.glob("rank-*.pid"),
-                        poll=lambda: watched.look(progress.poll()),
-                        **(script.ends(request.timeout_seconds, progress) if script else asks),
-                    )
-                    watched.look(progress.read())
-                    if agent and agent.lost_server:
-                        ended = replace(ended, where=", whose fork server died,")
+                    agent = request.warm.agent(request, environment, progress.poll) if request.warm else None
+                    ended = part.run(agent, request.timeout_seconds, progress, watched)
                     health = watched.health()
-                    ended = script.closed(ended, request.gpus) if script else ended
+                if agent and agent.state is State.LOST:
+                    ended = replace(ended, where=", whose fork server died,")
                 place.is_whole = ended.returncode == 0
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:

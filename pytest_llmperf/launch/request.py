@@ -36,46 +36,6 @@ REFUSALS = (ColdStartError, OSError)
 _OURS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """From where a launch may begin warm, and what becomes of one that cannot."""
-
-    servers: ServerPool | None
-    """This machine's; ``None`` where a site has others on its nodes."""
-    say: Callable[[str], None]
-    """Told why a launch begins cold, once for each reason."""
-    is_required: bool = False
-    """Whether a launch that cannot begin warm fails."""
-    said: set[str] = field(default_factory=set, compare=False)
-
-    @classmethod
-    def asked(
-        cls, start: str, servers: ServerPool | None, say: Callable[[str], None], said: set[str]
-    ) -> WarmStart | None:
-        """As ``--perf-start`` says; ``None`` where launches begin cold."""
-        return None if start == "cold" else cls(servers, say, is_required=start == "warm", said=said)
-
-    def agent(self, key: ServerKey, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent | None:
-        """This machine's torchrun, begun warm; ``None`` where it has to begin cold. Raises as ``cold``, and OSError."""
-        try:
-            return None if self.servers is None else self.servers.launch(key, order, waiting)
-        except ColdStartError as error:
-            self.cold(str(error))
-            return None
-
-    def cold(self, why: str) -> None:
-        """Say why a launch has to begin cold; ColdStartError where it must not."""
-        if self.is_required:
-            raise ColdStartError(f"--perf-start warm: it can only begin cold: {why}")
-        self.tell(why)
-
-    def tell(self, why: str) -> None:
-        """Say why a launch begins cold."""
-        if why not in self.said:
-            self.said.add(why)
-            self.say(f"launches begin cold: {why}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
     """What to launch, on what, and where to leave its files."""
@@ -115,6 +75,54 @@ class LaunchRequest:
     """``None``: it begins cold."""
 
 
+@dataclass(frozen=True)
+class WarmStart:
+    """From where a launch may begin warm, and what becomes of one that cannot."""
+
+    servers: ServerPool | None
+    """This machine's; ``None`` where a site has others on its nodes."""
+    say: Callable[[str], None]
+    """Told why a launch begins cold, once for each reason."""
+    is_required: bool = False
+    """Whether a launch that cannot begin warm fails."""
+    said: set[str] = field(default_factory=set, compare=False)
+
+    @classmethod
+    def asked(
+        cls, start: str, servers: ServerPool | None, say: Callable[[str], None], said: set[str]
+    ) -> WarmStart | None:
+        """As ``--perf-start`` says; ``None`` where launches begin cold."""
+        return None if start == "cold" else cls(servers, say, is_required=start == "warm", said=said)
+
+    def agent(
+        self, request: LaunchRequest, environment: Mapping[str, str], waiting: Callable[[], object]
+    ) -> ForkedAgent | None:
+        """This machine's torchrun, begun warm; ``None`` where it has to begin cold. Raises as ``cold``, and OSError."""
+        spec = request.spec
+        if self.servers is None or not isinstance(spec, TrainSpec):
+            return None
+        key = server_key(request.python, os.environ, on_gpu=bool(request.gpus), variables=request.variables)
+        words, log = torchrun_command(request)[BEFORE_WORDS:], request.folder / "torchrun.log"
+        order = LaunchOrder(torchrun=words, environment=environment, needs=needs(spec), log=log)
+        try:
+            return self.servers.launch(key, order, waiting)
+        except ColdStartError as error:
+            self.cold(str(error))
+            return None
+
+    def cold(self, why: str) -> None:
+        """Say why a launch has to begin cold; ColdStartError where it must not."""
+        if self.is_required:
+            raise ColdStartError(f"--perf-start warm: it can only begin cold: {why}")
+        self.tell(why)
+
+    def tell(self, why: str) -> None:
+        """Say why a launch begins cold."""
+        if why not in self.said:
+            self.said.add(why)
+            self.say(f"launches begin cold: {why}")
+
+
 def torchrun_command(request: LaunchRequest) -> list[str]:
     """torchrun on one machine: a rendezvous of its own on a free port, each rank's output in its own file."""
     return torchrun_words(request, ["--standalone", "--nnodes=1"], request.spec.gpus, "logs")
@@ -136,14 +144,6 @@ def server_key(
     """Name the server of this machine from which a launch may begin."""
     folder = os.getcwd()  # noqa: PTH109 - a string is wanted
     return ServerKey.for_rank(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
-
-
-def launch_order(request: LaunchRequest, environment: Mapping[str, str]) -> LaunchOrder:
-    """What a fork server of this machine is asked for."""
-    words, log = torchrun_command(request)[BEFORE_WORDS:], request.folder / "torchrun.log"
-    spec = request.spec
-    assert isinstance(spec, TrainSpec)  # noqa: S101 - a script begins cold
-    return LaunchOrder(torchrun=words, environment=environment, needs=needs(spec), log=log)
 
 
 def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:

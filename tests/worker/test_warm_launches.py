@@ -491,20 +491,6 @@ class TestKilledServer:
         assert warm.said == ["launches begin cold: its fork server forked for more than 1 s"]
         assert not any(is_alive(process) for process in processes)
 
-    def test_one_that_is_stopped_before_another_familys_imports_is_not_waited_for_as_these_are(
-        self, warm: Warm, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        warm.launch()
-        processes = [warm.branch, warm.server]
-        monkeypatch.setattr(fork_servers, "_FORK_SECONDS", 1.0)
-        warm.server.suspend()
-        other = TrainSpec(**{**SPEC.to_dict(), "model": "opt-tiny"})
-        began = time.monotonic()
-        assert warm.launch(other).evidence["start"] == "cold"
-        assert time.monotonic() - began < 120
-        assert warm.said == ["launches begin cold: its fork server was stopped for more than 1 s"]
-        assert not any(is_alive(process) for process in processes)
-
     def test_one_that_is_stopped_during_a_launch_keeps_nobody_from_its_record(
         self, warm: Warm, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,30 +30,6 @@ _END_SECONDS = 30.0
 _MOST_STEPS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offer:
-    """From where the nodes of a launch may fork their parts of it."""
-
-    name: str
-    """By which they find their servers."""
-    needs: tuple[str, ...]
-    """See ``LaunchOrder``."""
-    is_required: bool
-    """Whether a node that has to begin cold must not begin."""
-
-    def words(self) -> list[str]:
-        """For a command line."""
-        return ["warm" if self.is_required else "auto", self.name, *self.needs]
-
-    @classmethod
-    def from_words(cls, words: Sequence[str]) -> Offer | None:
-        """Read ``words``; none make no offer."""
-        if not words:
-            return None
-        start, name, *needs = words
-        return cls(name=name, needs=tuple(needs), is_required=start == "warm")
-
-
 class NodeServers:
     """The servers of one run."""
 
@@ -70,10 +45,14 @@ class NodeServers:
         with suppress(ColdStartError):
             self._running([node.node for node in self._srun.cluster.nodes])
 
-    def offer(self, request: LaunchRequest, nodes: Sequence[str], left: Sequence[str]) -> Offer | None:
-        """For a launch on ``nodes``, of those ``left``; ``None``: it begins cold. ColdStartError where it must not."""
+    def offer(self, request: LaunchRequest, nodes: Sequence[str], left: Sequence[str]) -> list[str]:
+        """What the agents of a launch on ``nodes``, of those ``left``, find their servers by; empty: it begins cold.
+
+        These are words of a command line: whether a node must begin warm, the servers' name, and what is needed as
+        in ``LaunchOrder``. ColdStartError where it must not begin cold.
+        """
         if request.warm is None or not isinstance(request.spec, TrainSpec):
-            return None
+            return []
         try:
             step = self._running(left)
             silent = step.silent(nodes)
@@ -84,8 +63,8 @@ class NodeServers:
                 raise ColdStartError(self._why_none)
         except ColdStartError as error:
             request.warm.cold(str(error))
-            return None
-        return Offer(name=step.name, needs=needs(request.spec), is_required=request.warm.is_required)
+            return []
+        return ["warm" if request.warm.is_required else "auto", step.name, *needs(request.spec)]
 
     def note_end(self, request: LaunchRequest, nodes: Sequence[str]) -> None:
         """Say why nodes began cold that were to begin warm; where a server is gone, the next launch has others."""

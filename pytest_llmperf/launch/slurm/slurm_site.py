@@ -26,7 +26,7 @@ from pytest_llmperf.launch.site import AllNodesLostError, OutOfTimeError, Say, S
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import Cluster, NodeFacts, Srun, answer, endpoint, find_cluster
 from pytest_llmperf.launch.slurm.controller import Allocation, NoNodeAnswersError, job_key
-from pytest_llmperf.launch.slurm.node_servers import NodeServers, Offer
+from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.step_outcome import Aftermath, Outcome, gather, unreachable
 from pytest_llmperf.launch.watch import ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure
@@ -146,7 +146,7 @@ class SlurmLauncher:
         script = ScriptLaunch.of(request)
         if script:
             script.leave()
-        ended = offer = None
+        ended, offer = None, list[str]()
         try:
             with process.lifeline(folder) as line, request.meter.running() as lap:
                 seconds = min(request.timeout_seconds, remaining)
@@ -173,7 +173,7 @@ class SlurmLauncher:
             if ended is None or ended.timed_out:  # srun was ended, and perhaps too abruptly to end its step
                 controller.cancel_step(self._job, step)
         result = gather(folder, request.spec, names, ended, progress.last)
-        if offer is not None and self._servers is not None:
+        if offer and self._servers is not None:
             self._servers.note_end(request, names)
         timed_out = isinstance(result, Failure) and result.kind == "timeout"
         if timed_out and remaining < request.timeout_seconds:
@@ -185,7 +185,7 @@ class SlurmLauncher:
         return replace(timed, evidence={**result.evidence, **places(nodes, per_node)})
 
     def _agent(
-        self, request: LaunchRequest, nodes: Sequence[NodeFacts], per_node: int, offer: Offer | None, seconds: float
+        self, request: LaunchRequest, nodes: Sequence[NodeFacts], per_node: int, offer: Sequence[str], seconds: float
     ) -> list[str]:
         """What each node runs: its agent, with torchrun's words."""
         python, folder = self._srun.python(request.python), request.folder
@@ -197,7 +197,7 @@ class SlurmLauncher:
             ]
         return [
             *(python, "-m", "pytest_llmperf.launch.slurm.node", "agent", str(folder), f"{seconds:.0f}"),
-            *(offer.words() if offer else []),
+            *offer,
             "--",
             # ``@node@`` becomes the node's name.
             *torchrun_words(replace(request, python=python), meeting, per_node, "logs/@node@"),
