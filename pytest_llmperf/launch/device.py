@@ -72,8 +72,8 @@ def visible_gpus() -> tuple[Gpu, ...]:
             gpus = [
                 Gpu(
                     index,
-                    _text(nvml.nvmlDeviceGetUUID(handle)),
-                    _text(nvml.nvmlDeviceGetName(handle)),
+                    nvml.nvmlDeviceGetUUID(handle),
+                    nvml.nvmlDeviceGetName(handle),
                     int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
                     _lowered_limit(nvml, handle),
                 )
@@ -252,7 +252,3 @@ def _lowered_limit(nvml: Any, handle: Any) -> int:
     except nvml.NVMLError:  # a chip, or a container's driver, that does not tell
         return 0
     return round(limit / 1000) if limit < _LOWERED * default else 0
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # before nvidia-ml-py 12

@@ -15,9 +15,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
@@ -25,7 +24,6 @@ from pytest_llmperf.launch.device import UNKNOWN, VISIBLE, Gpu, foreign_processe
 from pytest_llmperf.support.folders import is_at, open_shared, shared_folder
 from pytest_llmperf.support.formats import GIB
 
-T = TypeVar("T", Gpu, str)
 Say = Callable[[str], None]
 
 # Not TMPDIR, which schedulers set for each job: all processes of a host must meet in one place.
@@ -109,26 +107,23 @@ def lease_gpus(
     if num_gpus > len(gpus):
         raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")
     first = os.getpid() % (len(gpus) or 1)  # another in each process, so that those who share do not all share one
+    by_name = {gpu.uuid: gpu for gpu in (*gpus[first:], *gpus[:first])}
 
-    def left(taken: Sequence[Gpu]) -> list[Gpu]:
-        others = [gpu for gpu in (*gpus[first:], *gpus[:first]) if gpu not in taken]
-        return others if shared else undisturbed_first(others)
+    def left(taken: Sequence[str]) -> list[str]:
+        others = [gpu for name, gpu in by_name.items() if name not in taken]
+        return [gpu.uuid for gpu in (others if shared else undisturbed_first(others))]
 
-    with _folder() as folder, ExitStack() as held:
-        # One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for
-        # each other.
-        with _acquired(_Lock(folder, "queue"), "a place in the queue", say, wait):
-            waiting = _Waiting(f"{num_gpus} GPU(s)", say, wait)
-            chosen = _gathered(num_gpus, left, lambda gpu: _Lock(folder, gpu.uuid, shared=shared), waiting, held)
+    with _gathered(num_gpus, left, "queue", _Waiting(f"{num_gpus} GPU(s)", say, wait), shared=shared) as names:
+        chosen = sorted((by_name[name] for name in names), key=lambda gpu: gpu.index)
         for line in [] if shared else foreign_processes(chosen):
             say(f"warning: another process is on the GPU leased for this launch: {line}")
-        yield tuple(sorted(chosen, key=lambda gpu: gpu.index))
+        yield tuple(chosen)
 
 
 @contextmanager
 def lease_cpu(say: Say, *, shared: bool = False, wait: Say = _nobody) -> Iterator[None]:
     """Hold this host's CPU: runs that would slow each other take turns; ``shared``, ``wait`` and errors as of GPUs."""
-    with _folder() as folder, _acquired(_Lock(folder, "cpu", shared=shared), "the CPU", say, wait):
+    with _folder() as folder, _acquired(_Lock(folder, "cpu", shared=shared), _Waiting("the CPU", say, wait)):
         yield
 
 
@@ -137,29 +132,20 @@ def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Say) -> 
     """Hold ``num_nodes`` of a job's ``nodes``, the first that are free; its processes share them. As ``lease_gpus``."""
     if num_nodes > len(nodes):
         raise ValueError(f"{num_nodes} nodes asked for, {len(nodes)} left")
+
     job = f"slurm-{job_id}"
+    by_name = {f"{job}-{node}": node for node in nodes}
 
     def left(taken: Sequence[str]) -> list[str]:
-        return [node for node in nodes if node not in taken]
+        return [name for name in by_name if name not in taken]
 
-    with _folder() as folder, ExitStack() as held:
-        with _acquired(_Lock(folder, f"{job}-queue"), "a place in the queue", say):
-            waiting = _Waiting(f"{num_nodes} node(s)", say)
-            chosen = _gathered(num_nodes, left, lambda node: _Lock(folder, f"{job}-{node}"), waiting, held)
-        yield sorted(chosen, key=list(nodes).index)
+    with _gathered(num_nodes, left, f"{job}-queue", _Waiting(f"{num_nodes} node(s)", say)) as names:
+        yield [node for name, node in by_name.items() if name in names]
 
 
 def undisturbed_first(gpus: Iterable[Gpu]) -> list[Gpu]:
     """``gpus`` by their index, those with foreign processes last."""
     return sorted(gpus, key=lambda gpu: (bool(foreign_processes([gpu])), gpu.index))
-
-
-@dataclass(frozen=True)
-class _Folder:
-    """Where all users of this host find one another's locks."""
-
-    path: Path
-    descriptor: int
 
 
 class _Lock:
@@ -168,18 +154,18 @@ class _Lock:
     Not a ``FileLock``, which opens for writing: Linux lets nobody do that to another user's file in a sticky folder.
     """
 
-    def __init__(self, folder: _Folder, name: str, *, shared: bool = False) -> None:
-        self._name, self._folder, self._shared = f"{name}.lock", folder.descriptor, shared
-        self.path = folder.path / self._name
+    def __init__(self, folder: tuple[Path, int], name: str, *, shared: bool = False) -> None:
+        self.name, (path, self._folder), self._shared = name, folder, shared
+        self.path = path / f"{name}.lock"
         self._descriptor = -1
 
     def is_acquired(self) -> bool:
         """Whether it is ours now; OSError, in one line, where the file cannot be opened or locked."""
         descriptor = -1
         try:
-            descriptor = open_shared(self._folder, self._name)
+            descriptor = open_shared(self._folder, self.path.name)
             fcntl.flock(descriptor, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            if is_at(descriptor, self._folder, self._name):
+            if is_at(descriptor, self._folder, self.path.name):
                 self._descriptor, descriptor = descriptor, -1
                 return True
         except (FileNotFoundError, BlockingIOError):  # its last holder removed it just now, or somebody holds it
@@ -195,33 +181,33 @@ class _Lock:
         """Others may have it; the file goes too where nobody else can hold it, so that none is left."""
         if not self._shared:
             with suppress(OSError):  # of another user
-                os.unlink(self._name, dir_fd=self._folder)
+                os.unlink(self.path.name, dir_fd=self._folder)
         os.close(self._descriptor)
 
 
+@contextmanager
 def _gathered(
-    number: int,
-    left: Callable[[Sequence[T]], list[T]],
-    lock_of: Callable[[T], _Lock],
-    waiting: _Waiting,
-    held: ExitStack,
-) -> list[T]:
-    """So many of what is ``left`` beside those that are taken, each locked until ``held`` is left."""
-    chosen: list[T] = []
-    while len(chosen) < number:
-        for one in left(chosen):
-            lock = lock_of(one)
-            if len(chosen) < number and lock.is_acquired():
-                held.callback(lock.release)
-                chosen.append(one)
-        if len(chosen) < number:
-            waiting.tick(lock_of(one).path for one in left(chosen))
-    return chosen
+    number: int, left: Callable[[Sequence[str]], list[str]], queue: str, waiting: _Waiting, *, shared: bool = False
+) -> Iterator[list[str]]:
+    """Hold so many of what is ``left`` beside those that are taken.
+
+    One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for each other.
+    """
+    chosen: list[str] = []
+    with _folder() as folder, ExitStack() as held:
+        with _acquired(_Lock(folder, queue), replace(waiting, what="a place in the queue")):
+            while len(chosen) < number:
+                for lock in [_Lock(folder, name, shared=shared) for name in left(chosen)]:
+                    if len(chosen) < number and lock.is_acquired():
+                        held.callback(lock.release)
+                        chosen.append(lock.name)
+                if len(chosen) < number:
+                    waiting.tick(_Lock(folder, name).path for name in left(chosen))
+        yield chosen
 
 
 @contextmanager
-def _acquired(lock: _Lock, what: str, say: Say, wait: Say = _nobody) -> Iterator[None]:
-    waiting = _Waiting(what, say, wait)
+def _acquired(lock: _Lock, waiting: _Waiting) -> Iterator[None]:
     while not lock.is_acquired():
         waiting.tick([lock.path])
     try:
@@ -230,20 +216,23 @@ def _acquired(lock: _Lock, what: str, say: Say, wait: Say = _nobody) -> Iterator
         lock.release()
 
 
+@dataclass
 class _Waiting:
     """Says that one waits, and for whom: at once, and again each minute."""
 
-    def __init__(self, what: str, say: Say, wait: Say = _nobody) -> None:
-        self._what, self._say, self._wait = what, say, wait
-        self._start, self._said = time.monotonic(), -_REMIND_SECONDS
+    what: str
+    say: Say
+    wait: Say = _nobody
+    start: float = field(default_factory=time.monotonic)
+    said: float = -_REMIND_SECONDS
 
     def tick(self, locks: Iterable[Path]) -> None:
-        waited = time.monotonic() - self._start
-        if waited - self._said >= _REMIND_SECONDS:
+        waited = time.monotonic() - self.start
+        if waited - self.said >= _REMIND_SECONDS:
             who = ", ".join(_holders(locks)) or "another launch on this host"
-            self._say(f"waiting for {self._what}: in use by {who} ({waited:.0f} s so far)")
-            self._said = waited
-        self._wait(self._what)
+            self.say(f"waiting for {self.what}: in use by {who} ({waited:.0f} s so far)")
+            self.said = waited
+        self.wait(self.what)
         time.sleep(_POLL_SECONDS)
 
 
@@ -268,7 +257,8 @@ def _holders(locks: Iterable[Path]) -> list[str]:
 
 
 @contextmanager
-def _folder() -> Iterator[_Folder]:
+def _folder() -> Iterator[tuple[Path, int]]:
+    """Where all users of this host find one another's locks, and its open descriptor."""
     named = os.environ.get("LLMPERF_LEASE_DIR")
     path = Path(named or _FOLDER)
     with ExitStack() as opened:
@@ -276,7 +266,7 @@ def _folder() -> Iterator[_Folder]:
             descriptor = opened.enter_context(shared_folder(path, is_everyones=not named))
         except OSError as error:
             raise _unusable(path, error) from error
-        yield _Folder(path, descriptor)
+        yield path, descriptor
 
 
 def _unusable(path: Path, error: OSError) -> OSError:

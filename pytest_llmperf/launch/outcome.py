@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -52,7 +53,7 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
     # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
     for left in folder.glob("*/checkpoint-*"):
         shutil.rmtree(left, ignore_errors=True)
-    found = _from_file(folder, RECORD_FILE, lambda values: codec.read(Launch, values), ended, progress)
+    found = _from_file(folder, RECORD_FILE, partial(codec.read, Launch), ended, progress)
     if isinstance(found, Failure):
         found = _measured(folder, spec, found)
     elif found.digest != spec.digest:
@@ -62,10 +63,7 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
         if spec.is_script:
             log = lines_of(folder / "torchrun.log")
             found = explained(replace(found, tail=found.tail or tidy(log)), ended, progress, log)
-        with suppress(OSError, ValueError):
-            environment = codec.read(Environment, _json(folder / ENVIRONMENT_FILE))
-            found = replace(found, environment=environment)
-        return found
+        return replace(found, environment=codec.load(Environment, folder / ENVIRONMENT_FILE) or found.environment)
     lines = (line for log in sorted(folder.glob("logs/**/stderr.log")) for line in lines_of(log))
     remarks = tuple(dict.fromkeys((*found.evidence.get("remarks", ()), *remarks_in(lines))))
     return replace(found, evidence={**found.evidence, "remarks": list(remarks)}) if remarks else found
@@ -86,11 +84,7 @@ def sizes_so_far(folder: Path) -> list[Tried]:
 
 def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> Errors | Failure:
     """What the small trainings in ``folder`` did, or why nothing is known of them."""
-
-    def errors(values: Any) -> Errors:
-        return [codec.read(TrainingErrors, one) for one in values]
-
-    return _from_file(folder, ERRORS_FILE, errors, ended, progress)
+    return _from_file(folder, ERRORS_FILE, partial(codec.read, list[TrainingErrors]), ended, progress)
 
 
 def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
@@ -110,7 +104,9 @@ def refused(folder: Path, why: Exception) -> Failure:
 def _from_file(folder: Path, name: str, record: Callable[[Any], T], ended: Ended, progress: Progress) -> T | Failure:
     """The ``record`` in the file ``name``, or why there is none."""
     if ended.returncode != 0 or ended.timed_out:
-        return _why(folder, ended, progress)
+        failure = _cause(folder, ended, progress)
+        full = unwritable(folder) if failure.kind not in {"oom", "timeout"} else ""
+        return replace(failure, kind="unwritable", message=f"{full}; {failure.message}") if full else failure
     try:
         return record(_json(folder / name))
     except _UNUSABLE as error:
@@ -128,27 +124,22 @@ def _tried(values: Any) -> list[Tried]:
 
 def _measured(folder: Path, spec: Spec, failure: Failure) -> Launch | Failure:
     """What was measured before a later step failed, or hung, on any rank: that costs what such steps show alone."""
-    try:
-        launch = codec.read(Launch, _json(folder / MEASURED_FILE))
-    except (OSError, ValueError):
-        return failure
-    if launch.digest != spec.digest:
+    launch = codec.load(Launch, folder / MEASURED_FILE)
+    if launch is None or launch.digest != spec.digest:
         return failure
     why = f"a traced or inspected step failed ({failure.message})"
     return replace(launch, trace=Trace(none=why), learning=Learning(none=why))
-
-
-def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
-    failure = _cause(folder, ended, progress)
-    full = unwritable(folder) if failure.kind not in {"oom", "timeout"} else ""
-    return replace(failure, kind="unwritable", message=f"{full}; {failure.message}") if full else failure
 
 
 def _cause(folder: Path, ended: Ended, progress: Progress) -> Failure:
     """As the ranks, torchrun or the kernel tell it."""
     where = _where(progress)
     if ended.timed_out:
-        return _timed_out(folder, f"no end after {ended.seconds:.0f} s, {where}")
+        message, hang = f"no end after {ended.seconds:.0f} s, {where}", hang_in(folder)
+        if hang is None:
+            return _failure(folder, "timeout", f"{message}{LONGER}", 0)
+        failure = _failure(folder, "timeout", f"{message}: {hang.message}{LONGER}", hang.rank)
+        return replace(failure, tail=tidy(hang.stack[:_TAIL_LINES]) or failure.tail)
     reasons = _reasons(folder)
     is_oom, known = any(reason.kind == "oom" for reason in reasons), {reason.rank for reason in reasons}
     ended_ranks = _dead(folder)
@@ -174,14 +165,6 @@ def _cause(folder: Path, ended: Ended, progress: Progress) -> Failure:
 
 def _where(progress: Progress) -> str:
     return f"in phase {progress.phase}" + (f", step {progress.step} of {progress.steps}" if progress.steps else "")
-
-
-def _timed_out(folder: Path, message: str) -> Failure:
-    hang = hang_in(folder)
-    if hang is None:
-        return _failure(folder, "timeout", f"{message}{LONGER}", 0)
-    failure = _failure(folder, "timeout", f"{message}: {hang.message}{LONGER}", hang.rank)
-    return replace(failure, tail=tidy(hang.stack[:_TAIL_LINES]) or failure.tail)
 
 
 @dataclass(frozen=True)
