@@ -22,97 +22,22 @@ import psutil
 
 from pytest_llmperf.support.files import boot_id, write_text
 
-_PROCESSES = Path("/proc")
-# POSIX shared memory, and semaphores.
-_SHARED = Path("/dev/shm")  # noqa: S108 - it is the system's
-# A process that forks while others are stopped is found in the next round.
-_ROUNDS = 20
-# To leave a GPU takes a process some.
-_GONE_SECONDS, _POLL_SECONDS = 10.0, 0.02
-
-
-class WholeTree:
-    """The processes that have ``variable`` in their environment, which names one launch: nobody else's."""
-
-    def __init__(self, variable: str) -> None:
-        self._variable = variable.encode()
-        self._shared_before = _shared()
-
-    def end(self, descendants: Callable[[], set[psutil.Process]]) -> None:
-        """Stop them and ``descendants``, so that none sees another go, and kill them: no handler of theirs runs.
-
-        What they alone had in shared memory goes, unless it was there before them.
-        """
-        stopped, shared = set[psutil.Process](), set[Path]()
-        try:
-            for _ in range(_ROUNDS):
-                found = (descendants() | self._marked()) - stopped
-                if not found:
-                    break
-                for process in found:
-                    with suppress(psutil.Error):
-                        process.suspend()
-                stopped |= found
-            shared = _used(process.pid for process in stopped) - self._shared_before
-        finally:  # Ctrl-C leaves none of them stopped
-            for process in stopped:
-                with suppress(psutil.Error):
-                    process.kill()
-        deadline = time.monotonic() + _GONE_SECONDS
-        while any(map(is_alive, stopped)) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        left = shared & _shared()
-        for path in left - _used(psutil.pids()) if left else ():
-            with suppress(OSError):
-                if path.lstat().st_uid == os.geteuid():
-                    path.unlink()
-
-    def _marked(self) -> set[psutil.Process]:
-        found = set()
-        for pid in psutil.pids():
-            with suppress(OSError, psutil.Error):
-                if self._variable in (_PROCESSES / f"{pid}/environ").read_bytes().split(b"\0"):
-                    found.add(psutil.Process(pid))
-        return found
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether it is more than an entry that its parent has not looked at."""
-    with suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _shared() -> set[Path]:
-    with suppress(OSError):
-        return set(_SHARED.iterdir())
-    return set()
-
-
-def _used(pids: Iterable[int]) -> set[Path]:
-    """Files that these processes have mapped or open."""
-    found = set[Path]()
-    for folder in (_PROCESSES / str(pid) for pid in pids):
-        with suppress(OSError):
-            lines = (folder / "maps").read_text(errors="replace").splitlines()
-            found |= {Path(line.split(maxsplit=5)[5]) for line in lines if str(_SHARED) in line}
-        for link in folder.glob("fd/*"):
-            with suppress(OSError):
-                found.add(link.readlink())
-    return found
-
-
 _POLL_SECONDS = 0.05
 # For ranks to answer that are asked what they do.
 _ANSWER_SECONDS = 5.0
+# torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
+_GRACE_SECONDS = 35.0
+# To leave a GPU takes a process some.
+_GONE_SECONDS = 10.0
+# A process that forks while others are stopped is found in the next round.
+_ROUNDS = 20
+# POSIX shared memory, and semaphores.
+_SHARED = Path("/dev/shm")  # noqa: S108 - it is the system's
 
 _PACKAGE = Path(__file__).parents[1]
 #: In a launch's folder, where another Python than this one finds this package.
 OTHER_PATH = "path"
 _FORK_SERVER = "pytest_llmperf.worker.warm.fork_server"
-
-# torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
-_GRACE_SECONDS = 35.0
 
 
 @dataclass(frozen=True)
@@ -134,11 +59,8 @@ class Started(Protocol):
     pid: int
 
     def poll(self) -> int | None: ...
-
     def wait(self, timeout: float | None = None) -> int: ...
-
     def terminate(self) -> None: ...
-
     def kill(self) -> None: ...
 
 
@@ -294,6 +216,73 @@ def kill_with_children(process: psutil.Process) -> None:
     kill([process, *forked])
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it is more than an entry that its parent has not looked at."""
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+class WholeTree:
+    """The processes that have ``variable`` in their environment, which names one launch: nobody else's."""
+
+    def __init__(self, variable: str) -> None:
+        self._variable = variable.encode()
+        self._shared_before = _shared()
+
+    def end(self, descendants: Callable[[], set[psutil.Process]]) -> None:
+        """Stop them and ``descendants``, so that none sees another go, and kill them: no handler of theirs runs.
+
+        What they alone had in shared memory goes, unless it was there before them.
+        """
+        stopped, shared = set[psutil.Process](), set[Path]()
+        try:
+            for _ in range(_ROUNDS):
+                found = descendants() - stopped
+                for pid in psutil.pids():
+                    with suppress(OSError, psutil.Error):
+                        if self._variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                            found |= {psutil.Process(pid)} - stopped
+                if not found:
+                    break
+                for process in found:
+                    with suppress(psutil.Error):
+                        process.suspend()
+                stopped |= found
+            shared = _used(process.pid for process in stopped) - self._shared_before
+        finally:  # Ctrl-C leaves none of them stopped
+            for process in stopped:
+                with suppress(psutil.Error):
+                    process.kill()
+        deadline = time.monotonic() + _GONE_SECONDS
+        while any(map(is_alive, stopped)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        left = shared & _shared()
+        for path in left - _used(psutil.pids()) if left else ():
+            with suppress(OSError):
+                if path.lstat().st_uid == os.geteuid():
+                    path.unlink()
+
+
+def _shared() -> set[Path]:
+    with suppress(OSError):
+        return set(_SHARED.iterdir())
+    return set()
+
+
+def _used(pids: Iterable[int]) -> set[Path]:
+    """Files that these processes have mapped or open."""
+    found = set[Path]()
+    for folder in (Path(f"/proc/{pid}") for pid in pids):
+        with suppress(OSError):
+            lines = (folder / "maps").read_text(errors="replace").splitlines()
+            found |= {Path(line.split(maxsplit=5)[5]) for line in lines if str(_SHARED) in line}
+        for link in folder.glob("fd/*"):
+            with suppress(OSError):
+                found.add(link.readlink())
+    return found
+
+
 def _descendants(pid: int, born: float, pid_files: Iterable[Path]) -> set[psutil.Process]:
     found: set[psutil.Process] = set()
     with suppress(psutil.Error):
@@ -319,9 +308,15 @@ def signal_name(returncode: int) -> str | None:
 
 def ask_ranks(folder: Path, torchrun: int, node: str = "") -> None:
     """Let the ranks of ``torchrun``, a pid, for the launch in ``folder`` write down what they do; a few seconds."""
-    # Before a rank wrote this file it has no handler, and the signal would end it.
-    found = _ranks(folder, torchrun)
-    ask({rank: found[rank] for rank in found if (folder / f"rank-{rank}.pid").exists()}, folder, node, signal.SIGUSR1)
+    found: dict[str, psutil.Process] = {}
+    with suppress(psutil.Error):
+        for child in psutil.Process(torchrun).children(recursive=True):
+            with suppress(psutil.Error):
+                rank = _rank_of(child, folder)
+                # Before a rank wrote this file it has no handler, and the signal would end it.
+                if rank is not None and (folder / f"rank-{rank}.pid").exists():
+                    found.setdefault(rank, child)  # a rank comes before its data workers, which look as it does
+    ask(found, folder, node, signal.SIGUSR1)
 
 
 def ask(ranks: Mapping[str, psutil.Process], folder: Path, node: str, by: int) -> None:
@@ -340,17 +335,6 @@ def ask(ranks: Mapping[str, psutil.Process], folder: Path, node: str, by: int) -
             if not (folder / f"stacks-rank-{rank}.txt").stat().st_size:
                 words = {"node": node, "status": process.status()}
                 write_text(folder / f"silent-rank-{rank}.json", json.dumps(words), lasts=False)
-
-
-def _ranks(folder: Path, torchrun: int) -> dict[str, psutil.Process]:
-    found: dict[str, psutil.Process] = {}
-    with suppress(psutil.Error):
-        for child in psutil.Process(torchrun).children(recursive=True):
-            with suppress(psutil.Error):
-                rank = _rank_of(child, folder)
-                if rank is not None:
-                    found.setdefault(rank, child)  # a rank comes before its data workers, which look as it does
-    return found
 
 
 def _rank_of(process: psutil.Process, folder: Path) -> str | None:
