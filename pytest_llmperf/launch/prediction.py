@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from typing import IO, Any, cast
 
@@ -36,7 +36,6 @@ _ERROR = re.compile(r"^[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE)
 _LONGEST_ERROR, _LONGEST_COUNT_ERROR = 300, 200
 # What every training needs: none of it is imported here, and the process that predicts imports all.
 _NEEDED = ("torch", "transformers", "accelerate")
-_NO_MEMORY, _NO_STEP = "its memory cannot be predicted", "its step cannot be told without a launch"
 
 
 class PredictionError(Exception):
@@ -158,28 +157,46 @@ def why_none(spec: TrainSpec) -> str | None:
     return None
 
 
+class _Steps(PredictionProcess):
+    """The steps of specs, each asked for once."""
+
+    def __init__(self, *, operators: bool) -> None:
+        super().__init__()
+        self._operators = operators
+        self._numbers: dict[TrainSpec, int] = {}
+
+    def ask(self, specs: Iterable[Spec]) -> None:
+        """Let those of a recipe be predicted beside what this process does."""
+        for spec in (each for each in specs if isinstance(each, TrainSpec)):
+            if spec not in self._numbers and why_none(spec) is None:
+                self._numbers[spec] = self.send(step_request(spec, operators=self._operators))
+
+    def answer(self, spec: TrainSpec, what: str) -> Mapping[str, Any] | PredictionError:
+        """The answer that was asked for; ``what`` says that there is none."""
+        answer = self.receive(self._numbers[spec]) if spec in self._numbers else {"error": why_none(spec)}
+        if "parts" in answer:
+            return answer
+        error = PredictionError(f"{spec.id}: {what}: {_shortened(answer, _LONGEST_ERROR)}")
+        error.is_lost = bool(answer.get("is_lost"))
+        return error
+
+
 def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | PredictionError, None, None]:
     """For each of ``specs``, in their order and each as soon as it is known, why there is none, or bytes of one rank at
     its peak by part."""
-    process = PredictionProcess()
-    try:
-        whys = [why_none(spec) for spec in specs]
-        numbers = [-1 if why else process.send(step_request(spec)) for spec, why in zip(specs, whys, strict=True)]
-        process.end_of_questions()
-        answer: Mapping[str, Any]
-        for spec, why, number in zip(specs, whys, numbers, strict=True):
-            answer = {"error": why} if why else process.receive(number)
-            yield dict(answer["parts"]) if "parts" in answer else _error(spec, _NO_MEMORY, answer)
-    finally:
-        process.close()
+    with closing(_Steps(operators=False)) as steps:
+        steps.ask(specs)
+        steps.end_of_questions()
+        for spec in specs:
+            answer = steps.answer(spec, "its memory cannot be predicted")
+            yield answer if isinstance(answer, PredictionError) else dict(answer["parts"])
 
 
-class StaticSteps(PredictionProcess):
+class StaticSteps(_Steps):
     """The steps of one run's specs."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._numbers: dict[TrainSpec, int] = {}
+        super().__init__(operators=True)
 
     def check(self) -> None:
         """Raise PredictionError, in one line, where this interpreter lacks what every training needs."""
@@ -190,25 +207,14 @@ class StaticSteps(PredictionProcess):
                 "run this with the Python that trains"
             )
 
-    def ask(self, specs: Iterable[Spec]) -> None:
-        """Let those of a recipe be predicted beside what this process does."""
-        for spec in (each for each in specs if isinstance(each, TrainSpec)):
-            if spec not in self._numbers and why_none(spec) is None:
-                self._numbers[spec] = self.send(step_request(spec, operators=True))
-
     def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
         """The step of ``spec``, or why there is none."""
         self.ask([spec])
-        why = why_none(spec)
-        answer: Mapping[str, Any] = {"error": why} if why else self.receive(self._numbers[spec])
-        if "parts" not in answer:
-            return _error(spec, _NO_STEP, answer)
-        return StaticStep(
-            operators=answer["operators"],
-            flops=answer["flops"],
-            memory=answer["parts"],
-            versions=answer["versions"],
-        )
+        found = self.answer(spec, "its step cannot be told without a launch")
+        if isinstance(found, PredictionError):
+            return found
+        facts = {name: found[name] for name in ("operators", "flops", "versions")}
+        return StaticStep(memory=found["parts"], **facts)
 
 
 class FlopCounts(PredictionProcess):
@@ -227,12 +233,6 @@ class FlopCounts(PredictionProcess):
         if "flops_per_token" in answer:
             return float(answer["flops_per_token"])
         raise CountError(_shortened(answer, _LONGEST_COUNT_ERROR))
-
-
-def _error(spec: TrainSpec, what: str, answer: Mapping[str, Any]) -> PredictionError:
-    error = PredictionError(f"{spec.id}: {what}: {_shortened(answer, _LONGEST_ERROR)}")
-    error.is_lost = bool(answer.get("is_lost"))
-    return error
 
 
 def _shortened(answer: Mapping[str, Any], most: int) -> str:
