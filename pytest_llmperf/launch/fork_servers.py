@@ -33,8 +33,6 @@ _IMPORT_SECONDS = 300.0
 _FORK_SECONDS = 30.0
 # Whoever forked an agent reaps it, and tells at once.
 _REAP_SECONDS = 30.0
-# A node's server says now and then that it still waits for imports; what it ends of an earlier launch takes longer.
-_SILENT_SECONDS = 120.0
 # A server ends the agents that it has, which have what torchrun gives its ranks.
 _END_SECONDS, _LAST_SECONDS = 80.0, 5.0
 # Needs of specs whose servers are kept: a fork each, of which only what it imported itself takes memory. Of servers
@@ -47,8 +45,6 @@ _LIVE = frozenset({VISIBLE, "LLMPERF_LAUNCHER_BOOT", "LLMPERF_INJECT", "PYTEST_C
 _WHILE_IMPORTING = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 _DIED = "its fork server died"
-#: What one says that cannot fork yet, and works on it.
-WAITS = "waits"
 
 
 class ColdStartError(Exception):
@@ -133,46 +129,35 @@ class Conversation:
         seconds: float = _FORK_SECONDS,
         more: Mapping[str, Any] | None = None,
     ) -> ForkedAgent:
-        """A torchrun, forked within so many ``seconds``.
+        """A torchrun, forked within so many ``seconds``; ``more`` is what a node's server has to know beside the order.
 
-        ``more`` is what a node's server has to know beside the order; it says meanwhile that it waits. Raises
-        ColdStartError where there is none, OSError where its log cannot be written.
+        Raises ColdStartError where there is none, OSError where its log cannot be written.
         """
         words = {"torchrun": [*order.torchrun], "environment": dict(order.environment), "needs": [*order.needs]}
         with order.log.open("wb") as log:
             self.send({"do": "launch", **words, **(more or {})}, [log.fileno()])
-        silent = math.inf if more is None else _SILENT_SECONDS
-        return ForkedAgent(self._answer(seconds, waiting, "forked", silent)["began"], self)
+        return ForkedAgent(self._answer(seconds, waiting, "forked")["began"], self)
 
-    def _answer(
-        self, seconds: float, waiting: Callable[[], object], what: str, silent: float = math.inf
-    ) -> dict[str, Any]:
+    def _answer(self, seconds: float, waiting: Callable[[], object], what: str) -> dict[str, Any]:
         """What it says next, for which it has so many ``seconds``; ``waiting`` is called meanwhile.
 
-        For more than ``silent`` seconds it says nothing at all only if it was stopped. ColdStartError where it refuses,
-        LostServerError where it is gone, NoAnswerError where it takes too long: nobody talks with it any more.
+        ColdStartError where it refuses, LostServerError where it is gone, NoAnswerError where it takes too long.
         """
-        deadline, heard = time.monotonic() + seconds, time.monotonic()
-        why = f"its fork server {what} for more than {seconds:.0f} s"
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             message = self.listen(_POLL_SECONDS)
             if self.is_lost:
                 raise LostServerError(_DIED)
             content = {} if message is None else message.content
-            if WAITS in content:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > silent:
-                why = f"its fork server said nothing for more than {silent:.0f} s"
-                break
-            elif "refused" in content:
+            if "refused" in content:
                 raise ColdStartError(content["refused"])
-            elif content and "ended" not in content:
+            if content and "ended" not in content:
                 return content
             waiting()
         # What it says later must be nobody's answer, and what it begins later nobody's launch.
         self.channel.close()
         self.is_lost = True
-        raise NoAnswerError(why)
+        raise NoAnswerError(f"its fork server {what} for more than {seconds:.0f} s")
 
 
 class ForkedAgent:
@@ -194,12 +179,8 @@ class ForkedAgent:
         returncode = self._server.returncode(self.pid)
         if returncode is None and not (self._process and is_alive(self._process)):
             self._gone_at = min(self._gone_at, time.monotonic())
-            if self._server.is_lost:
+            if self._server.is_lost or time.monotonic() - self._gone_at > _REAP_SECONDS:
                 self.state, self._returncode = State.LOST, -signal.SIGTERM
-            elif time.monotonic() - self._gone_at > _REAP_SECONDS:  # its server was stopped
-                returncode = _returncode_of_zombie(self.pid)
-                if returncode is None:
-                    self.state, self._returncode = State.LOST, -signal.SIGTERM
         if returncode is not None:
             self.state, self._returncode = State.GONE, returncode
         return self._returncode
@@ -223,15 +204,6 @@ class ForkedAgent:
         if self.poll() is None and self._process is not None:
             with suppress(psutil.Error):
                 self._process.send_signal(number)  # not if the pid was given anew
-
-
-def _returncode_of_zombie(pid: int) -> int | None:
-    """How a process ended that nobody has reaped. Source: proc_pid_stat(5), state (3) and exit_code (52)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 class ServerProcess:

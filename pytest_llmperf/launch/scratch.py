@@ -35,10 +35,6 @@ _UNTOUCHED_SECONDS = 2 * 24 * 3600.0
 # Each is written under its last name, and taken for whole once it is there. What Triton makes gets its name when it is.
 _SUFFIXES = (".so", ".o", ".gch", ".pch")
 _TRITONS = "triton"
-_ELF = b"\x7fELF"
-# Source: elf(5), Elf64_Ehdr: where the section headers begin, which stand last; their size and number.
-_SECTIONS = 40, 8
-_SECTION_SIZES = 58, 2
 # Records and logs of a launch need more than this: with less left, it is what broke it.
 _NEEDED_BYTES = 64 * 1024
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -60,7 +56,12 @@ def scratch(*, of_job: bool = False) -> Iterator[Scratch]:
 
     Where somebody else has prepared the place of the caches, the launch has its own, and stderr says so.
     """
-    home = _home(of_job=of_job)
+    wanted = _job_folder() if of_job else _base() / f"llmperf-{os.getuid()}"
+    home: Path | None = None
+    try:
+        home = private_folder(wanted)
+    except OSError as error:
+        sys.stderr.write(f"llmperf: {wanted} is not used ({error.strerror or error}): this launch compiles anew\n")
     try:
         if home is None:
             step = caches = Path(tempfile.mkdtemp(prefix="llmperf-"))
@@ -71,10 +72,9 @@ def scratch(*, of_job: bool = False) -> Iterator[Scratch]:
         yield Scratch({})
         return
     # Triton's own cache is in the user's home, and whole: only nodes, which share that home, need another.
-    wanted = _CACHES if of_job or home is None else {_INDUCTOR: _CACHES[_INDUCTOR]}
-    mine = {name: str(caches / folder) for name, folder in wanted.items() if name not in os.environ}
+    named = _CACHES if of_job or home is None else {_INDUCTOR: _CACHES[_INDUCTOR]}
+    mine = {name: str(caches / folder) for name, folder in named.items() if name not in os.environ}
     inductor, began = Path(os.environ.get(_INDUCTOR) or mine[_INDUCTOR]), time.time()
-    drop_half_files(inductor)
     place = Scratch({"TMPDIR": str(step)} | mine)
     try:
         if home is not None:
@@ -93,16 +93,6 @@ def remove_of_job() -> None:
         # rmtree follows no link, and neither does what it is shown through.
         if not home.is_symlink() and home.stat().st_uid == os.geteuid():
             shutil.rmtree(home)
-
-
-def _home(*, of_job: bool) -> Path | None:
-    """Where the caches are; ``None``: somebody else has prepared the place."""
-    home = _job_folder() if of_job else _base() / f"llmperf-{os.getuid()}"
-    try:
-        return private_folder(home)
-    except OSError as error:
-        sys.stderr.write(f"llmperf: {home} is not used ({error.strerror or error}): this launch compiles anew\n")
-        return None
 
 
 def _job_folder() -> Path:
@@ -132,49 +122,22 @@ def _sweep(home: Path, inductor: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)  # of a link it removes nothing
 
 
-def drop_half_files(cache: Path) -> None:
-    """Remove what is empty or cut from ``cache``, unless somebody writes it."""
-    _drop([path for path in _compiled(cache) if _is_half(path)])
-
-
 def drop_unfinished(cache: Path, since: float) -> None:
-    """Remove what was compiled after ``since``, a time of the clock, by processes that were ended."""
-    _drop([path for path in _compiled(cache) if _changed(path) >= since - 1])
+    """Remove what was compiled after ``since``, a time of the clock, by processes that were ended.
 
-
-def _compiled(cache: Path) -> Iterator[Path]:
+    What a process of ours has open stays: a compiler at work has its result.
+    """
+    found, open_elsewhere = list[Path](), set[str]()
     for folder, folders, files in os.walk(cache):
         folders[:] = [name for name in folders if name != _TRITONS]
-        yield from (Path(folder, name) for name in files if name.endswith(_SUFFIXES))
-
-
-def _changed(path: Path) -> float:
-    with suppress(OSError):  # another launch removed it just now
-        return path.lstat().st_mtime
-    return 0.0
-
-
-def _is_half(path: Path) -> bool:
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(64)
-    except OSError:
-        return False
-    if head[:4] != _ELF or len(head) < 64:  # noqa: PLR2004 - that header's own size
-        return head[:4] == _ELF[: len(head)] if path.suffix in (".so", ".o") else not size
-    number = {at: int.from_bytes(head[at : at + length], "little") for at, length in (_SECTIONS, _SECTION_SIZES)}
-    sections = int.from_bytes(head[60:62], "little")
-    return size < number[_SECTIONS[0]] + number[_SECTION_SIZES[0]] * sections
-
-
-def _drop(paths: list[Path]) -> None:
-    """Remove those of ``paths`` that no process of ours has open: a compiler at work has its result."""
-    open_elsewhere = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*") if paths else ():
+        for path in (Path(folder, name) for name in files if name.endswith(_SUFFIXES)):
+            with suppress(OSError):  # another launch removed it just now
+                if path.lstat().st_mtime >= since - 1:
+                    found.append(path)
+    for link in Path("/proc").glob("[0-9]*/fd/*") if found else ():
         with suppress(OSError):
             open_elsewhere.add(str(link.readlink()))
-    for path in paths:
+    for path in found:
         with suppress(OSError):
             if os.path.realpath(path) not in open_elsewhere:
                 path.unlink()

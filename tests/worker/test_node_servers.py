@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,6 @@ from pytest_llmperf.records.launch import Launch
 from tests.slurm.fakes import FakeSlurm
 from tests.waiting import until
 from tests.worker.conftest import ColdPair
-from tests.worker.import_patch import LIGHT_TOO, after_import
 from tests.worker.launching import ENDLESS
 from tests.worker.user import LIGHT_PATH, REPOSITORY
 
@@ -185,38 +183,6 @@ def test_one_that_dies_between_launches_costs_one_its_warm_start(job: Job) -> No
     assert starts == ["cold", "warm"]
     (said,) = job.said
     assert said.startswith("launches begin cold: on node n1: its fork server is gone")
-
-
-def test_one_that_is_stopped_is_ended_and_costs_one_its_warm_start(
-    own: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Read by the nodes' processes, as a site's own would be.
-    (tmp_path / "sitecustomize.py").write_text(
-        LIGHT_TOO
-        + after_import("pytest_llmperf.launch.fork_servers", "module._SILENT_SECONDS = module._REAP_SECONDS = 3.0")
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
-    alone = replace(SPEC, gpus=1)
-    assert isinstance(own.launch(alone), Launch)
-    process = own.server("n1")
-    process.suspend()
-    began = time.monotonic()
-    assert isinstance(launch := own.launch(alone), Launch)
-    assert launch.evidence["start"] == "cold"
-    assert time.monotonic() - began < 120
-    assert own.said == ["launches begin cold: on node n1: its fork server said nothing for more than 3 s"]
-    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
-    stopped: list[psutil.Process] = []
-
-    def stop(progress: Progress) -> None:
-        if progress.step > 0 and not stopped:
-            stopped.append(own.server("n1"))
-            stopped[0].suspend()
-
-    failure = own.launch(replace(alone, steps=400, min_steps=400), stop)
-    assert isinstance(failure, Failure)
-    assert failure.message.startswith("the fork server of node n1 died")
-    until(lambda: not stopped[0].is_running() or stopped[0].status() == psutil.STATUS_ZOMBIE)
 
 
 def test_where_none_can_begin_it_is_said_once_and_launches_are_cold(own: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -490,18 +490,6 @@ class TestKilledServer:
         assert [warm.launch().evidence["start"] for _ in range(2)] == ["cold", "cold"]
         assert warm.said == ["launches begin cold: its fork server forked for more than 1 s"]
         assert not any(is_alive(process) for process in processes)
-
-    def test_one_that_is_stopped_during_a_launch_keeps_nobody_from_its_record(
-        self, warm: Warm, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(fork_servers, "_REAP_SECONDS", 1.0)
-        monkeypatch.setattr(fork_servers, "_FORK_SECONDS", 1.0)
-        # Long enough to be seen while it trains, which is looked for twice a second.
-        long = replace(SPEC, steps=200, min_steps=200)
-        launch = warm.launch(long, once(lambda: os.kill(warm.branch.pid, signal.SIGSTOP)))
-        assert isinstance(launch, Launch), launch
-        assert launch.evidence["start"] == "warm"
-        assert warm.launch().evidence["start"] == "cold"
 
     def test_one_that_is_stopped_does_not_outlive_the_run(self, warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
         warm.launch()

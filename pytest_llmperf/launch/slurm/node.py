@@ -33,7 +33,6 @@ import psutil
 from pytest_llmperf.launch import process
 from pytest_llmperf.launch.device import OF_A_STEP, RECORD, shown
 from pytest_llmperf.launch.fork_servers import (
-    WAITS,
     ColdStartError,
     Conversation,
     ForkedAgent,
@@ -59,7 +58,6 @@ _CREDENTIALS = struct.Struct("3i")
 # A SIGTERM waits for no longer until it is looked at.
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-_WORD_SECONDS = 2.0
 # Whoever connects asks at once; the node may be busy.
 _ASK_SECONDS = 30.0
 # Of a step, a node or a launch; what a spec sets is not among them.
@@ -82,10 +80,6 @@ def server_key(
     path = [part for part in lasting.pop("PYTHONPATH", "").split(os.pathsep) if part and part not in homes]
     lasting |= {"PYTHONPATH": os.pathsep.join(path)} if path else {}
     return ServerKey.for_rank(python, lasting, folder, on_gpu=on_gpu)
-
-
-class _NobodyError(Exception):
-    """Nobody waits any more for what is done: the launch's agent is gone, or the run."""
 
 
 def serve(name: str, folder: Path, device: str, word: str) -> None:
@@ -115,10 +109,9 @@ def _serve_launches(listener: socket.socket, pool: ServerPool, word: str) -> Non
     # SLURM tells every step of the job at once: the launch's own agent reaps it, and says why it ended.
     signal.signal(signal.SIGTERM, lambda *signal_: told_to_end.append(signal_))
     while not told_to_end and not _is_over():
-        select.select([listener, sys.stdin], [], [], _LOOK_SECONDS)
-        if not _is_readable(listener):
+        if listener not in select.select([listener, sys.stdin], [], [], _LOOK_SECONDS)[0]:
             continue
-        with suppress(ChannelClosedError, _NobodyError, OSError):  # an OSError: whoever has come is gone again
+        with suppress(ChannelClosedError, OSError):  # an OSError: whoever has come is gone again
             end, _ = listener.accept()
             with end:
                 channel, (_, user) = Channel(end), _credentials(end)
@@ -162,36 +155,19 @@ def _forked(channel: Channel, asked: Message, pool: ServerPool, word: str) -> Fo
     # The word by which this process was started, too, is this interpreter.
     python = sys.executable if content["python"] == word else content["python"]
     key = server_key(python, environment, content["homes"], folder, on_gpu=content["on_gpu"])
-    said = time.monotonic()
-
-    def waiting() -> None:
-        """Look whether somebody waits, and say now and then that this process runs."""
-        nonlocal said
-        _look(channel)
-        if time.monotonic() - said > _WORD_SECONDS:
-            channel.send({WAITS: True})
-            said = time.monotonic()
-
-    return pool.launch(key, order, waiting)
+    return pool.launch(key, order, lambda: _look(channel))
 
 
 def _look(channel: Channel) -> None:
-    """Raise _NobodyError where nobody waits any more."""
-    try:
-        channel.receive(0)
-    except ChannelClosedError:
-        raise _NobodyError from None
+    """Raise ChannelClosedError where nobody waits any more: the launch's agent is gone, or the run."""
+    channel.receive(0)
     if _is_over():
-        raise _NobodyError
+        raise ChannelClosedError("the run is over")
 
 
 def _is_over() -> bool:
     """Whether the run is: its end of this process' standard input is closed, and nothing is ever written there."""
-    return _is_readable(sys.stdin) and not os.read(sys.stdin.fileno(), 4096)
-
-
-def _is_readable(file: Any) -> bool:
-    return bool(select.select([file], [], [], 0)[0])
+    return bool(select.select([sys.stdin], [], [], 0)[0]) and not os.read(sys.stdin.fileno(), 4096)
 
 
 def _credentials(end: socket.socket) -> tuple[int, int]:

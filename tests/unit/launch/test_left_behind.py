@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.launch.scratch import drop_half_files, drop_unfinished, remove_of_job, scratch
+from pytest_llmperf.launch.scratch import drop_unfinished, remove_of_job, scratch
 from pytest_llmperf.run.hardware import new_run_folder
 from pytest_llmperf.support.files import mark, write_text
 
 _DAYS = 3 * 24 * 3600.0
-# As ld writes it: its section headers stand last.
-_OBJECT = Path("/proc/self/exe")
 
 _KILLED = """
 import os, sys, pathlib
@@ -138,34 +136,20 @@ class TestScratch:
 
 
 class TestCompiledFiles:
-    def test_halves_go_and_what_is_whole_stays(self, tmp_path: Path) -> None:
-        whole = _OBJECT.read_bytes()
-        halves = {"empty.so": b"", "cut.so": whole[: len(whole) // 2], "head.so": whole[:40], "empty.gch": b""}
-        kept = {"whole.so": whole, "other.so": b"no object at all, but somebody's", "a.gch": b"gpch", "empty.py": b""}
-        for name, data in {**halves, **kept}.items():
-            (tmp_path / name).write_bytes(data)
-        (tmp_path / "triton").mkdir()
-        (tmp_path / "triton" / "empty.so").touch()
-        drop_half_files(tmp_path)
-        assert {path.name for path in tmp_path.iterdir()} == {*kept, "triton"}
-        assert (tmp_path / "triton" / "empty.so").exists()
-
     def test_what_somebody_writes_stays(self, tmp_path: Path) -> None:
         with (tmp_path / "kernel.so").open("wb"):
-            drop_half_files(tmp_path)
             drop_unfinished(tmp_path, 0.0)
             assert (tmp_path / "kernel.so").exists()
-        drop_half_files(tmp_path)
+        drop_unfinished(tmp_path, 0.0)
         assert not (tmp_path / "kernel.so").exists()
 
     def test_no_cache_is_none_to_clean(self, tmp_path: Path) -> None:
-        drop_half_files(tmp_path / "nothing")
+        drop_unfinished(tmp_path / "nothing", 0.0)
 
     def test_what_another_launch_removes_meanwhile_is_no_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "half.o").write_bytes(b"")
-        gone = [tmp_path / "gone.o", tmp_path / "half.o"]
-        monkeypatch.setattr("pytest_llmperf.launch.scratch._compiled", lambda _: iter(gone))
+        monkeypatch.setattr(os, "walk", lambda _: [(str(tmp_path), [], ["gone.o", "half.o"])])
         drop_unfinished(tmp_path, time.time() - 60)
         assert list(tmp_path.iterdir()) == []
