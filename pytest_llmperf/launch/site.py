@@ -113,11 +113,7 @@ class Site(Protocol):
         """For a sentence: ``in SLURM job 7``."""
 
     def machine(self) -> Machine:
-        """All of it as one machine; asked once.
-
-        Raises SiteError where it cannot serve, AllNodesLostError where it could, ValueError where GPUs are named that
-        cannot be used.
-        """
+        """All of it as one machine; asked once. SiteError where it cannot serve, ValueError where its GPUs cannot."""
 
     def began(self) -> float:
         """When its GPUs began to count, in seconds since the epoch."""
@@ -139,10 +135,7 @@ class Site(Protocol):
         """Hold so many of ``gpus``, none is the CPU; nothing where each launch finds its own. See ``machine``."""
 
     def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:
-        """The record, or why there is none; ``watch`` hears of progress while it runs.
-
-        Raises OutOfTimeError where too little time is left for it.
-        """
+        """The record, or why there is none; ``watch`` hears of progress. OutOfTimeError: too little time is left."""
 
     def sizes(self, request: LaunchRequest, watch: Watch) -> list[Tried] | Failure:
         """The micro-batch sizes that one process tried as ``request.search`` asks; where the site ``is_here``."""
