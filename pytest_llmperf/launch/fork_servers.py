@@ -126,7 +126,7 @@ class Conversation:
         self,
         order: LaunchOrder,
         waiting: Callable[[], object],
-        seconds: float = _FORK_SECONDS,
+        seconds: float,
         more: Mapping[str, Any] | None = None,
     ) -> ForkedAgent:
         """A torchrun, forked within so many ``seconds``; ``more`` is what a node's server has to know beside the order.
@@ -260,7 +260,7 @@ class ServerProcess:
         try:
             talk = self._branch(tuple(order.needs), waiting)
             try:
-                return talk.launch(order, waiting)
+                return talk.launch(order, waiting, _FORK_SECONDS)
             except NoAnswerError:  # stopped, it would begin the launch when it goes on, beside another
                 self._kill()
                 self.end()
