@@ -98,14 +98,14 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
     """The table at the end; a dry run's plan instead."""
     from pytest_llmperf.plugin.reports import unwritten_benchmarks
     from pytest_llmperf.run.run_end import idle_line, listed
-    from pytest_llmperf.run.whole_run import cost_lines, plan_lines, planned_gpu_seconds, skip_lines
+    from pytest_llmperf.run.whole_run import cost_lines, gpu_hours, plan_lines, skip_lines
 
     lines = _folded([*run.told, *unwritten_benchmarks(reporter.config)], reporter)
     if run.settings.against_itself:
         lines.append(f"--perf-against {run.settings.against}: the same environment on both sides")
     if run.settings.dry_run and run.settings.update != "prune":
         planned, price = run.findings.planned, run.settings.price
-        costs = cost_lines(planned_gpu_seconds(planned), price) if price else []
+        costs = cost_lines(3600 * gpu_hours(planned), price) if price else []
         lines = [*map(leaving, plan_lines(planned, run.settings.budget_gpu_hours)), *costs, *lines]
     elif run.findings.results or run.findings.spent.launches:
         lines = _table(run, reporter) + lines

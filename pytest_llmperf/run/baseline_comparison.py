@@ -58,7 +58,6 @@ ONE_SESSION = (
 # What spoils a calibration once may be over; what does so twice stays.
 _CALIBRATION_TRIES = 2
 
-
 #: Of a script that was recorded as repeatable, and is not.
 LEARN_ANEW = (
     "losses and all else that its recordings had in common are other, of the same command, files and versions: this "
@@ -97,14 +96,11 @@ class BaselineComparison:
         self._launches = launches or begun
 
     def run(self, baseline: Baseline | None, *, is_recorded: bool = False) -> CaseResult:
-        """Launch until there is a verdict; every launch but one that was set aside counts, also an earlier run's.
-
-        ``is_recorded``: what is measured is to become a part of the baseline.
-        """
+        """Launch until there is a verdict; every launch but one that was set aside counts, also an earlier run's."""
         settings = self._run.settings
         fewest = fewest_launches(settings.launches, self._spec) if is_recorded else settings.launches
         most = max(fewest, settings.max_launches)
-        passing = None if is_recorded or fewest > 1 else self._passing(baseline)
+        passing = None if is_recorded or fewest > 1 or baseline is None else self._passing(baseline)
         today = datetime.now(timezone.utc).date()
         is_whole = is_recorded or takes_all_steps(self._spec.digest, today, settings.all_steps)
         is_begun = bool(self._num_begun) and len(self._launches) < fewest and not self._retry.spoilt
@@ -133,12 +129,10 @@ class BaselineComparison:
 
     @property
     def disagreement(self) -> str:
-        """A line where its launches are too far apart for one of them to be right; such ones are not recorded."""
+        """Where its launches are too far apart for one of them to be right; such ones are not recorded."""
         return self._disagreement(self._launches)
 
-    def _passing(self, baseline: Baseline | None) -> PassingRanges | None:
-        if baseline is None:
-            return None
+    def _passing(self, baseline: Baseline) -> PassingRanges | None:
         run, today = self._run, time.strftime("%Y-%m-%d", time.gmtime())
         # One GPU has no wider case beside it; all cases of a GPU tell each other of it.
         is_known = self._policy.knowledge is not None and run.num_gates > 1
@@ -203,7 +197,7 @@ class BaselineComparison:
         return phase_checks(self._launches, Reference.of(baseline) if baseline else None, self._policy)
 
     def _result(self, judgement: Judgement, baseline: Baseline | None) -> CaseResult:
-        """Diagnosed by what the newest trace does that the stored one did not, or a rank that all wait for, if new."""
+        """With what the newest trace does that the stored one did not, or a rank that all wait for, if new."""
         launches, run = self._launches, self._run
         result = self._caller.result(Case.of(self._spec), judgement.verdict, judgement.reason, judgement.checks)
         waits = dict.fromkeys(check.detail for check in judgement.checks if check.detail in (WAITS, LEARN_ANEW))
@@ -234,15 +228,12 @@ class BaselineComparison:
         return () if self._run.on_cpu or _are_unusable(launches) else held_up(launches)
 
     def _notes(self, baseline: Baseline | None) -> tuple[str, ...]:
-        """Return what the verdict does not say of these launches."""
         launches, notes = self._launches, [*self._retry.notes]
         if self._num_begun:
             notes.append(f"{self._num_begun} of its launches ran before the job was requeued")
         notes += steps_notes(launches, baseline, self._policy)
-        if (
-            isinstance(self._spec, TrainSpec) and is_compiled(self._spec) and baseline is None
-        ):  # else a change is told as such
-            notes += compiler_notes(launches)
+        if baseline is None and isinstance(self._spec, TrainSpec) and is_compiled(self._spec):
+            notes += _compiler_notes(launches)  # else a change is told as such
         asks = self._caller.terms.parity or self._run.settings.parity or self._run.settings.loss_curve
         if self._spec.is_script and asks:
             notes.append("parity and loss curves are not asked of a script: what it learns is its own")
@@ -261,12 +252,12 @@ class BaselineComparison:
 
 
 def _are_unusable(launches: Sequence[Launch]) -> bool:
-    """Whether there is a figure among them with which nothing can be computed."""
+    """Whether there is a figure with which nothing can be computed."""
     return any(True for launch in launches for _ in validity.unusable(launch))
 
 
 def contradictions(spec: Spec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:
-    """Return what in ``launches`` contradicts ``spec``, each line once."""
+    """What in ``launches`` contradicts ``spec``, each line once."""
     lines = (line for launch in launches for line in validity.troubles(spec, launch, inactive=inactive))
     return tuple(dict.fromkeys(lines))
 
@@ -295,15 +286,14 @@ def steps_notes(launches: Sequence[Launch], baseline: Baseline | None, policy: P
         yield f"peak memory of its launches: {memory(least, 2)} to {memory(most, 2)}; the leanest counts"
 
 
-def compiler_notes(launches: Sequence[Launch]) -> list[str]:
-    """Tell what torch.compile had to do and should not, a line each."""
+def _compiler_notes(launches: Sequence[Launch]) -> list[str]:
     noted = {row.note: row.evidence for row in METRICS.values() if row.note}
     found = {did: max(launch.evidence.get(name, 0) for launch in launches) for did, name in noted.items()}
     return [f"torch_compile {did} {count} time(s)" for did, count in found.items() if count]
 
 
 def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:
-    """Tell what else was seen: of learning, by libraries, in traces, of faults and calibrations."""
+    """Of learning, by libraries, in traces, of faults and calibrations."""
     yield from validity.notes(launches)
     known = (baseline.launches[-1].seen.run.remarks if baseline else None) or ()
     remarks = dict.fromkeys(line for launch in launches for line in launch.seen.run.remarks or ())
@@ -321,10 +311,7 @@ def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterato
 
 
 def beside_verdict(result: CaseResult, stored: Launch, before: Trace | None) -> CaseResult:
-    """``result`` of a script that does not hold, with the lines that wait or copy anew and the files that are other.
-
-    ``stored`` is what it is held against, and ``before`` what a step of that did.
-    """
+    """``result`` of a script that does not hold, with the lines that wait or copy anew and the files that are other."""
     newest = result.launches[-1]
     if not newest.is_script or result.verdict == "pass":
         return result
@@ -341,8 +328,7 @@ def beside_verdict(result: CaseResult, stored: Launch, before: Trace | None) -> 
 def diagnosed(result: CaseResult, before: Trace | None, after: Trace | None, held_up: Sequence[str] = ()) -> CaseResult:
     """``result`` with what its step does that the one before did not, and what fits that best first.
 
-    ``held_up`` says of a rank that the others wait for it: a trace is the mean of all ranks, and does not. As it is
-    where one of the two has no trace.
+    ``held_up`` says of a rank that the others wait for it: a trace is the mean of all ranks, and does not.
     """
     if not (before and after):
         return replace(result, diagnosis="; ".join(held_up[:1]))

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pytest_llmperf.analysis.step_difference import step_difference
 from pytest_llmperf.analysis.step_words import points_to
@@ -26,14 +25,12 @@ from pytest_llmperf.run.paired_comparison import Side as Turn
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.search_store import PairStore, surroundings
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.support import codec, formats
+from pytest_llmperf.support import formats
 
 #: How often all of a bisection's decisions together may be wrong.
 ALPHA = 0.05
 # A change below so many standard deviations of a pair is often seen larger than it is, where it is seen at all.
 _CLEAR = 2.0
-# Another attempt ends the same way; a timeout, or memory that a neighbour had, need not.
-_LASTING = frozenset({"error", "refused"})
 # Two-sided confidence in an interval that is shown.
 _INTERVAL = 0.975
 # Seconds: with less than that left, whatever ends was ended by the clock.
@@ -42,12 +39,11 @@ _NEXT_TO_NOTHING = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionOrder:
-    """The order of a bisection."""
+    """What a bisection is asked for."""
 
     by: By | None = None
     """``None``: by the first in which the ends differ."""
     seconds: float = 3600.0
-    """For all of it."""
     max_pairs: int = 8
     """In one comparison at most; the run's settings allow as many launches of a side."""
 
@@ -74,20 +70,8 @@ class Step:
     """What is counted, or else exact, and is not as at the good end."""
     reason: str = ""
     """Why it was skipped."""
-    was_kept: bool = False
+    kept: bool = False
     """Whether no launch was needed for it, since an earlier run had made them."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "candidate": codec.plain(self.candidate),
-            "side": self.side,
-            "pairs": self.pairs,
-            "change": vars(self.change) if self.change else None,
-            "exact": list(self.exact),
-            "reason": self.reason,
-            "kept": self.was_kept,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +102,7 @@ class Bisection:
 
     @property
     def first_bad(self) -> Candidate | None:
-        """The one that was found; ``None``: none, or several may be it."""
+        """``None``: none, or several may be it."""
         return self.suspects[0] if len(self.suspects) == 1 and self.yardstick else None
 
 
@@ -135,8 +119,7 @@ class Bisector:
     def run(self, span: Span) -> Bisection:
         """Search between the ends of ``span`` until one is left, or none can tell more, or time is over.
 
-        Raises:
-            CaseFailedError: an end cannot be launched, or another process does the same.
+        ``CaseFailedError``: an end cannot be launched, or another process does the same.
         """
         self._caller.run.until = time.monotonic() + self._order.seconds
         lineage = Lineage(span.candidates)
@@ -158,7 +141,6 @@ class Bisector:
             return found if found.yardstick is None else self._concluded(found, lineage, beside, alpha)
 
     def _ends(self, beside: BesideGood, bad: Candidate, alpha: float) -> Yardstick | None:
-        """In what they differ."""
         self._watch(f"the ends: {beside.good.shown} (good) and {bad.shown} (bad), in turns")
         yardstick: list[Yardstick | None] = [None]
         order = criteria(self._order.by, on_cpu=self._caller.run.on_cpu)
@@ -230,7 +212,7 @@ class Bisector:
 
 
 def _between(good: Change | None, bad: Change | None) -> Change | None:
-    """The second over the first, both held against the same end; ``None`` is that end itself."""
+    """Both are held against the same end; ``None`` is that end itself."""
     if bad is None or good is None:
         return bad
     log = bad.log - good.log
@@ -265,15 +247,15 @@ class BesideGood:
         self._store.release()
 
     def compared(self, candidate: Candidate, decide: Callable[[Pairs], Look], *, is_end: bool = False) -> Step:
-        """Ask ``decide`` about ``candidate``, by as many pairs as it takes; one that ``is_end`` is always tried."""
+        """By as many pairs as it takes to ``decide``; one that ``is_end`` is always tried."""
         known = self._store.known(candidate.name)
         if known.pairs:
             self.pairs[candidate.name] = known.pairs
             told = decide(known.pairs)
             if not told.goes_on:
-                return self._step(candidate, told, was_kept=True)
+                return self._step(candidate, told, kept=True)
         if known.failure and not is_end:
-            return Step(candidate=candidate, side="skipped", reason=known.failure, was_kept=True)
+            return Step(candidate=candidate, side="skipped", reason=known.failure, kept=True)
         try:
             return self._launched(candidate, decide, known.pairs)
         except NoRoomError as error:
@@ -324,18 +306,18 @@ class BesideGood:
             raise CaseFailedError(f"--good {self.good.shown}: {reason}")
         if failure.kind == "unwritable":  # no other candidate would fare better
             raise CaseFailedError(reason)
-        return self._skipped(candidate, reason, lasts=failure.kind in _LASTING)
+        return self._skipped(candidate, reason, lasts=failure.kind in {"error", "refused"})
 
     def _out_of_time(self, candidate: Candidate, reason: str) -> Step:
         self.ended = "time"
         return Step(candidate=candidate, side=None, reason=reason)
 
     def _skipped(self, candidate: Candidate, reason: str, *, lasts: bool = True) -> Step:
-        if lasts:
+        if lasts:  # another attempt ends the same way; a timeout, or memory that a neighbour had, need not
             self._store.keep(candidate.name, (), reason)
         return Step(candidate=candidate, side="skipped", reason=reason)
 
-    def _step(self, candidate: Candidate, told: Look, *, was_kept: bool = False) -> Step:
+    def _step(self, candidate: Candidate, told: Look, *, kept: bool = False) -> Step:
         pairs = self.pairs[candidate.name]
         difference = paired_difference(pairs, self._policy.noise)
         wide = quantile(_INTERVAL, difference.df) * difference.error
@@ -346,11 +328,11 @@ class BesideGood:
             change=Change(difference.log, difference.log - wide, difference.log + wide),
             exact=self.exact_differences(*pairs[-1]),
             reason=told.reason,
-            was_kept=was_kept,
+            kept=kept,
         )
 
     def exact_differences(self, then: Launch, now: Launch) -> tuple[str, ...]:
-        """Return what is counted, or exact, of ``now`` and not as it was ``then``; memory beyond its tolerance."""
+        """What is counted, or exact, and not as it was ``then``; memory beyond its tolerance."""
         found = []
         for metric in counts():
             a, b = count_of(then, metric), count_of(now, metric)

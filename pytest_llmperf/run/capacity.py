@@ -44,19 +44,16 @@ class Fitted:
     size: int
     """0: not even one sequence fits."""
     launch: Launch | None
-    """The one of that size."""
     fails: int | None = None
     """The smallest size seen not to train."""
     given_up: bool = False
     """Whether time was over before the answer was known: ``size`` is what was seen to fit by then."""
 
 
-_LEAST = {"min_steps": _STEPS}
-
-
 def short(spec: Spec, size: int) -> Spec:
     """``spec`` at this micro-batch size, for as many steps as tell whether it fits."""
-    return spec.changed(micro_batch_size=size, steps=_STEPS, warmup_steps=1, **({} if spec.is_script else _LEAST))
+    least = {} if spec.is_script else {"min_steps": _STEPS}
+    return spec.changed(micro_batch_size=size, steps=_STEPS, warmup_steps=1, **least)
 
 
 def fit(
@@ -69,10 +66,9 @@ def fit(
 ) -> Fitted:
     """Search from where ``search`` begins; ``try_sizes`` tries several in one process, where that can be done.
 
-    ``known``: that size was the answer before. Two launches confirm it; only where it is not any more is it searched.
-
-    What one process tells is a hint: memory that it has used is in other pieces than fresh memory. Once a fresh launch
-    contradicts it, fresh launches alone are believed: each of its other sizes would have to be contradicted by itself.
+    ``known``: that size was the answer before, which two launches confirm. What one process tells is a hint: memory
+    that it has used is in other pieces than fresh memory. Once a fresh launch contradicts it, these alone are
+    believed: each of its other sizes would have to be contradicted by itself.
     """
     hinted = not known
     if known:  # as if one process had told it
@@ -114,11 +110,10 @@ class SearchDeadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more should be started."""
         return self._spent() - self._start >= self.seconds
 
     def told(self, search: Search) -> None:
-        """Say once a minute how far ``search`` is."""
+        """Once a minute."""
         now = self._clock()
         if now - self._said >= _REMIND_SECONDS:
             self._said = now
@@ -127,7 +122,6 @@ class SearchDeadline:
 
 
 def bounds(fits: int, fails: int | None) -> str:
-    """``12 sequences fit, 16 do not``."""
     return f"{fits} sequences fit, " + ("more were not tried" if fails is None else f"{fails} do not")
 
 
@@ -139,7 +133,7 @@ class FreshLaunches:
         self.launches: dict[int, Launch | None] = {}
 
     def launch(self, size: int) -> Launch | None:
-        """Launch ``size``; a rank that died without a word gets a second chance: memory may have been what ended it."""
+        """A rank that died without a word gets a second chance: memory may have been what ended it."""
         for may_be_killed in (True, False):
             self._number += 1
             try:
@@ -167,7 +161,7 @@ def _take_hints(
 
 
 def _wanted(search: Search, fresh: dict[int, Launch | None]) -> int | None:
-    """The size to launch next; ``None`` once the answer and the size after it are confirmed."""
+    """``None`` once the answer and the size after it are confirmed."""
     size = search.next()
     if size is None and search.fits < LARGEST:
         # The larger one first: where the hint was too careful, the search goes on from there.
@@ -189,13 +183,12 @@ class _SpoiltError(Exception):
 
 
 class MaxBatchSize:
-    """Finds and judges the largest micro-batch of one caller's specs."""
+    """Finds, judges and records the largest micro-batch of one caller's specs."""
 
     def __init__(self, caller: Caller, runner: Runner, recorder: Recorder) -> None:
         self._caller, self._runner, self._recorder = caller, runner, recorder
 
     def check(self, case: Case, spec: Spec) -> Concluded:
-        """Search the largest micro-batch, hold it against its baseline, and record it where that is asked for."""
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
         # Clocks and drift say nothing of what fits.
@@ -207,9 +200,8 @@ class MaxBatchSize:
             why_none = joined_reasons(retry.spoilt)
 
         def judge(baseline: CapacityBaseline | None) -> CaseResult:
-            if found is None or found.launch is None or why_none:
-                result = self._caller.result(case, "invalid", why_none)
-            else:
+            result = self._caller.result(case, "invalid", why_none)
+            if found is not None and found.launch is not None and not why_none:
                 result = self._judged(case, found.size, found.launch, baseline)
             return replace(result, notes=(*(retry.notes if found else ()), *result.notes))
 
@@ -248,7 +240,7 @@ class MaxBatchSize:
 
     def _launch(self, retry: LaunchRetry, spec: Spec, number: int) -> Launch:
         try:
-            return retry.launch(spec, number, _neighbours)
+            return retry.launch(spec, number, lambda launch: Circumstances(validity.neighbours(launch.health)))
         finally:
             if retry.spoilt:
                 raise _SpoiltError
@@ -270,10 +262,6 @@ class MaxBatchSize:
             launches=(launch,),
             notes=(note, *(f"measured under {fault}" for fault in validity.injected([launch]))),
         )
-
-
-def _neighbours(launch: Launch) -> Circumstances:
-    return Circumstances(validity.neighbours(launch.health))
 
 
 def _why_none(found: Fitted, seconds: float) -> str:

@@ -47,7 +47,7 @@ class Case:
 
     @property
     def width(self) -> int:
-        """GPUs, or ranks on the CPU, of its widest spec."""
+        """Of its widest spec: GPUs, or ranks on the CPU."""
         return max(spec.gpus for spec in self.specs)
 
     def spec(self, spec_id: str) -> Spec:
@@ -61,12 +61,10 @@ class Case:
 
     @classmethod
     def measured(cls, spec: Spec) -> Case:
-        """The launches of ``spec`` alone."""
         return replace(cls.of(spec), judges=False, takes="perf.measure launches, which --perf-static does not")
 
     @classmethod
     def compared(cls, before: Spec, after: Spec, *notes: str) -> Case:
-        """Two that take turns."""
         return cls(
             id=f"{after.id}-over-{before.id}",
             digest=f"{after.digest}-{before.digest}",
@@ -78,7 +76,6 @@ class Case:
 
     @classmethod
     def largest_batch(cls, spec: Spec) -> Case:
-        """The largest micro-batch of ``spec``."""
         return cls(
             id=spec.capacity_id,
             digest=spec.capacity_digest,
@@ -112,7 +109,7 @@ class Case:
 
 
 def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
-    """Return what differs from ``spec`` by one choice of ``space`` and can be."""
+    """What differs from ``spec`` by one choice of ``space`` and can be."""
     return tuple(one for one in space.neighbours(spec) if one.digest != spec.digest)
 
 
@@ -162,7 +159,7 @@ class Caller:
         )
 
     def policy(self, spec: Spec) -> Policy:
-        """Return what ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's.
+        """What ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's.
 
         Twice as slow may be a CPU's gate; on a GPU 1 was meant as 1 %, and is a ``CaseFailedError``.
         """

@@ -34,7 +34,7 @@ from pytest_llmperf.support.user_input import is_positive
 
 
 class Cases:
-    """The cases that one test may ask for, or one command."""
+    """The cases of one caller."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller, self._run, self._settings = caller, caller.run, caller.run.settings
@@ -127,20 +127,16 @@ class Cases:
 
     def compare(self, before: Spec, after: Spec, bounds: Mapping[str, Bounds]) -> Concluded:
         """Measure what ``after`` brings over ``before``, in turns on the same GPUs."""
-        alone = (
-            ["compared in this environment alone: --perf-against holds perf.check"] if self._settings.against else []
-        )
-        case = Case.compared(before, after, *alone)
-        return self._concluded(case, 2 * self._settings.launches, partial(self._gain, case, bounds))
+        alone = "compared in this environment alone: --perf-against holds perf.check"
+        case = Case.compared(before, after, *([alone] if self._settings.against else []))
 
-    def _gain(self, case: Case, bounds: Mapping[str, Bounds]) -> Concluded:
-        return PairedComparison(self._caller, self._runner, case.specs[-1]).gain(case, bounds)
+        def gain() -> Concluded:  # its policy reads baselines, which an earlier start has no need of
+            return PairedComparison(self._caller, self._runner, after).gain(case, bounds)
+
+        return self._concluded(case, 2 * self._settings.launches, gain)
 
     def same_training(self, *specs: TrainSpec) -> Concluded:
-        """Whether the last of ``specs`` learns what the one before it does, or what its plain form does if it is alone.
-
-        Small trainings are launched on this machine alone.
-        """
+        """Whether the last of ``specs`` learns what the one before it does, or alone what its plain form does."""
         case = Case.same_training(*specs)
         return self._concluded(case, len(specs) + 1, partial(parity, self._caller, self._runner, case, specs))
 
@@ -167,7 +163,7 @@ class Cases:
         return conclude(self._caller, case, made)
 
     def _earlier(self, case: Case) -> Concluded | None:
-        """Return what the SLURM job has concluded of it before; the test goes on after that."""
+        """What the SLURM job has concluded of it before; the test goes on after that."""
         self._need_launches(case)
         concluded = earlier(self._caller, case)
         if concluded is not None:
@@ -221,7 +217,7 @@ def need_spec(method: str, value: object, kind: type[Any]) -> None:
 
 
 def need_a_narrower_training(wide: Spec, scaled_from: Spec) -> None:
-    """An efficiency is over the same training on fewer GPUs; how these share the work may differ."""
+    """How fewer GPUs share the work may differ."""
     if type(scaled_from) is not type(wide):
         raise CaseFailedError(f"perf.check: scaled_from={scaled_from.id} is no training as {wide.id} is")
     if scaled_from.gpus >= wide.gpus:
@@ -235,7 +231,7 @@ def need_a_narrower_training(wide: Spec, scaled_from: Spec) -> None:
 
 
 def need_sizes(spec: Spec) -> None:
-    """Its micro-batch is what its training is told, or a search would launch one size again and again."""
+    """Its training is told its micro-batch, or a search would launch one size again and again."""
     if spec.is_script and "{micro_batch_size}" not in spec.to_dict()["command"]:
         raise CaseFailedError(
             f"perf.max_micro_batch: the command of {spec.id} has no {{micro_batch_size}}, expected it where the script "
@@ -265,7 +261,7 @@ def need_the_same_tokens(before: Spec, after: Spec) -> None:
 
 
 def tuning_space(spec: TrainSpec, over: object, runners_up: object) -> Space:
-    """Return what may change of ``spec``, or the test fails."""
+    """What may change of ``spec``, or the test fails."""
     if not isinstance(runners_up, int) or isinstance(runners_up, bool) or runners_up < 1:
         raise CaseFailedError(f"perf.tune: runners_up={runners_up!r}, expected a whole number of at least 1")
     try:

@@ -63,8 +63,7 @@ def _found(caller: Caller, case: Case, concluded: Concluded) -> Concluded:
 def failures(caller: Caller, case: Case) -> Iterator[None]:
     """What ends ``case`` inside is kept as an invalid result of it.
 
-    Raises:
-        CaseFailedError: its baseline cannot be used, or a launch yielded no record (``DidNotTrainError``).
+    ``CaseFailedError``: its baseline cannot be used; ``DidNotTrainError``: a launch yielded no record.
     """
     try:
         yield
@@ -95,30 +94,25 @@ class Recorder:
         self._store = BaselineStore(self._settings.baselines)
 
     def load(self, spec: Spec) -> Baseline | None:
-        """The baseline of ``spec``, if there is one; a ``BaselineError`` where it cannot be read."""
+        """``BaselineError``: it cannot be read."""
         return self._store.load(self._run.machine_kind, spec)
 
     def find(self, spec: Spec) -> Baseline | None:
-        """The same for a case that is only compared with: a file that cannot be read is told of where it is used."""
+        """The same of a case that is only compared with: a file that cannot be read is told where it is used."""
         try:
             return self.load(spec)
         except BaselineError:
             return None
 
     def load_capacity(self, spec: Spec) -> CapacityBaseline | None:
-        """The largest micro-batch of ``spec``, if one was recorded; a ``BaselineError`` where it cannot be read."""
+        """The largest micro-batch of ``spec``; ``BaselineError``: it cannot be read."""
         return self._store.capacities.load(self._run.machine_kind, spec)
 
     def wants(self, baseline: Baseline | CapacityBaseline | None) -> bool:
-        """Whether this run records a case with this baseline."""
         return self._settings.update == "all" or (self._settings.update == "new" and baseline is None)
 
     def prepare(self, spec: Spec, baseline: Baseline | CapacityBaseline | None) -> None:
-        """Find out, before GPU time is spent, whether ``spec`` can be recorded if the run asks for it.
-
-        Raises:
-            BaselineError: it cannot, and why.
-        """
+        """Before GPU time is spent: ``BaselineError`` where the run wants to record ``spec`` and cannot."""
         if not self.wants(baseline):
             return
         self._store.check_writable(self._run.machine_kind, spec)
@@ -138,10 +132,9 @@ class Recorder:
         judge: Callable[[_Figures | None], CaseResult],
         record: Callable[[CaseResult, _Figures | None], CaseResult],
     ) -> tuple[CaseResult, _Figures | None, str]:
-        """``result``, held against ``baseline``, with what ``record`` made of it where the run asks for that.
+        """``result`` as ``record`` left it, what it was held against in the end, and why it was not recorded.
 
-        Where another run has changed the baseline meanwhile, ``judge`` says it once more. With it, what it was held
-        against in the end, and why it was not recorded.
+        Where another run has changed the baseline meanwhile, ``judge`` says it once more.
         """
         while self.wants(baseline):
             try:
@@ -154,11 +147,7 @@ class Recorder:
         return result, baseline, ""
 
     def record(self, spec: Spec, result: CaseResult, judged: Baseline | None, disagreement: str = "") -> CaseResult:
-        """``result``, held against ``judged``, with what was recorded of it.
-
-        Raises:
-            BaselineError: nothing was, because of a ``disagreement`` of its launches, say.
-        """
+        """``result``, held against ``judged``, with what was recorded of it; ``BaselineError``: nothing was."""
         if disagreement and not self._settings.reason:
             raise BaselineError(
                 f"{spec.id}: {disagreement}; record it when the machine is quiet, or say with "
@@ -220,7 +209,7 @@ class Measured:
 
     @property
     def nodeid(self) -> str:
-        """The test that launched it."""
+        """Of the test that launched it."""
         return self.result.shares or self.result.nodeid
 
     def lent(self, result: CaseResult) -> tuple[CaseResult, str]:
@@ -229,9 +218,8 @@ class Measured:
         updated = self.result.updated if result.verdict == self.result.verdict else ""
         if self.again and result.nodeid == self.nodeid:
             return replace(result, updated=updated), self.refused
-        shared, all_of_them = len(self.result.launches), len(result.launches)
-        alone = shared == all_of_them
-        whose = "its launches are those of" if alone else f"{shared} of its {all_of_them} launches made by"
+        shared, alone = len(self.result.launches), len(self.result.launches) == len(result.launches)
+        whose = "its launches are those of" if alone else f"{shared} of its {len(result.launches)} launches made by"
         result = replace(
             result,
             updated=updated,
@@ -266,7 +254,7 @@ class ResultCache:
 
     @property
     def launches(self) -> list[Launch]:
-        """The launches of all that were judged, each once."""
+        """Each once."""
         return list({id(launch): launch for one in self._measured for launch in one.result.launches}.values())
 
     def begin_again(self, nodeid: str) -> None:
@@ -274,7 +262,6 @@ class ResultCache:
         self._measured = [replace(one, again=one.again or one.nodeid == nodeid) for one in self._measured]
 
     def same(self, spec: Spec) -> Measured | None:
-        """The latest that was launched, or planned, of ``spec``."""
         return next((one for one in reversed(self._measured) if one.spec == spec), None)
 
     def narrow(self, wide: Spec, scaled_from: Spec | None) -> Narrow | None:

@@ -27,12 +27,11 @@ from pytest_llmperf.support.folders import cache_folder
 
 
 def figures(spec: Spec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
-    """Return what the launches' rate means on their chip, where known; energy, a micro-batch's time, waiting."""
-    gpu = launches[0].environment.gpu
-    of_steps = _of_steps(spec, launches)
-    if not isinstance(spec, TrainSpec):  # of its arithmetic nothing is known
-        return tuple(of_steps)
-    return (*_arithmetic(spec, launches, gpu, model_flops), *_traffic(spec, launches, gpu), *of_steps)
+    """What the launches' rate means on their chip, where known; energy, a micro-batch's time, waiting."""
+    gpu, found = launches[0].environment.gpu, [*_of_steps(spec, launches)]
+    if isinstance(spec, TrainSpec):  # else of its arithmetic nothing is known
+        found = [*_arithmetic(spec, launches, gpu, model_flops), *_traffic(spec, launches, gpu), *found]
+    return tuple(found)
 
 
 def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:

@@ -63,7 +63,7 @@ class Findings:
     """By its launches."""
 
     def take(self, said: str = "") -> dict[str, Any] | None:
-        """Return what was found since the last time, to be sent away; ``None`` where nothing was."""
+        """What was found since the last time, to be sent away; ``None`` where nothing was."""
         if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.phases):
             return None
         values = {
@@ -125,10 +125,9 @@ class CaseFailedError(Exception):
 
 
 class DidNotTrainError(CaseFailedError):
-    """The same where a launch ended without a record."""
+    """The same where a launch ended without a record; ``may_train_again``: another run may end otherwise."""
 
     def __init__(self, message: str, *, may_train_again: bool = False) -> None:
-        """``may_train_again``: something else may come of another run."""
         super().__init__(message)
         self.may_train_again = may_train_again
 
@@ -143,9 +142,7 @@ class RunEndedError(Exception):
 
 #: How much a test said of what it runs: every spec; those up to one that cannot run here; some, and then it ended.
 ALL, STOPPED, SOME = "all", "stopped", "some"
-
-SAID = (SOME, STOPPED, ALL)
-"""From the least to the most."""
+_SAID = (SOME, STOPPED, ALL)
 
 _MOST_NODES = 3
 
@@ -172,8 +169,8 @@ class Coverage:
         self.say(node, said)
 
     def say(self, node: str, said: str) -> None:
-        """A test that ran more than once, at several widths say, has said what it said most fully."""
-        self.said[node] = max(self.said.get(node, SOME), said, key=SAID.index)
+        """Of a test that ran more than once, at several widths say, the most counts."""
+        self.said[node] = max(self.said.get(node, SOME), said, key=_SAID.index)
 
     def to_dict(self) -> dict[str, Any]:
         return {name: sorted(getattr(self, name)) for name in _SETS} | {"said": self.said}
@@ -184,10 +181,6 @@ class Coverage:
             getattr(self, name).update(values[name])
         for node, said in values["said"].items():
             self.say(node, said)
-
-    @property
-    def stopped(self) -> set[str]:
-        return {node for node, said in self.said.items() if said == STOPPED}
 
     def files(self) -> set[str]:
         """Test files of which every perf test ran and said what it runs, as far as it can run here."""
@@ -231,12 +224,12 @@ def unused_baselines(entries: Iterable[Entry], digests: AbstractSet[str], covera
     A baseline that another test file recorded is left alone: a run of one file says nothing about the others. Where
     the file is gone, only the whole suite knows whether its tests moved.
     """
-    files, whole, stopped = coverage.files(), not coverage.doubts(), coverage.stopped
+    files, whole = coverage.files(), not coverage.doubts()
     unused = []
     for entry in entries:
         file = file_of(entry.recorded_by)
         known = file in files or (whole and not (root / file).exists())
-        if known and entry.digest not in digests and entry.recorded_by not in stopped:
+        if known and entry.digest not in digests and coverage.said.get(entry.recorded_by) != STOPPED:
             unused.append(entry.path)
     return sorted(unused)
 

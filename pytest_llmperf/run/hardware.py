@@ -61,12 +61,10 @@ class Hardware:
         ``is_worker``: other processes share the run, and ``shared_gpus``, by uuid, where not all are the run's.
         """
         self.settings, self.rootdir, self.arguments = settings, rootdir, tuple(arguments)
-        self.shared_gpus, self.is_worker = tuple(shared_gpus), is_worker
-        self._is_charged = False
+        self.shared_gpus, self.is_worker, self._is_charged = tuple(shared_gpus), is_worker, False
 
     @cached_property
     def site(self) -> Site:
-        """It is asked for nothing yet."""
         from pytest_llmperf.launch.site import Wanted
 
         settings = self.settings
@@ -87,7 +85,6 @@ class Hardware:
 
     @contextmanager
     def _usable_site(self) -> Iterator[Site]:
-        """The site, while it is asked what it has."""
         from pytest_llmperf.launch.site import AllNodesLostError, SiteError
 
         try:
@@ -132,7 +129,7 @@ class Hardware:
 
     @property
     def in_job(self) -> bool:
-        """Whether this is a SLURM job's run, also one that launches on its first node alone."""
+        """Whether this is a job's run, also one that launches on its first node alone."""
         return self._goes_on or bool(job_key(os.environ))
 
     @property
@@ -195,7 +192,7 @@ class Hardware:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs this run may use; 0 is the CPU."""
+        """That this run may use; 0 is the CPU."""
         asked = self.settings.gpus
         if self.settings.static:
             return _ANY if asked is None else asked
@@ -243,7 +240,6 @@ class Hardware:
         return kind + (f"-limit-{limit / 2**30:g}gib" if limit else "")
 
     def machine_document(self) -> dict[str, Any]:
-        """Return what ``--perf-json`` says of where the run was."""
         gpus = () if self.settings.static else self.machine.gpus[: self.num_gpus]
         return {
             "kind": self.machine_kind,
@@ -258,11 +254,7 @@ class Hardware:
 
 
 def new_run_folder(home: Path, job: str | None) -> Path:
-    """In ``home``, or a temporary one where that cannot be; ``job`` names the SLURM job whose nodes all have to see it.
-
-    Raises:
-        CaseFailedError: a job's cannot be in ``home``.
-    """
+    """In ``home``, or a temporary one; that of a ``job``, which all its nodes see, or a ``CaseFailedError``."""
     # Two hosts that share this folder may have the same pid in the same second, and not the same job.
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{'' if job is None else f'{job}-'}{os.getpid()}"
     try:

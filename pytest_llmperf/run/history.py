@@ -12,7 +12,7 @@ from typing import Any
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histories
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Experience, Noise
+from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.records.result import OBSERVED, PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
 from pytest_llmperf.report.run_document import RunDocument
@@ -38,7 +38,8 @@ class History:
         """Read stores, ``--perf-json`` files, and folders in which there are some of either."""
         found, troubles = list[PastResult](), list[str]()
         for path in paths:
-            for file in _files(path):
+            several = (file for file in path.rglob("*") if file.suffix in (".json", ".sqlite") and file.is_file())
+            for file in sorted(several) if path.is_dir() else [path]:
                 try:
                     found += _read(file)
                 except (HistoryError, ResultsError) as error:
@@ -67,12 +68,6 @@ def of_project(results: Sequence[PastResult], project: str) -> Sequence[PastResu
     return own or results
 
 
-def _files(path: Path) -> Iterable[Path]:
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.rglob("*") if file.suffix in (".json", ".sqlite") and file.is_file())
-
-
 def _read(path: Path) -> list[PastResult]:
     if path.name.startswith(f"{OBSERVED}-"):
         return [observed_result(path.read_text(encoding="utf-8"), str(path))]
@@ -84,10 +79,7 @@ def _read(path: Path) -> list[PastResult]:
 
 
 def keep(path: Path, document: Mapping[str, Any]) -> str:
-    """Add what ``document``, as ``--perf-json`` has it, tells to the store at ``path``; a line where that failed.
-
-    A store that fails fails no run.
-    """
+    """Add what ``document``, as ``--perf-json`` has it, tells to the store at ``path``; a line where that failed."""
     try:
         results = past_results(RunDocument(document), "this run")
         if not results:
@@ -103,14 +95,14 @@ def keep(path: Path, document: Mapping[str, Any]) -> str:
 
 def scattering(machines: Iterable[str], baselines: Path) -> dict[str, Scattering]:
     """How launches of each machine kind scatter, as far as its baselines tell; else what is usual."""
-    return {one: Scattering(_noise(one, baselines), are_gpus=not _CPU.search(one)) for one in sorted(set(machines))}
-
-
-def _noise(machine: str, baselines: Path) -> Noise:
-    usual = (Policy.for_cpu() if _CPU.search(machine) else Policy.for_gpu()).noise
-    if not machine or Path(machine).name != machine:
-        return usual  # a name that leads elsewhere is nobody's folder
-    return Experience.of(BaselineStore(baselines).launches(machine), usual).noise
+    found = {}
+    for machine in sorted(set(machines)):
+        is_cpu = bool(_CPU.search(machine))
+        noise = (Policy.for_cpu() if is_cpu else Policy.for_gpu()).noise
+        if machine and Path(machine).name == machine:  # a name that leads elsewhere is nobody's folder
+            noise = Experience.of(BaselineStore(baselines).launches(machine), noise).noise
+        found[machine] = Scattering(noise, are_gpus=not is_cpu)
+    return found
 
 
 @dataclass(frozen=True)

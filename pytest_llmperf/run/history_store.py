@@ -65,13 +65,16 @@ SCHEMAS = (
     """,
 )
 
-_READ = """
-    SELECT runs.name, runs.machine, case_id, digest, nodeid, verdict, launches, tokens_per_step, ranks,
-           peak_reserved_bytes, texts.text, runs.revision, counts, runs.unfinished, runs.project, made.text
+# Columns of a result that have its fields' names.
+_SAME = ("digest", "nodeid", "verdict", "tokens_per_step", "ranks", "peak_reserved_bytes")
+
+_READ = f"""
+    SELECT runs.name, runs.machine, runs.revision, runs.unfinished, runs.project, case_id, {", ".join(_SAME)},
+           launches, counts, texts.text, made.text
     FROM results JOIN runs ON runs.id = results.run JOIN texts ON texts.id = results.versions
     LEFT JOIN texts AS made ON made.id = results.calibrations
     ORDER BY results.rowid
-"""
+"""  # noqa: S608 - names of ours
 
 
 class HistoryError(Exception):
@@ -85,28 +88,24 @@ class HistoryStore:
         self.path = path
 
     def append(self, results: Sequence[PastResult]) -> None:
-        """Add the results of one run, all or none.
+        """Add the results of one run, all or none: with a ``HistoryError`` what was there is still there."""
+        import sqlite3
 
-        Raises:
-            HistoryError: they cannot be; what was there is still there.
-        """
-        with self._refusing(), closing(self._opened_for_writing()) as database:
-            database.execute("BEGIN IMMEDIATE")  # one writer at a time from here on
-            try:
-                self._bring_up_to_date(database)
-                _insert(database, results)
-                database.execute("COMMIT")
-            except BaseException:
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
-                raise
+        with self._refusing():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)) as database:
+                database.execute("BEGIN IMMEDIATE")  # one writer at a time from here on
+                try:
+                    self._bring_up_to_date(database)
+                    _insert(database, results)
+                    database.execute("COMMIT")
+                except BaseException:
+                    if database.in_transaction:
+                        database.execute("ROLLBACK")
+                    raise
 
     def read(self) -> list[PastResult]:
-        """Return what it holds, in the order in which it was added; nothing of no file. The file stays as it is.
-
-        Raises:
-            HistoryError: it cannot serve.
-        """
+        """Return what it holds, in the order in which it was added; nothing of no file. The file stays as it is."""
         if not self.path.exists():
             return []
         with self._refusing(), self._opened_for_reading() as database:
@@ -117,12 +116,6 @@ class HistoryStore:
             if held != len(found):
                 raise ValueError(f"{held - len(found)} of its {held} results lost their run or their versions")
             return found
-
-    def _opened_for_writing(self) -> sqlite3.Connection:
-        import sqlite3
-
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
 
     @contextmanager
     def _opened_for_reading(self) -> Iterator[sqlite3.Connection]:
@@ -149,7 +142,7 @@ class HistoryStore:
                 yield copy
 
     def _version(self, database: sqlite3.Connection) -> int:
-        """Return its schema's; 0: it is empty."""
+        """0: it is empty."""
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -173,7 +166,6 @@ class HistoryStore:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Whatever SQLite finds, as a line."""
         import sqlite3
 
         try:
@@ -219,15 +211,9 @@ def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None
             {**asdict(launch), "places": [[place.host, place.device, place.boot] for place in launch.places]}
             for launch in result.launches
         ]
-        values = {
+        values = {name: getattr(result, name) for name in _SAME} | {
             "run": runs[result.run],
             "case_id": result.id,
-            "digest": result.digest,
-            "nodeid": result.nodeid,
-            "verdict": result.verdict,
-            "tokens_per_step": result.tokens_per_step,
-            "ranks": result.ranks,
-            "peak_reserved_bytes": result.peak_reserved_bytes,
             "versions": shared(dict(result.versions)),
             "launches": json.dumps(launches),
             "counts": json.dumps(dict(result.counts)),
@@ -240,33 +226,22 @@ def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None
 
 def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
     """``known``: versions that were read before; thousands of results share them."""
-    run, machine, case_id, digest, nodeid, verdict, launches, *rest = row
-    tokens, ranks, memory, versions, revision, counts, unfinished, project, made = rest
+    *plain, launches, counts, versions, made = row
+    values = dict(zip(("run", "machine", "revision", "unfinished", "project", "id", *_SAME), plain, strict=True))
     measured = tuple(
-        PastLaunch(**{**values, "places": tuple(Place(*place) for place in values["places"])})
-        for values in json.loads(launches)
+        PastLaunch(**{**launch, "places": tuple(Place(*place) for place in launch["places"])})
+        for launch in json.loads(launches)
     )
     if not measured:
-        raise ValueError(f"a result of {case_id} without a launch")
+        raise ValueError(f"a result of {values['id']} without a launch")
     for text in filter(None, (versions, made)):
         if text not in known:
             known[text] = json.loads(text)
     return PastResult(
-        run=run,
-        machine=machine,
-        id=case_id,
-        digest=digest,
-        nodeid=nodeid,
-        verdict=verdict,
+        **values,
         launches=measured,
-        tokens_per_step=tokens,
-        ranks=ranks,
-        peak_reserved_bytes=memory,
         versions=known[versions],
-        revision=revision,
         counts=json.loads(counts),
-        unfinished=unfinished,
-        project=project,
         calibrations=known[made] if made else {},
     )
 
@@ -282,17 +257,13 @@ _OTHERS = ("cudnn", "nccl", "flash-attn", "torchao", "bitsandbytes", "nvidia-cud
 
 
 def past_results(document: RunDocument, run: str) -> list[PastResult]:
-    """Those of ``document`` that have a time: of a dry run, or of fake tensors alone, none has.
-
-    What took turns with another environment is left out, as its launches are cut to those pairs; so is a case that
-    tells of another test's launches.
-    """
+    """Those of ``document`` that have a time: of a dry run, or of fake tensors alone, none has."""
     return [found for result in document.results if (found := _past(result, document, run)) is not None]
 
 
 def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
     told = result.record
-    if told.shares or told.launches_before:
+    if told.shares or told.launches_before:  # another test's launches, or cut to pairs with another environment
         return None
     records = [found for each in told.launches if (found := codec.read_lenient(_Record, each)) is not None]
     whole = result.launches if not result.num_unread else ()
@@ -351,15 +322,9 @@ class _Record:
 
 
 def _whole(launch: Launch) -> PastLaunch:
+    error = launch.median_error if math.isfinite(launch.median_error) else 0.0
     places = tuple(rank.place for rank in launch.ranks)
-    error = launch.median_error
-    return PastLaunch(
-        launch.started_at,
-        launch.median_step_seconds,
-        error if math.isfinite(error) else 0.0,
-        launch.health.sm_clock_mhz,
-        places,
-    )
+    return PastLaunch(launch.started_at, launch.median_step_seconds, error, launch.health.sm_clock_mhz, places)
 
 
 def _parts(records: Sequence[_Record]) -> Iterator[PastLaunch]:
@@ -387,11 +352,7 @@ def _versions(environment: _Environment) -> dict[str, str]:
 
 
 def observed_result(text: str, source: str) -> PastResult:
-    """The row of a real run that was watched; where it ran is named as runs name the kind of their machine.
-
-    Raises:
-        HistoryError: it cannot serve.
-    """
+    """The row of a real run that was watched; where it ran is named as runs name the kind of their machine."""
     try:
         values = json.loads(text)
         result = codec.read(PastResult, values[OBSERVED], newer=True)

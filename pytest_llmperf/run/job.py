@@ -37,7 +37,7 @@ class Journal:
     def __init__(self, home: Path, key: str, arguments: Sequence[str], *, resume: bool, restarts: int = 0) -> None:
         """``arguments`` are pytest's: a job may run the suite more than once, each time with others.
 
-        Only a run that is to ``resume`` goes on with what is there; ``restarts`` came before it.
+        Only a run that is to ``resume`` goes on with what is there.
         """
         self.folder, self._arguments, self._resume = home / key, [str(word) for word in arguments], resume
         self._restarts = restarts
@@ -48,23 +48,23 @@ class Journal:
                         shutil.rmtree(old, ignore_errors=True)
 
     def find(self, nodeid: str, digest: str) -> Concluded | None:
-        """Return what an earlier start concluded of a case; else the case runs again."""
+        """What an earlier start concluded of a case."""
         return codec.load(Concluded, self._path(nodeid, digest)) if self._resume else None
 
     def keep(self, concluded: Concluded) -> str:
-        """Write it down; a line about what went wrong, if anything did."""
+        """A line about what went wrong, if anything did."""
         result = concluded.result
         why = codec.keep(self._path(result.nodeid, result.digest), concluded, lasts=True)
         return f"{result.id}: not kept for a requeue ({why})" if why else ""
 
     def begun(self, nodeid: str, digest: str) -> tuple[Launch, ...]:
-        """Return launches of a case that an earlier start did not conclude."""
+        """Launches of a case that an earlier start did not conclude."""
         found = codec.load(_Begun, self._path(nodeid, digest, "begun-")) if self._resume else None
         # This start's own are of an attempt of this test that is over.
         return () if found is None or found.restarts == self._restarts else found.launches
 
     def begin(self, nodeid: str, digest: str, launches: Sequence[Launch]) -> None:
-        """Note what a case has launched, which decides nothing yet: all that is lost otherwise is time."""
+        """What a case has launched decides nothing yet: all that is lost otherwise is time."""
         codec.keep(self._path(nodeid, digest, "begun-"), _Begun(self._restarts, tuple(launches)), lasts=True)
 
     def spent_before(self) -> float:
@@ -78,7 +78,6 @@ class Journal:
         return _spent(self.folder / f"spent-{self._restarts}.json")
 
     def note(self, gpu_hours: float, until: float) -> None:
-        """GPU-hours of this start so far."""
         with suppress(OSError):
             write_text(self.folder / f"spent-{self._restarts}.json", json.dumps([gpu_hours, until]))
 
@@ -111,7 +110,7 @@ class Job(Journal):
         self._gpus, self._start = len(self._site.machine().gpus), self._site.began()
 
     def budget_ends(self, gpu_hours: float | None, say: Callable[[str], None]) -> float | None:
-        """When so many are used up, in seconds since the epoch; ``None``: never."""
+        """In seconds since the epoch; ``None``: never."""
         if gpu_hours is None or not self._gpus:
             return None
         spent, until = self.noted() or (0.0, self._start)

@@ -37,12 +37,9 @@ class CurveCheck:
     """The loss curve of one spec that asks for it."""
 
     def __init__(self, caller: Caller, runner: Runner, spec: TrainSpec, known: JudgedCurve | None = None) -> None:
-        """What is stored is read, so that a file that cannot serve costs no launch.
+        """``known`` is what another test of this run has found of the same spec.
 
-        ``known`` is what another test of this run has found of the same spec.
-
-        Raises:
-            BaselineError: it cannot be read, or ``spec`` cannot be held against it or any.
+        What is stored is read, so that a file that cannot serve costs no launch: ``BaselineError``.
         """
         self._caller, self._runner, self._spec = caller, runner, spec
         self._settings = caller.run.settings
@@ -75,9 +72,7 @@ class CurveCheck:
         return len(self._seeds) - 1 if self.is_recorded else 0
 
     def judged(self, result: CaseResult) -> CaseResult:
-        """``result``, of launches of the spec, with what its losses say; more seeds are trained where one does not
-        decide, or where they are to be recorded.
-        """
+        """``result`` with what its losses say; more seeds are trained where one does not decide, or to be recorded."""
         if not result.launches or (result.verdict == "invalid" and self._judged is None):
             return result  # what is no training has no curve
         if self._judged is None:
@@ -88,7 +83,7 @@ class CurveCheck:
         return self._joined(result)
 
     def _trained(self) -> str:
-        """Train what it takes; what contradicts a seed's spec."""
+        """What contradicts a seed's spec, if anything does."""
         stored = self._stored.losses if self._stored else {}
         seeds = self._seeds if self.is_recorded or not stored else tuple(stored)
         turn = Turn(launches=len(seeds) if self.is_recorded else 0)
@@ -134,7 +129,7 @@ class CurveCheck:
         return result
 
     def recorded(self, result: CaseResult, refused: str) -> tuple[CaseResult, str]:
-        """``result`` with the curve that was recorded, if it was to be; and why it was not."""
+        """``result`` with the curve that was recorded, if it was to be; and why not."""
         if not self.is_recorded or refused or result.verdict == "invalid":
             return result, refused
         if result.verdict in FAILING and not result.updated:
@@ -179,11 +174,7 @@ def asks_for_curve(caller: Caller, spec: Spec) -> bool:
 
 
 def asked_curve(caller: Caller, runner: Runner, spec: Spec, known: JudgedCurve | None) -> CurveCheck | None:
-    """The check of a loss curve, where somebody asks for one.
-
-    Raises:
-        BaselineError: there is no curve to judge, or what is stored cannot be used.
-    """
+    """``BaselineError``: there is no curve to judge, or what is stored cannot be used."""
     if not asks_for_curve(caller, spec):
         return None
     if not isinstance(spec, TrainSpec):

@@ -70,15 +70,10 @@ class Option:
         return self.flag.removeprefix("--").replace("-", "_")
 
     def at(self, front: str, name: str) -> Any:
-        """``name`` of it, as it is in ``front``."""
         return self.fronts.get(front, {}).get(name, getattr(self, name))
 
     def typed(self, text: str) -> Any:
-        """From ``text``, of an ini file, say.
-
-        Raises:
-            OptionError: it is no such value.
-        """
+        """From ``text``, of an ini file, say; ``OptionError``: it is no such value."""
         if self.choices and text not in self.choices:
             raise OptionError(f"expected {', '.join(self.choices)}{hint(text, self.choices)}")
         value = text if self.parse is None else self.parse(text)
@@ -122,12 +117,11 @@ def switch(flag: str, fronts: Mapping[str, Any], what: str, **words: Any) -> Any
 
 
 def table(settings: Any) -> Iterator[tuple[str, Option]]:
-    """The options of ``settings``, by the names of its fields."""
+    """By the names of fields."""
     return ((each.name, each.metadata["option"]) for each in fields(settings) if "option" in each.metadata)
 
 
 def is_said(options: Iterable[Option], said: Any) -> bool:
-    """Whether the command line has any of ``options``."""
     return any(one.flag and getattr(said, one.dest, None) is not None for one in options)
 
 
@@ -190,11 +184,7 @@ def why_no_folder(text: str | Path) -> str:
 
 
 def refuse_unknown_update(words: Iterable[object]) -> None:
-    """Say what ``--update-baselines=`` takes in pytest; argparse would only say that it ignores the value.
-
-    Raises:
-        OptionError: it was given another value.
-    """
+    """Say what ``--update-baselines=`` takes in pytest; argparse would only say that it ignores the value."""
     flag, known = "--update-baselines=", ("new", "all", "prune")
     for word in map(str, words):
         value = word.removeprefix(flag)

@@ -37,11 +37,11 @@ class Side:
     """One that takes turns."""
 
     name: str
-    """What tells it from the other: its spec's id, or its interpreter."""
+    """Its spec's id, or its interpreter."""
     spec: Spec
     python: str = sys.executable
     shown: str = ""
-    """What tells people which side it is, where its spec does not."""
+    """To people, where its spec does not tell."""
     tree: Path | None = None
     """The project at another revision, where a script runs there."""
 
@@ -89,10 +89,7 @@ class PairedComparison:
         return Concluded(result=_diagnosed(result, turns), held_against="turns with the other spec")
 
     def environments(self, case: Case, scaling: Scaling | None = None) -> CaseResult:
-        """The spec of ``case`` in this environment against itself under the interpreter of ``--perf-against``.
-
-        ``scaling`` holds what this environment alone must keep, where the spec has several GPUs.
-        """
+        """The spec of ``case`` here against itself under ``--perf-against``; ``scaling`` is of this side alone."""
         (spec,), python = case.specs, self._caller.run.settings.against
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
@@ -110,11 +107,12 @@ class PairedComparison:
             return scaling.joined(judgement, ours, None) if scaling else judgement
 
         if revision := self._caller.run.settings.other_revision:
-            tree = self._tree(revision)
-            sides = [
-                Side(python, spec, shown=f"at {revision}", tree=tree),
-                Side("the work tree", spec, shown="as it is"),
-            ]
+            try:
+                tree = GitHistory(self._caller.run.rootdir).tree(revision)
+            except (HistoryError, NotMadeError) as error:
+                raise CaseFailedError(f"--perf-against {python}: {error}") from None
+            other = Side(python, spec, shown=f"at {revision}", tree=tree)
+            sides = [other, Side("the work tree", spec, shown="as it is")]
         else:
             # As short as it can be typed here: a line about a launch has room for little else.
             shown = min(python, os.path.relpath(python), key=len)
@@ -130,14 +128,7 @@ class PairedComparison:
         result = replace(result, changed=changed, notes=(*result.notes, *notes))
         return _diagnosed(result, turns)
 
-    def _tree(self, revision: str) -> Path:
-        try:
-            return GitHistory(self._caller.run.rootdir).tree(revision)
-        except (HistoryError, NotMadeError) as error:
-            raise CaseFailedError(f"--perf-against git:{revision}: {error}") from None
-
     def _result(self, case: Case, turns: Turns) -> CaseResult:
-        """The second side is the one that it is about."""
         (before, after), judgement = turns.pairs[-1], turns.judgement
         result = self._caller.result(case, judgement.verdict, judgement.reason, judgement.checks)
         return replace(
@@ -174,7 +165,7 @@ class PairedComparison:
                     return Turns(pairs, judgement, retry.notes)
 
     def troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
-        """Return what contradicts the spec of one side; where nothing does, what its chip cannot have done."""
+        """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""
         found = contradictions(side.spec, launches, self._caller.terms.inactive)
         if found:
             return list(found)

@@ -42,12 +42,9 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 def read_settings(
     front: str, said: Namespace, *, here: Path, rootdir: Path, ini: Callable[[str], Any] = lambda _: "", **fixed: Any
 ) -> Settings:
-    """Read what ``front`` was asked for, on the command line before its ini file.
+    """Read what ``front`` was asked for, on the command line before its ini file; ``UsageError``: it cannot be used.
 
     Relative paths are ``here``, those of an ini file under ``rootdir``; ``fixed`` is what nobody can ask otherwise.
-
-    Raises:
-        UsageError: a value that cannot be used.
     """
     _refuse_unknown_fault()
     values: dict[str, Any] = {}

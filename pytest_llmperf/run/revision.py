@@ -43,7 +43,7 @@ def project_of(root: Path) -> str:
 
 
 def find_revision(root: Path, baselines: Path) -> Revision:
-    """The revision of ``root``; none where it is no git checkout or git is absent."""
+    """None where ``root`` is no git checkout or git is absent."""
     commit = _git(root, "rev-parse", "--short=12", "HEAD").strip()
     if not commit:  # before the first one, nothing is committed; outside of version control nothing can be
         return Revision("", tuple(_untracked(root, baselines)))

@@ -44,7 +44,6 @@ class Run(Hardware):
     """How it ended, where anything was asked of it."""
 
     def __init__(self, settings: Settings, **where: Any) -> None:
-        """``where``: as hardware has it."""
         super().__init__(settings, **where)
         self.notes: list[str] = []
         self.findings = Findings()
@@ -64,10 +63,8 @@ class Run(Hardware):
         self.num_gates = 1
         self.has_floors = False
         """Whether a case may be held by its efficiency over the launches of another."""
-        self.has_told_unkept = False
-        """Whether it was said that calibrations cannot be kept."""
-        self._knowledge: tuple[int, Knowledge] | None = None
-        """What is known once so many launches were judged."""
+        self.has_told_unkept = False  # that calibrations cannot be kept
+        self._knowledge: tuple[int, Knowledge] | None = None  # once so many launches were judged
         self.until = math.inf
         """By when everything has to be over, by ``time.monotonic()``: what runs then is ended."""
         self.unfinished = ""
@@ -92,7 +89,7 @@ class Run(Hardware):
             self._prepare_flops(specs)
 
     def check_interpreter(self) -> None:
-        """Where nothing is launched, this Python has what trains, or it is a ``UsageError``."""
+        """Without launches this Python has what trains, or it is a ``UsageError``."""
         if not self.settings.static:
             return
         from pytest_llmperf.launch.prediction import PredictionError
@@ -105,7 +102,7 @@ class Run(Hardware):
     def cases(
         self, nodeid: str, observer: Observer, terms: CaseTerms | None = None, findings: Findings | None = None
     ) -> Cases:
-        """Return what ``nodeid``, a test or a command, may ask for; it finds for the run unless it has ``findings``."""
+        """What ``nodeid``, a test or a command, may ask for; it finds for the run unless it has ``findings``."""
         from pytest_llmperf.run.cases import Cases
 
         return Cases(self.caller(nodeid, observer, terms, findings))
@@ -113,7 +110,6 @@ class Run(Hardware):
     def caller(
         self, nodeid: str, observer: Observer, terms: CaseTerms | None = None, findings: Findings | None = None
     ) -> Caller:
-        """Who asks."""
         from pytest_llmperf.run.case import Caller, CaseTerms
 
         found = self.findings if findings is None else findings
@@ -210,7 +206,6 @@ class Run(Hardware):
 
     @cached_property
     def stored_launches(self) -> Sequence[Sequence[Launch]]:
-        """Those of each of them."""
         return [baseline.launches for baseline in self.stored_baselines]
 
     @cached_property
@@ -232,12 +227,11 @@ class Run(Hardware):
 
     @cached_property
     def revision(self) -> Revision:
-        """The revision of the tree under rootdir; asked for only where something is recorded."""
+        """Of the tree under rootdir; asked for only where something is recorded."""
         return find_revision(self.rootdir, self.settings.baselines)
 
     @property
     def rule(self) -> Rule:
-        """How strict this run's verdicts are."""
         from pytest_llmperf.judge.policy import Rule
 
         return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
@@ -250,18 +244,13 @@ class Run(Hardware):
 
     @property
     def launch_seconds(self) -> float:
-        """The seconds that a launch may take that begins now."""
+        """That a launch may take which begins now."""
         return max(_LEAST_SECONDS, min(self.settings.timeout_seconds, self.until - time.monotonic()))
 
     def beside(self) -> Run:
         """The same run, for launches at the same time as this one's: with servers of its own, and this one's folder."""
-        other = Run(
-            self.settings,
-            rootdir=self.rootdir,
-            arguments=self.arguments,
-            shared_gpus=self.shared_gpus,
-            is_worker=self.is_worker,
-        )
+        where = {name: getattr(self, name) for name in ("rootdir", "arguments", "shared_gpus", "is_worker")}
+        other = Run(self.settings, **where)
         other.until = self.until
         other.__dict__ |= {"run_folder": self.run_folder, "_found": self._found}
         return other

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.judge.acceptance import replaced, replaced_line
@@ -46,10 +45,9 @@ _MOST_NODES = 3
 
 @dataclass(frozen=True)
 class Trouble:
-    """One reason why a run fails in which every case may have passed."""
+    """One reason why a run fails in which every case may have passed, by name: ``unused baselines``."""
 
     name: str
-    """As ``unused baselines``."""
     lines: Sequence[str]
 
 
@@ -81,7 +79,7 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
     troubles = [*_troubles(run, whole_run), *([Trouble("replaced cases", replaced)] if replaced else [])]
     if settings.markdown is not None or settings.step_summary is not None:
         lines = [line for trouble in troubles for line in trouble.lines]
-        refused = write_markdown(run, run_document(run, whole_run, exit_code, stopped=False), lines)
+        refused = _write_markdown(run, run_document(run, whole_run, exit_code, stopped=False), lines)
         troubles += [Trouble("--perf-markdown", [refused])] if refused else []
     exit_code = _failed(exit_code) if troubles else exit_code
     written = list(_written(run, whole_run, exit_code, stopped=stopped))
@@ -89,21 +87,31 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
 
 
 def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) -> Iterator[Trouble]:
-    """The files that were asked for, and what could not be written."""
+    """What of the files that were asked for could not be written."""
     settings = run.settings
     launched = settings.history is not None and any(result.launches for result in run.findings.results)
     if not (settings.json or settings.report or launched):
         return
     values = run_document(run, whole_run, exit_code, stopped=stopped)
-    if refused := write_results(run, values):
-        values["exit_code"] = _failed(exit_code)
-        yield Trouble("--perf-json", [refused])
+    if settings.json is not None:
+        try:
+            write_json(settings.json, values)
+        except OSError as error:
+            values["exit_code"] = _failed(exit_code)
+            yield Trouble("--perf-json", [f"--perf-json {settings.json}: not written ({error})"])
     if launched and settings.history is not None:
         from pytest_llmperf.run.history import keep
 
         run.notes += filter(None, [keep(settings.history, values)])
-    if refused := write_page(run, values):
-        yield Trouble("--perf-report", [refused])
+    if settings.report is not None:
+        from pytest_llmperf.report.run_document import RunDocument
+        from pytest_llmperf.run.run_page.written_page import write_page
+
+        documents = [RunDocument(values)]
+        page = write_page(settings.report, documents, settings.baselines, made_by=MADE_BY, history=settings.history)
+        run.notes += [f"--perf-report {settings.report}: {line}" for line in page.without]
+        if page.why_none:
+            yield Trouble("--perf-report", [f"--perf-report {page.why_none}"])
 
 
 def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
@@ -190,33 +198,9 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
     return values | ({"unfinished": run.unfinished} if run.unfinished else {})
 
 
-def write_results(run: Run, values: Mapping[str, Any]) -> str:
-    """Write what ``--perf-json`` asks for; why it was not written."""
-    if run.settings.json is None:
-        return ""
-    try:
-        write_json(run.settings.json, values)
-    except OSError as error:
-        return f"--perf-json {run.settings.json}: not written ({error})"
-    return ""
-
-
-def write_page(run: Run, values: Mapping[str, Any]) -> str:
-    """Write the page that ``--perf-report`` asks for; why there is none."""
-    from pytest_llmperf.report.run_document import RunDocument
-    from pytest_llmperf.run.run_page.written_page import write_page as write
-
-    path, settings = run.settings.report, run.settings
-    if path is None:
-        return ""
-    page = write(path, [RunDocument(values)], settings.baselines, made_by=MADE_BY, history=settings.history)
-    run.notes += [f"--perf-report {path}: {line}" for line in page.without]
-    return page.why_none and f"--perf-report {page.why_none}"
-
-
-def write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
+def _write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
     """Write the pages of Markdown that are wanted; why ``--perf-markdown`` was not written."""
-    from pytest_llmperf.report.consumers.documents import markdown_page
+    from pytest_llmperf.report.consumers.documents import markdown_page, within
     from pytest_llmperf.report.consumers.exported_run import ExportedRun
 
     settings, refused = run.settings, ""
@@ -227,25 +211,20 @@ def write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str])
             write_text(settings.markdown, "\n".join([*page, ""]))
         except OSError as error:
             refused = f"--perf-markdown {settings.markdown}: not written ({error})"
-    is_news = told.cases or told.skipped or told.troubles
-    if settings.step_summary is not None and is_news and not settings.dry_run:
-        try:
-            run.notes += _append(settings.step_summary, page)
-        except OSError as error:  # nobody asked for it: no reason for a run to fail
-            run.notes.append(f"GITHUB_STEP_SUMMARY {settings.step_summary}: not written ({error})")
+    path, is_news = settings.step_summary, told.cases or told.skipped or told.troubles
+    if path is None or not is_news or settings.dry_run:
+        return refused
+    try:
+        size = path.stat().st_size if path.exists() else 0
+        text = within(["", *page] if size else page, _MOST_BYTES - size)
+        why = "" if text else f", it has {size} bytes already, and may have {_MOST_BYTES}"
+        if text:
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+    except OSError as error:  # nobody asked for it: no reason for a run to fail
+        why = f" ({error})"
+    run.notes += [f"GITHUB_STEP_SUMMARY {path}: not written{why}"] if why else []
     return refused
-
-
-def _append(path: Path, page: Sequence[str]) -> list[str]:
-    from pytest_llmperf.report.consumers.documents import within
-
-    size = path.stat().st_size if path.exists() else 0
-    text = within(["", *page] if size else page, _MOST_BYTES - size)
-    if not text:
-        return [f"GITHUB_STEP_SUMMARY {path}: not written, it has {size} bytes already, and may have {_MOST_BYTES}"]
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-    return []
 
 
 def _entries(run: Run) -> list[Entry]:
@@ -254,19 +233,11 @@ def _entries(run: Run) -> list[Entry]:
     return entries_of_run(run.settings.baselines, machine, on_cpu=run.on_cpu, is_static=is_static)
 
 
-def _unused(run: Run, entries: Sequence[Entry]) -> list[Path]:
-    """Baselines that no case of this run has; none where not every case was asked."""
-    return unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
-
-
 def seen(run: Run, entries: Sequence[Entry] | None = None) -> Coverage:
-    """Return what this run saw, and what its options may have hidden from it; ``entries`` are of its baselines.
-
-    Where these cannot be read, nobody knows which tests recorded them.
-    """
+    """What this run saw, and what its options may have hidden from it; ``entries`` are of its baselines."""
     try:
         known = _entries(run) if entries is None else entries
-    except BaselineError:
+    except BaselineError:  # nobody knows which tests recorded them
         known = []
     run.note_selection([file_of(entry.recorded_by) for entry in known])
     return run.coverage
@@ -278,7 +249,7 @@ def listed(run: Run) -> list[str]:
         entries = _entries(run)
     except BaselineError as error:
         return [str(error)]
-    unused = _unused(run, entries)
+    unused = unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
     copies = [f"stray copy: {one.path} ({one.copy_of} is what counts); delete it" for one in entries if one.copy_of]
     is_pruned = run.settings.update == "prune"
     if is_pruned and not run.coverage.doubts():
@@ -291,7 +262,8 @@ def listed(run: Run) -> list[str]:
 def prune(run: Run) -> str:
     """Remove them; why that did not go well, where it did not."""
     try:
-        unused = _unused(run, _entries(run))
+        entries = _entries(run)
+        unused = unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
         doubts = run.coverage.doubts()
         if doubts:
             return f"--update-baselines=prune: nothing was removed, {doubts}"

@@ -71,9 +71,8 @@ class Runner:
     """Launches specs for one caller."""
 
     def __init__(self, caller: Caller, *, bare: bool = False) -> None:
-        """``bare``: its launches are of the steps that are timed, and nothing after them is traced or inspected."""
-        self._run, self._observer, self._findings = caller.run, caller.observer, caller.findings
-        self._is_bare = bare
+        """``bare``: nothing after the timed steps of its launches is traced or inspected."""
+        self._run, self._observer, self._findings, self._is_bare = caller.run, caller.observer, caller.findings, bare
         self.most_seconds = math.inf
         """That a launch may take, whatever the run allows."""
         self.while_waiting: Callable[[], None] = lambda: None
@@ -85,7 +84,7 @@ class Runner:
 
     @contextmanager
     def hold(self, num_gpus: int) -> Iterator[None]:
-        """Keep the same hardware for every launch inside: what takes turns must take them in one place."""
+        """Keep the same hardware for every launch inside: turns are taken in one place."""
         meter = Meter()
         with self._lease(num_gpus, meter) as gpus:
             self._held, self._held_after = gpus, meter.waited_seconds
@@ -104,14 +103,11 @@ class Runner:
         all_steps: bool = False,
         calibrates: Callable[[Sequence[Gpu]], bool] = lambda _: False,
     ) -> Launch | Failure:
-        """Launch ``spec``; ``number`` counts the launches of this case from 1, and ``turn`` says whose turn it is.
+        """Launch ``spec``; ``number`` counts the launches of this case from 1.
 
         It may end once it is known to be one of ``passing``, unless it takes ``all_steps``. ``calibrates`` says of its
-        GPUs, of none where srun chooses them, whether it is with what these give that day to work that never changes.
-
-        Raises:
-            CaseFailedError: this host's memory cannot hold it.
-            RunEndedError: no time, or no node, is left for it.
+        GPUs, of none where srun chooses them, whether they are calibrated in it. A ``CaseFailedError`` where this
+        host's memory cannot hold it, a ``RunEndedError`` where no time, or no node, is left.
         """
         run, turn = self._run, turn or Turn()
         rounds = max(math.ceil(number / turn.sides), run.settings.launches)
@@ -126,31 +122,30 @@ class Runner:
             attempt.outcome = run.site.launch(attempt.request, attempt.watch, self._observer.say)
         outcome: Launch | Failure = attempt.outcome
         if isinstance(outcome, Launch):
-            if attempt.request.calibrations is not None:
-                self._tell_unkept()
+            if attempt.request.calibrations is not None and not run.has_told_unkept:
+                with suppress(OSError, ValueError):
+                    why = (run.run_folder / OF_THE_RUN / UNKEPT).read_text(encoding="utf-8").strip()
+                    run.has_told_unkept = True
+                    self._observer.say(
+                        f"calibrations of GPUs cannot be kept in {why}; each run makes its own, some seconds for each "
+                        "GPU (LLMPERF_CACHE_DIR names another cache)"
+                    )
         elif outcome.lost_nodes and run.settings.resume:  # else nobody would go on with it
             lost = f"node {listed(outcome.lost_nodes)} failed"
             self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
         return outcome
 
     def record(self, spec: Spec, number: int, turn: Turn | None = None) -> Launch:
-        """The record of a launch that needs to yield one.
-
-        Raises:
-            LaunchFailed: it yielded none.
-        """
+        """The record of a launch; ``LaunchFailed`` where it yielded none."""
         outcome = self.launch(spec, number, turn)
         if isinstance(outcome, Failure):
             raise LaunchFailed(spec.id, outcome)
         return outcome
 
     def sizes(self, spec: TrainSpec, search: Search, tell: Callable[[Search], None]) -> list[tuple[int, int | None]]:
-        """The micro-batch sizes that one process tried, each with its peak allocated bytes or none; on this machine.
+        """The micro-batch sizes that one process here tried, each with its peak allocated bytes or none.
 
-        ``tell`` hears how far it is.
-
-        Raises:
-            LaunchFailed: it ended by an error, and not for lack of memory or time.
+        ``tell`` hears how far it is; ``LaunchFailed``: it ended by an error, and not for lack of memory or time.
         """
         with self._attempt(spec, f"{spec.capacity_id} sizes", search=search) as attempt:
 
@@ -176,11 +171,7 @@ class Runner:
         return tried  # nothing, where even the process was lost: fresh launches search alone
 
     def small_trainings(self, spec: TrainSpec, order: ParityOrder) -> MadeTrainings:
-        """Make the small trainings that ``order`` asks for, in one launch on this machine.
-
-        Raises:
-            LaunchFailed: nothing is known of them.
-        """
+        """Make the small trainings that ``order`` asks for, in one launch here; ``LaunchFailed``: nothing is known."""
         shown = f"{spec.id} parity" if order.truth else f"{spec.id} the plain form's parity"
         # Nobody times them.
         with self._attempt(spec, shown, shared=True, parity=order, trace=False) as attempt:
@@ -200,10 +191,7 @@ class Runner:
         calibrates: Callable[[Sequence[Gpu]], bool] = lambda _: False,
         **asked: Any,
     ) -> Iterator[_Attempt]:
-        """Hardware, and a request of what is ``asked``; what it cost is counted; what ends it from outside fails it.
-
-        It is ``shown`` as the first of ``numbers`` of the second.
-        """
+        """Hardware, and a request of what is ``asked``; what it cost is counted; what ends it from outside fails it."""
         run, meter = self._run, Meter()
         with self._lease(spec.gpus, meter, shared=shared) as gpus, self._observer.launch(shown, *numbers) as live:
             calibrations = cache_folder("calibrations") if calibrates(gpus) else None
@@ -256,20 +244,7 @@ class Runner:
             root=run.rootdir,
         )
 
-    def _tell_unkept(self) -> None:
-        """Say, once a run, why calibrations cannot be kept from run to run, where they cannot."""
-        if self._run.has_told_unkept:
-            return
-        with suppress(OSError, ValueError):
-            why = (self._run.run_folder / OF_THE_RUN / UNKEPT).read_text(encoding="utf-8").strip()
-            self._run.has_told_unkept = True
-            self._observer.say(
-                f"calibrations of GPUs cannot be kept in {why}; each run makes its own, some seconds for each GPU "
-                "(LLMPERF_CACHE_DIR names another cache)"
-            )
-
     def _end(self, why: str, exit_code: int) -> NoReturn:
-        """End the run before its end; what is known is written."""
         self._run.unfinished, self._run.ends_with = why, exit_code
         raise RunEndedError(why, exit_code)
 
@@ -297,12 +272,10 @@ class Runner:
             yield gpus
 
     def _waits(self, what: str) -> None:
-        """Others hold ``what``: no longer than there is time for anything."""
         self.while_waiting()
         if time.monotonic() >= self._run.until:
-            raise RunEndedError(
-                f"its time was over while it waited for {what}, which another launch here holds", UNFINISHED
-            )
+            why = f"its time was over while it waited for {what}, which another launch here holds"
+            raise RunEndedError(why, UNFINISHED)
 
 
 class _Attempt:
@@ -313,24 +286,19 @@ class _Attempt:
         self.outcome: Any = None
         """A record, sizes or errors of trainings, or else the failure."""
         self.tell: Callable[[], None] = lambda: None
-        """Called whenever it has come further."""
         self.last = Progress(phase="starting")
         self.broken_off: Failure | None = None
         """Why somebody else ended it, a test's time limit say."""
 
     def watch(self, progress: Progress) -> None:
-        """The launch has come so far."""
         self.last = progress
         self._live.update(progress)
         self.tell()
 
     def ended(self, allowed_seconds: float) -> None:
-        """It has an outcome: a record's phases have the wait for hardware.
-
-        Where what is left of a search or a run was the limit, no option makes it longer.
-        """
+        """Where what is left of a search or a run was the limit, no option makes it longer."""
         outcome = self.outcome
-        if isinstance(outcome, Launch) and outcome.phases:
+        if isinstance(outcome, Launch) and outcome.phases:  # which have the wait for hardware
             waited = round(self.request.meter.waited_seconds, 3)
             self.outcome = replace(outcome, phases={WAITING: waited, **outcome.phases})
         if isinstance(outcome, Failure) and self.request.timeout_seconds < allowed_seconds:
@@ -368,7 +336,7 @@ _PAUSE_SECONDS = 20.0
 
 
 class LaunchRetry:
-    """The launches of one case, and what is wrong with those that count."""
+    """The launches of one case. One that circumstances spoilt is set aside and tried once more, later; once a case."""
 
     def __init__(self, runner: Runner, say: Callable[[str], None]) -> None:
         self._runner, self._say = runner, say
@@ -379,17 +347,19 @@ class LaunchRetry:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Tell a reader of the verdict of the one that was set aside."""
         return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
 
     def launch(self, spec: Spec, number: int, circumstances: Callable[[Launch], Circumstances], **how: Any) -> Launch:
-        """One launch of ``spec``, made as a runner does it, which ``circumstances`` may have spoilt.
+        """One launch of ``spec``, made as a runner does it; ``LaunchFailed``: it yielded no record."""
 
-        Raises:
-            LaunchFailed: it yielded no record.
-        """
-        outcome = self._runner.launch(spec, number, **how)
-        around = _around(outcome, circumstances)
+        def launched() -> tuple[Launch | Failure, Circumstances]:
+            outcome = self._runner.launch(spec, number, **how)
+            if isinstance(outcome, Launch):
+                return outcome, circumstances(outcome)
+            # Of what makes a launch fail, memory alone is what a neighbour takes.
+            return outcome, Circumstances(validity.neighbours(outcome.health) if outcome.kind == "oom" else ())
+
+        outcome, around = launched()
         if around.lines and not self.set_aside:
             self.set_aside = around.lines
             self._say(f"{spec.id}: {around.lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
@@ -398,19 +368,11 @@ class LaunchRetry:
                 # It is given more of them, and what passes with its own says nothing of these.
                 least = min(spec.min_steps, spec.steps)
                 spec, how = spec.changed(steps=2 * spec.steps, min_steps=2 * least), how | {"passing": None}
-            outcome = self._runner.launch(spec, number, **how)
-            around = _around(outcome, circumstances)
+            outcome, around = launched()
         self.spoilt = (*self.spoilt, *around.lines)
         if isinstance(outcome, Failure):
             raise LaunchFailed(spec.id, outcome)
         return outcome
-
-
-def _around(outcome: Launch | Failure, circumstances: Callable[[Launch], Circumstances]) -> Circumstances:
-    if isinstance(outcome, Launch):
-        return circumstances(outcome)
-    # Of what makes a launch fail, memory alone is what a neighbour takes.
-    return Circumstances(validity.neighbours(outcome.health) if outcome.kind == "oom" else ())
 
 
 def should_run_out(caller: Caller) -> bool:

@@ -289,7 +289,6 @@ class Settings:
     )
     """Empty where the hardware's name serves."""
     slurm: SlurmOptions = field(default_factory=_no_slurm_options)
-    """What the ini file says of it, by ``SLURM_INI``."""
     width: Width | None = None
     """Of which tests alone are run, by ``width_gpus`` and ``plan``; ``None``: all."""
     against_itself: bool = False

@@ -42,8 +42,7 @@ class StaticCheck:
     def __init__(
         self, caller: Caller, update: str | None = None, machine: str = "", recorded_by: str | None = None
     ) -> None:
-        """``update`` is what the run asks for, ``machine`` the kind that it names, and ``recorded_by`` the test that
-        calls, where nothing else is said."""
+        """What is not said is what the run asks for, the kind of machine that it names, and who calls."""
         self._caller, self._run, settings = caller, caller.run, caller.run.settings
         self._update, self._recorded_by = update or settings.update, recorded_by or caller.nodeid
         self._store = StepStore(settings.baselines, machine or settings.machine)
@@ -51,9 +50,8 @@ class StaticCheck:
     def check(self, spec: Spec) -> Concluded:
         """Hold the step of ``spec`` against what is stored of it, under every machine kind that has the case.
 
-        Raises:
-            CannotRunError: nothing can be known of it.
-            CaseFailedError: its baseline cannot be used, or its small form failed.
+        ``CannotRunError``: nothing can be known of it; ``CaseFailedError``: its baseline cannot be used, or its small
+        form failed.
         """
         case, caller, asked = Case.of(spec), self._caller, self._run.settings.gpus
         caller.name(case)
@@ -122,7 +120,7 @@ class StaticCheck:
         return replace(result, updated=f"recorded {spec.id} (its static figures{kinds and ', ' + kinds})"), ""
 
     def _wants(self, place: Place, step: StaticStep) -> bool:
-        """Whether this run records there; what is the same is left as it is."""
+        """What is the same is left as it is."""
         if place.stored is None:
             return self._update in ("new", "all", BESIDE_LAUNCHES)
         if self._update == BESIDE_LAUNCHES and place.stored.step.other_versions(step):
@@ -133,8 +131,7 @@ class StaticCheck:
 def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -> list[str]:
     """Record static figures beside what the run has recorded on GPUs; a line for each case of which there are none.
 
-    To be asked once nothing trains any more. Those of other versions stay: a CI machine's, which holds each change
-    against them, need not be a GPU's.
+    Once nothing trains any more. Those of other versions stay: a CI machine's need not be a GPU's.
     """
     recorded = _recorded(run, results)
     if not recorded or run.on_cpu:
@@ -156,8 +153,7 @@ def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -
 
 
 def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
-    """Return what of ``results`` is in a baseline of launches now, and which test recorded it; a script's small form
-    is a launch, which only those who ask for it wait for."""
+    """What of ``results`` is in a baseline of launches now, and which test recorded it; no script's, which launches."""
     updated = {result.digest for result in results if result.updated}
     store, found = BaselineStore(run.settings.baselines), {}
     with suppress(BaselineError, ValueError):
@@ -184,11 +180,7 @@ class NoStep:
 
 
 def step_of(caller: Caller, spec: Spec, stored: Collection[StaticStep]) -> StaticStep | NoStep:
-    """The step of ``spec``, of which these are ``stored``.
-
-    Raises:
-        LaunchFailed: the small form of a script yielded no record.
-    """
+    """The step of ``spec``, of which these are ``stored``."""
     if isinstance(spec, ScriptSpec):
         return _of_script(caller, spec, stored)
     assert isinstance(spec, TrainSpec)  # noqa: S101 - there are these two

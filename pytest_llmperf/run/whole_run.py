@@ -36,7 +36,6 @@ class LateVerdict:
 
     @property
     def line(self) -> str:
-        """Who, what, and what it was."""
         return f"{self.result.nodeid}: {self.result.id}: {self.result.reason}; its test ended as {self.was}"
 
 
@@ -45,9 +44,8 @@ class WholeRun:
     """The verdict on a whole run."""
 
     results: Sequence[CaseResult]
-    """Those of the run, each by what all of it knows."""
+    """Each by what all of the run knows."""
     regressed: Sequence[LateVerdict] = ()
-    """Those that their tests passed, and that do not hold by that."""
     undecided: Sequence[LateVerdict] = ()
     """Those that a strict run fails for what is not shown."""
     change: CommonChange | None = None
@@ -60,7 +58,6 @@ class WholeRun:
 
     @property
     def fails(self) -> bool:
-        """Whether the run does for that change."""
         return self.verdict in FAILING or (self.is_strict and self.verdict == "inconclusive")
 
     @property
@@ -98,10 +95,7 @@ class WholeRun:
 
 
 def judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
-    """``results`` of a run that is over; no launch is spent for it.
-
-    Its figures outlive whatever goes wrong here: they are as they were, and the run fails by a line that says why.
-    """
+    """``results`` of a run that is over. What goes wrong here leaves them as they are, and fails the run by a line."""
     try:
         return _judged_together(run, results)
     except Exception as error:  # noqa: BLE001 - whatever it is, what was measured is written and told
@@ -158,7 +152,7 @@ def _is_judged(result: CaseResult, machine: str) -> bool:
 
 
 def _identity(launch: Launch) -> tuple[str, str, str]:
-    """Return what a baseline, which rounds figures, keeps as it was."""
+    """What a baseline, which rounds figures, keeps as it was."""
     return launch.digest, launch.site, launch.started_at
 
 
@@ -166,18 +160,12 @@ _HOUR = 3600
 _MOST_SKIPS = 4
 
 
-def planned_gpu_seconds(planned: Sequence[Planned]) -> float:
-    """Return what the launches would take, of cases that have a baseline."""
-    return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped)
-
-
 def gpu_hours(planned: Sequence[Planned]) -> float:
-    """The same."""
-    return planned_gpu_seconds(planned) / _HOUR
+    """What the launches would take, of cases that have a baseline."""
+    return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped) / _HOUR
 
 
 def exceeds(planned: Sequence[Planned], budget_gpu_hours: float | None) -> bool:
-    """Whether the launches would take more than the budget, if there is one."""
     return budget_gpu_hours is not None and gpu_hours(planned) > budget_gpu_hours
 
 
@@ -225,20 +213,20 @@ def unjudged_line(skipped: Sequence[Skipped]) -> str:
 
 def priced(results: Sequence[CaseResult], price: Price | None) -> list[CaseResult]:
     """``results`` of GPUs with what their tokens cost; not when they are judged, since no baseline knows a price."""
-    if price is None:
-        return list(results)
-    return [replace(result, checks=(*result.checks, *_costs(result, price))) for result in results]
-
-
-def _costs(result: CaseResult, price: Price) -> tuple[Check, ...]:
-    rate = result.check(RATE)
-    if rate is None or rate.value <= 0:
-        return ()
-    per_million, tokens = price_per_million(rate.value, price.gpu_hour), tokens_per_price(rate.value, price.gpu_hour)
-    return (
-        replace(METRICS["price_per_million_tokens"].check(per_million), unit=price.currency),
-        Check(metric="tokens_per_price", value=tokens, unit=f"tokens/{price.currency}"),
-    )
+    found = []
+    for result in results:
+        rate = result.check(RATE)
+        if price is None or rate is None or rate.value <= 0:
+            found.append(result)
+            continue
+        a_million = METRICS["price_per_million_tokens"].check(price_per_million(rate.value, price.gpu_hour))
+        tokens = tokens_per_price(rate.value, price.gpu_hour)
+        costs = (
+            replace(a_million, unit=price.currency),
+            Check(metric="tokens_per_price", value=tokens, unit=f"tokens/{price.currency}"),
+        )
+        found.append(replace(result, checks=(*result.checks, *costs)))
+    return found
 
 
 def cost_lines(gpu_seconds: float, price: Price | None) -> list[str]:

@@ -184,8 +184,8 @@ def test_what_was_measured_is_not_launched_again(engine: Engine) -> None:
     launched = len(engine.launches)
     again = bisect(engine)
     assert len(engine.launches) == launched
-    assert [replace(step, was_kept=False) for step in again.steps] == list(first.steps)
-    assert all(step.was_kept for step in again.steps)
+    assert [replace(step, kept=False) for step in again.steps] == list(first.steps)
+    assert all(step.kept for step in again.steps)
     assert again.first_bad == first.first_bad
 
 
@@ -200,7 +200,7 @@ def test_ctrl_c_tells_what_is_known_and_the_next_goes_on(engine: Engine) -> None
     found = bisect(engine)
     assert found.first_bad is not None
     assert found.first_bad.name == "v3"
-    kept = {step.candidate.name for step in found.steps if step.was_kept}
+    kept = {step.candidate.name for step in found.steps if step.kept}
     assert kept == {step.candidate.name for step in ended.steps}
     assert len(engine.launches) > before
 
@@ -241,7 +241,7 @@ def test_a_kept_file_that_is_broken_is_made_anew(engine: Engine, tmp_path: Path)
         path.write_text('{"pairs": [[1')
     found = bisect(engine)
     assert found.first_bad is not None
-    assert not any(step.was_kept for step in found.steps)
+    assert not any(step.kept for step in found.steps)
 
 
 def test_a_cpus_clock_and_ends_that_are_hardly_apart_are_told(engine: Engine, golden: Golden) -> None:

@@ -38,7 +38,7 @@ def page(spec: Spec, found: Bisection, spent: Spent, further: str, screen: Scree
         columns = [
             Column("candidate", [plain(step.candidate.shown) for step in steps], right=False),
             Column("side", [step.side or "not decided" for step in steps], right=False),
-            Column("pairs", [f"{step.pairs}{' (kept)' if step.was_kept else ''}" for step in steps]),
+            Column("pairs", [f"{step.pairs}{' (kept)' if step.kept else ''}" for step in steps]),
             Column("step time", [_shown(step.change) for step in steps]),
             Column("exact", [plain("; ".join(step.exact[:1])) or formats.ABSENT for step in steps], right=False),
         ]
@@ -103,7 +103,7 @@ def document(spec: Spec, found: Bisection, spent: Spent, further: str, machine: 
         "bad": codec.plain(found.bad),
         "candidates": found.num_candidates,
         "by": found.yardstick.by if found.yardstick else None,
-        "steps": [step.to_dict() for step in found.steps],
+        "steps": codec.plain(found.steps),
         "suspects": [codec.plain(one) for one in found.suspects],
         "first_bad": codec.plain(found.first_bad) if found.first_bad else None,
         "last_good": codec.plain(found.last_good) if found.last_good else None,

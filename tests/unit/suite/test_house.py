@@ -26,7 +26,7 @@ JOINTS = {
     "cli/commands/tune": 15,
     "launch/local": 13,
     "run/baseline_comparison": 27,
-    "run/bisection": 19,
+    "run/bisection": 18,
     "run/capacity": 18,
     "run/cases": 20,
     "run/conclusion": 17,
