@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -56,10 +55,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         add_place(one)
         one.add_argument("case", metavar="CASE", help=case_help)
         one.set_defaults(answer=answer)
-    one = commands.add_parser("diff", help="two baselines side by side, or all of two folders")
+    one = commands.add_parser("diff", help="two baselines side by side")
     add_place(one)
     one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
-    one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's: every case, or the one CASE")
+    one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's, of the one CASE")
     one.set_defaults(answer=_diff, usage=one.error)
 
 
@@ -115,15 +114,8 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
             return Answer(diff_page(find(a, root, machine), find(b, root, machine), screen))
         case [one], Path() as other:
             return Answer(diff_page(find(one, other, machine), find(one, root, machine), screen))
-        case [], Path() as other:
-            theirs, own = Shelf.read(other, machine), Shelf.read(root, machine)
-            lines, troubles = against_page(theirs, own, screen), [*theirs.troubles, *own.troubles]
-            if not lines:
-                what = f"no case in common with {root}, expected the same digests and machines; name two cases"
-                troubles.append(f"{other}: {what}")
-            return Answer(lines, troubles)
     usage: Callable[[str], NoReturn] = arguments.usage
-    return usage("expected two cases, or --against DIR and at most one case")
+    return usage("expected two cases, or one and --against DIR")
 
 
 # The pages.
@@ -303,7 +295,7 @@ def _day(entry: Accepted) -> str:
     return plain(entry.recorded_at)[:10] or formats.ABSENT
 
 
-# What ``diff`` says: two baselines side by side, or all of two folders. A comes first, and ratios are B/A.
+# What ``diff`` says: two baselines side by side. A comes first, and ratios are B/A.
 
 
 def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[str]:
@@ -319,66 +311,15 @@ def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[
         Column("", [label(name) for name in pairs], right=False),
         Column("A", [shown(name, one) for name, (one, _) in pairs.items()]),
         Column("B", [shown(name, other) for name, (_, other) in pairs.items()]),
-        Column("B/A", [_ratio(*pair) for pair in pairs.values()]),
+        Column("B/A", [f"{other / one:.3f}" if one else formats.ABSENT for one, other in pairs.values()]),
         Column("change", [formats.percent(change(other, one)) for one, other in pairs.values()]),
     ]
     lines += ["", *table(columns, screen)]
-    for title, found in _differences(mine, theirs).items():
+    old, new = mine.launches[-1], theirs.launches[-1]
+    for title, found in (
+        ("settings", settings_differences(mine.spec, theirs.spec)),
+        ("environment of the newest launches", [plain(line) for line in old.differences(new)]),
+        ("what was active", [plain(line) for line in changes([new], [old])]),
+    ):
         lines += ["", title, *(f"  {line}" for line in found or ["no difference"])]
-    return lines
-
-
-def _ratio(a: float, b: float) -> str:
-    return f"{b / a:.3f}" if a else formats.ABSENT
-
-
-def _differences(a: Baseline, b: Baseline) -> dict[str, list[str]]:
-    """By a title: what differs in settings, around the newest launches, and in what ran and was learnt."""
-    mine, theirs = a.launches[-1], b.launches[-1]
-    return {
-        "settings": settings_differences(a.spec, b.spec),
-        "environment of the newest launches": [plain(line) for line in mine.differences(theirs)],
-        "what was active": [plain(line) for line in changes([theirs], [mine])],
-    }
-
-
-def against_page(a: Shelf, b: Shelf, screen: Screen) -> list[str]:
-    """Every case of both folders on a line, what differs and in how many of them, and what only one folder has.
-
-    Empty where no case, by digest and machine kind, is in both.
-    """
-
-    def identity(stored: Stored[Baseline]) -> tuple[str, str]:
-        return stored.baseline.digest, stored.baseline.machine
-
-    theirs = {identity(one): one.baseline for one in b.stored}
-    both = {identity(one) for one in a.stored} & {*theirs}
-    if not both:
-        return []
-    lines, counts = [f"A  {plain(a.root)}", f"B  {plain(b.root)}"], Counter[str]()
-    for machine, group in by_machine(one for one in a.stored if identity(one) in both):
-        pairs = [(one.baseline, theirs[identity(one)]) for one in group]
-        columns = [Column("case", [plain(one.id) for one, _ in pairs], right=False)]
-        for metric in (RATE, MEMORY):
-            found = [
-                (name, figure(one, name), figure(other, name))
-                for one, other in pairs
-                for name in [rate_of(one.launches) if metric == RATE else metric]
-            ]
-            columns += [
-                Column(f"{label(metric)} A", [shown(name, one) for name, one, _ in found]),
-                Column("B", [shown(name, other) for name, _, other in found]),
-                Column("B/A", [_ratio(*pair) for _, *pair in found]),
-            ]
-        lines += ["", plain(machine), *table(columns, screen)]
-        for pair in pairs:
-            counts.update({line for found in _differences(*pair).values() for line in found})
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    num = sum(identity(one) in both for one in a.stored)
-    lines += ["", "what differs, and in how many cases"]
-    lines += [f"  {line}  ({number} of {num})" for line, number in ordered] or ["  no difference"]
-    for name, shelf in (("A", a), ("B", b)):
-        alone = [one for one in shelf.stored if identity(one) not in both]
-        if alone:
-            lines += ["", f"only in {name}", *(f"  {plain(one.baseline.id)}  {plain(one.path)}" for one in alone)]
     return lines
