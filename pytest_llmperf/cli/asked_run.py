@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
@@ -129,7 +130,8 @@ def as_pairs(spec: Spec) -> list[str]:
 
 def _written(value: object) -> str:
     if isinstance(value, Mapping):
-        return ",".join(f"{name}={each}" for name, each in value.items())
+        pairs = ",".join(f"{name}={each}" for name, each in value.items())
+        return pairs if pairs[:1] != "{" and _mapping(pairs) == value else json.dumps(value)
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -164,13 +166,20 @@ def _of(stored: Stored[Baseline]) -> Named:
         raise CaseError(f"{stored.path}: its stored settings are none of today's ({error})") from error
 
 
+def _mapping(text: str) -> dict[str, str]:
+    """By ``NAME=VALUE``, several with commas; a comma that no name follows is of the value. Or JSON."""
+    if text.startswith("{"):
+        return dict(json.loads(text))
+    return dict(part.split("=", 1) for part in re.split(r",(?=[A-Za-z_]\w*=)", text))
+
+
 _READ: Mapping[str, Callable[[str], Any]] = {
     "bool": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()],
     "int": int,
     "float": float,
     "str | int": lambda text: int(text) if text.isdecimal() else text,
     "Sequence": lambda text: text.split(","),
-    "Mapping": lambda text: dict(part.split("=", 1) for part in text.split(",")),
+    "Mapping": _mapping,
 }
 _EXPECTED = {"bool": "true or false", "int": "a whole number", "Mapping": "NAME=VALUE, several with commas"}
 

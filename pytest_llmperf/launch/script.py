@@ -92,10 +92,7 @@ class ScriptLaunch:
             entries = [*here.iterdir(), *(spec.folder(request.root).iterdir() if request.tree else ())]
             for name, entry in {entry.name: entry for entry in reversed(entries)}.items():
                 (work / name).symlink_to(entry)
-        # A file of its folder is named in full: it is the user's own wherever the command runs. A word without a dot or
-        # a slash may be a choice that a file happens to be named as; one that is too long for a name is no file.
-        is_file = [word[:1] != "-" and {*word} & {*"./"} and os.path.isfile(here / word) for word in spec.argv]  # noqa: PTH113
-        words = [str(here / word) if named else word for word, named in zip(spec.argv, is_file, strict=True)]
+        words = [_in_full(word, here) for word in spec.argv]
         variables = set_for(request, os.environ) | {_WAY_IN: str(folder)}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return cls(spec, folder, work, words, variables, now)
@@ -253,6 +250,19 @@ class ScriptLaunch:
 
     def _share(self, rank: int) -> Share:
         return codec.read(Share, json.loads((self.folder / SHARE_FILE.format(rank)).read_text(encoding="utf-8")))
+
+
+def _in_full(word: str, here: Path) -> str:
+    """A file of the command's folder ``here`` is the user's own wherever it runs, and what ``./`` begins.
+
+    A word without a dot or a slash may be a choice that a file happens to be named as.
+    """
+    option, equals, path = word.rpartition("=")
+    begins = path.startswith(("./", "../")) and os.path.normpath(path) != "."
+    if begins and os.path.exists(here / path):  # noqa: PTH110 - one that is too long for a name is none
+        return f"{option}{equals}{here / path}"
+    is_file = word[:1] != "-" and {*word} & {*"./"} and os.path.isfile(here / word)  # noqa: PTH113 - as above
+    return str(here / word) if is_file else word
 
 
 def link_package(folder: Path) -> None:

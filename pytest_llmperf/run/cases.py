@@ -28,7 +28,7 @@ from pytest_llmperf.run.tuning.recheck import Recheck
 from pytest_llmperf.settings.data import OF_A_TEXT
 from pytest_llmperf.settings.optimizer import learnt_by
 from pytest_llmperf.settings.space import Space, axes_of
-from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.settings.spec import Spec, within
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support.user_input import is_positive
 
@@ -42,6 +42,7 @@ class Cases:
 
     def measure(self, spec: Spec) -> tuple[Launch, ...]:
         """As many launches of ``spec`` as the run asks for; where nothing is launched, there is no going on without."""
+        spec = within(spec, self._run.rootdir)
         case, wanted, findings = Case.measured(spec), self._settings.launches, self._caller.findings
         if self._settings.static:
             findings.cut = True
@@ -55,6 +56,8 @@ class Cases:
 
     def check(self, spec: Spec, scaled_from: Spec | None = None) -> Concluded:
         """Hold ``spec`` against its baseline, or under ``--perf-against`` against another environment."""
+        spec = within(spec, self._run.rootdir)
+        scaled_from = scaled_from and within(scaled_from, self._run.rootdir)
         case = Case.of(spec)
         if self._settings.static:  # how several GPUs share the work takes launches
             return StaticCheck(self._caller).check(spec)
@@ -127,6 +130,7 @@ class Cases:
 
     def compare(self, before: Spec, after: Spec, bounds: Mapping[str, Bounds]) -> Concluded:
         """Measure what ``after`` brings over ``before``, in turns on the same GPUs."""
+        before, after = (within(spec, self._run.rootdir) for spec in (before, after))
         alone = "compared in this environment alone: --perf-against holds perf.check"
         case = Case.compared(before, after, *([alone] if self._settings.against else []))
 
@@ -148,6 +152,7 @@ class Cases:
 
     def max_micro_batch(self, spec: Spec) -> Concluded:
         """Find the largest micro-batch of ``spec`` that trains, and hold it against its baseline."""
+        spec = within(spec, self._run.rootdir)
         case, search = Case.largest_batch(spec), MaxBatchSize(self._caller, self._runner, self._recorder)
         return self._concluded(case, LAUNCHES, partial(search.check, case, spec))
 

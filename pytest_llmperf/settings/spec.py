@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.support.codec import plain_fields
@@ -19,6 +20,8 @@ from pytest_llmperf.support.redaction import is_secret
 from pytest_llmperf.support.user_input import A_TOLERANCE, hint, is_tolerance
 
 __tracebackhide__ = is_refusal  # a refusal is about the caller's line
+
+_Spec = TypeVar("_Spec", bound="Spec")
 
 
 class Spec(ABC):
@@ -100,6 +103,30 @@ class Spec(ABC):
         return plain_fields(self)
 
 
+def within(spec: _Spec, root: Path) -> _Spec:
+    """``spec`` with absolute paths inside of the project, if they are there, named from where it runs."""
+    if not isinstance(spec, ScriptSpec):
+        return spec
+    root, here = root.resolve(), spec.folder(root)
+    top = next((each for each in (root, *root.parents) if (each / ".git").exists()), root)
+
+    def named(word: str, start: Path) -> str:
+        option, equals, path = word.rpartition("=")
+        absolute = Path(path).parent.resolve() / Path(path).name
+        if not (path[:1] == "/" and os.path.exists(path) and absolute.is_relative_to(top)):  # noqa: PTH110 - of any length
+            return word
+        relative = os.path.relpath(absolute, start)
+        return f"{option}{equals}{relative if relative.startswith('..') else f'./{relative}'}"
+
+    changed: dict[str, Any] = {}
+    for name in ("command", "tiny"):
+        words = shlex.split(getattr(spec, name))
+        ours = [words[0], *(named(word, here) for word in words[1:])] if words else []  # its program is no file of it
+        changed |= {name: shlex.join(ours)} if ours != words else {}
+    cwd = os.path.normpath(named(spec.cwd, root)) if spec.cwd[:1] == "/" else spec.cwd
+    return replace(spec, cwd=cwd, **changed)
+
+
 def is_narrower(narrow: Spec, wide: Spec) -> bool:
     """Whether ``narrow`` is the training of ``wide``, with the same work for each GPU, on fewer of them."""
     return narrow.gpus < wide.gpus and any(one.digest == narrow.digest for one in wide.narrower())
@@ -118,11 +145,17 @@ def read_spec(values: Mapping[str, Any]) -> Spec:
 
 
 # Where launchers say how many ranks they start on a machine.
-_RANKS = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)(=(?P<value>.*))?")
-_BLANK = re.compile(r"\{(\w*)\}")
+_RANKS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)")
+# A word in two pairs of braces is one in braces.
+_BLANK = re.compile(r"\{(\{\w*\})\}|\{(\w*)\}")
 _FILLED = ("gpus", "micro_batch_size")
 _SEQUENCES = re.compile(r"sequences:([1-9]\d*)")
 _LONGEST_ID, _LONGEST_NAME = 80, 120
+# Words before a script that its id need not tell apart, beside the number of ranks.
+_USUAL = re.compile(
+    r"python[\d.]*|torchrun|accelerate|deepspeed|launch|uv|run|bash|sh|-l?c|-u|-m|--module|--|--standalone|--nnodes=1|"
+    r"torch\.distributed\.(run|launch)|accelerate\.commands\.launch"
+)
 # Modules that start ranks: what follows their names is theirs, and what follows any other's is the script's.
 _LAUNCHERS = ("torch", "accelerate", "deepspeed")
 
@@ -171,7 +204,7 @@ class ScriptSpec(Spec):
     """
 
     command: str
-    """Split into words as a shell does, and run without one. ``{gpus}`` and ``{micro_batch_size}`` are filled in."""
+    """Run without a shell. ``{gpus}`` and ``{micro_batch_size}`` are filled in; ``{{word}}`` is one in braces."""
     gpus: int = 0
     """World size. Left out: what the command tells its launcher, else 1."""
     micro_batch_size: int = 1
@@ -229,9 +262,9 @@ class ScriptSpec(Spec):
                 return
             if not words and name == "command":
                 yield "command is empty, expected e.g. 'torchrun --nproc-per-node 2 train.py'"
-            for blank in _BLANK.findall(command):
-                if blank not in _FILLED:
-                    yield f"{name} has {{{blank}}}, expected {{gpus}} or {{micro_batch_size}}{hint(blank, _FILLED)}"
+            for blank in sorted(blanks(command).difference(_FILLED)):
+                expected = f"expected {{gpus}} or {{micro_batch_size}}{hint(blank, _FILLED)}"
+                yield f"{name} has {{{blank}}}, {expected}; braces of its own are {{{{{blank}}}}}"
         if self.gpus and (told := self._ranks_in_command) and told != self.gpus:
             yield f"gpus={self.gpus}, and its command starts {told} ranks; leave gpus out, or write {{gpus}} there"
         for name, (holds, expected) in _EXPECTED.items():
@@ -247,8 +280,9 @@ class ScriptSpec(Spec):
         if words[at].endswith(".py") or (at and words[at].partition(".")[0] not in _LAUNCHERS):
             words = words[:at]
         for word, following in zip(words, [*words[1:], ""], strict=False):
-            if found := _RANKS.fullmatch(word):
-                told = found["value"] if found[2] else following
+            option, equals, value = word.partition("=")
+            if _RANKS.fullmatch(option):
+                told = value if equals else following
                 return int(told) if told.isdecimal() else None
         return None
 
@@ -256,7 +290,7 @@ class ScriptSpec(Spec):
     def argv(self) -> list[str]:
         """The words of the command, filled in."""
         filled = {"gpus": str(self.gpus), "micro_batch_size": str(self.micro_batch_size)}
-        return [_BLANK.sub(lambda blank: filled[blank[1]], word) for word in shlex.split(self.command)]
+        return [_BLANK.sub(lambda found: found[1] or filled[found[2]], word) for word in shlex.split(self.command)]
 
     @property
     def min_steps(self) -> int:  # type: ignore[override]
@@ -295,9 +329,15 @@ class ScriptSpec(Spec):
 
     def _id(self, words: Sequence[str], digest: str) -> str:
         made = _slug("-".join([self.slug, *words]))
-        if len(made) > _LONGEST_ID or _IN_ID & self._unusual_work().keys():
+        if len(made) > _LONGEST_ID or _IN_ID & self._unusual_work().keys() or self._starts_unusually:
             made = f"{made[:_LONGEST_ID]}-{digest[:6]}"
         return f"{made}-gpus{self.gpus}"
+
+    @property
+    def _starts_unusually(self) -> bool:
+        """Whether words before the script say more than who starts it, and how many ranks."""
+        before = " ".join(PurePath(word).name for word in self.argv[: self.script])
+        return not all(map(_USUAL.fullmatch, re.sub(rf"{_RANKS.pattern}[= ]\S+", "", before).split()))
 
     @property
     def digest(self) -> str:
@@ -325,12 +365,22 @@ class ScriptSpec(Spec):
 
     def narrower(self) -> Iterator[Spec]:
         """Those of fewer GPUs, where the command says ``{gpus}``."""
-        widths = range(1, self.gpus) if "{gpus}" in self.command else ()
+        widths = range(1, self.gpus) if "gpus" in blanks(self.command) else ()
         return (replace(self, gpus=gpus) for gpus in widths)
 
     def folder(self, root: Path) -> Path:
         """Where the command is written to run."""
         return (root / self.cwd).resolve()
+
+
+def blanks(command: str) -> set[str]:
+    """Those of ``command`` that are filled in."""
+    return {word for own, word in _BLANK.findall(command) if not own}
+
+
+def literal(command: str) -> str:
+    """``command`` with no blank in it."""
+    return _BLANK.sub(lambda found: f"{{{found[0]}}}", command)
 
 
 def _has_secret(command: str) -> bool:

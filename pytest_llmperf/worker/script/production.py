@@ -26,7 +26,7 @@ from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.environment import environment, place_of
 from pytest_llmperf.observe.tracer import Project, Tracer
 from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult, counts_of
-from pytest_llmperf.settings.spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec, literal
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets
 from pytest_llmperf.worker.folder import write_json
@@ -84,7 +84,7 @@ class Production:
         if self.number:
             raise AnotherRankError
         self._order, self._device = order, device
-        command = without_secrets(shlex.join(sys.orig_argv)).replace("{", "(").replace("}", ")")
+        command = literal(without_secrets(shlex.join(sys.orig_argv)))
         self._spec = ScriptSpec(**(order.get("spec") or {"command": command, "gpus": self._world}))
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._file = folder / f"{OBSERVED}-{self._started.replace(':', '')}-{os.uname().nodename}-{os.getpid()}.json"

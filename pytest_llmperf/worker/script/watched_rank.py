@@ -27,7 +27,6 @@ from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
 from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.files import write_text
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.imports import loaded
 from pytest_llmperf.worker.script.model import Model, evidence
@@ -109,7 +108,7 @@ class Rank:
         self._observed.begin()
 
     def _take_place(self) -> None:
-        write_text(self._pid_file, str(os.getpid()), lasts=False)
+        write_json(self._pid_file, os.getpid())
         if self._environment:
             write_json(self._folder / ENVIRONMENT_FILE, codec.plain(self._environment))
         self._beat.words = LastWords(self._folder, self.number, ASKS)
@@ -124,7 +123,7 @@ class Rank:
             first = psutil.Process(int(self._steps_file.read_text(encoding="ascii")))
             if os.getpid() not in {one.pid for one in first.parents()}:
                 raise AnotherRankError
-        write_text(self._steps_file, str(os.getpid()), lasts=False)
+        write_json(self._steps_file, os.getpid())
         if not self.has_place:
             self._take_place()
 

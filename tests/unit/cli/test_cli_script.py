@@ -154,6 +154,7 @@ def test_a_script_has_nothing_to_search(capsys: pytest.CaptureFixture[str], gold
 
 
 _WORDS = st.text(st.characters(codec="utf-8", exclude_characters=",=\0"), min_size=1)
+_VALUES = _WORDS | st.sampled_from(["1,2", "1,B=2", ","])
 
 
 @given(
@@ -162,7 +163,7 @@ _WORDS = st.text(st.characters(codec="utf-8", exclude_characters=",=\0"), min_si
     seed=st.none() | st.integers(0, 99),
     watch=st.lists(_WORDS, max_size=3),
     # A secret is refused, and a variable may be one by its name alone: Token.
-    env=st.dictionaries(_WORDS, _WORDS, max_size=3).filter(lambda env: not any(starmap(is_secret, env.items()))),
+    env=st.dictionaries(_WORDS, _VALUES, max_size=3).filter(lambda env: not any(starmap(is_secret, env.items()))),
     tolerance=st.none() | st.sampled_from([0.01, 0.5]),
 )
 def test_pairs_name_the_spec_that_they_were_made_of(
@@ -171,6 +172,11 @@ def test_pairs_name_the_spec_that_they_were_made_of(
     spec = ScriptSpec(command=command, tokens=tokens, seed=seed, watch=watch, env=env, throughput_tolerance=tolerance)
     (found,) = named(as_pairs(spec), Path("none"), None)
     assert found.spec == spec
+
+
+def test_a_comma_that_no_name_follows_is_of_the_variable() -> None:
+    (found,) = named(["command=python train.py", "env=A=0,1,B=c"], Path("none"), None)
+    assert found.spec.to_dict()["env"] == {"A": "0,1", "B": "c"}
 
 
 def test_pairs_of_two_kinds_are_refused(golden: Golden) -> None:

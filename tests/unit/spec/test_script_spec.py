@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_llmperf.settings.spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec, literal, within
 
 COMMAND = "python train.py --batch {micro_batch_size}"
 SPEC = ScriptSpec(command=COMMAND)
@@ -43,3 +45,39 @@ def test_specs_that_are_other_work_have_other_ids() -> None:
 @pytest.mark.parametrize("fields", SEARCHED, ids=str)
 def test_the_search_for_the_largest_micro_batch_has_one_id_whatever_it_begins_at(fields: dict[str, Any]) -> None:
     assert len({SPEC.changed(**fields, micro_batch_size=size).capacity_id for size in (1, 8)}) == 1
+
+
+STARTS = ["python -I {}", "accelerate launch --config_file a.yaml {}", "accelerate launch --config_file b.yaml {}"]
+USUAL = ["torchrun --nproc-per-node 1 {}", "/usr/bin/python3.11 -u {}", "accelerate launch --num_processes=1 {}"]
+
+
+def test_words_before_the_script_are_in_the_id_by_digits_unless_they_only_start_it() -> None:
+    plain = [ScriptSpec(command=start.format("train.py --x 1")) for start in USUAL]
+    assert {spec.id for spec in plain} == {"train-x-1-gpus1"}
+    specs = [ScriptSpec(command=start.format("train.py --x 1")) for start in STARTS]
+    assert [spec.id for spec in specs] == [f"train-x-1-{spec.digest[:6]}-gpus1" for spec in specs]
+    assert len({spec.id for spec in specs}) == len(specs)
+
+
+def test_another_checkout_of_the_project_has_the_same_digest(tmp_path: Path) -> None:
+    found = []
+    for name in ("mine", "theirs"):
+        root = tmp_path / name
+        for folder in (".git", "code", "data"):
+            (root / folder).mkdir(parents=True)
+        (root / "train.py").touch()
+        command = f"python {root}/train.py --out {root}/none --data={root}/data --log /tmp/log"
+        found.append(within(ScriptSpec(command=command, cwd=str(root / "code")), root))
+    assert found[0].cwd == found[1].cwd == "code"
+    assert found[0].argv[1] == "../train.py"
+    assert found[0].argv[3:] == [f"{tmp_path}/mine/none", "--data=../data", "--log", "/tmp/log"]
+    specs = [spec.changed(command=spec.command.replace("/mine/", "/theirs/")) for spec in found]
+    assert specs[0].digest == specs[1].digest
+    assert within(specs[0], tmp_path / "mine").digest == specs[0].digest
+
+
+def test_words_in_two_pairs_of_braces_are_words_in_braces() -> None:
+    spec = ScriptSpec(command="""python train.py {{x}} {gpus} '{"a": {"b": 1}}' {{gpus}} {{}}""", gpus=2)
+    assert spec.argv[2:] == ["{x}", "2", '{"a": {"b": 1}}', "{gpus}", "{}"]
+    assert not [*ScriptSpec(command="python train.py {{gpus}}", gpus=2).narrower()]
+    assert ScriptSpec(command=literal(shlex.join(spec.argv))).argv == spec.argv
