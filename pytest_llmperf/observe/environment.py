@@ -117,6 +117,9 @@ def _version(distribution: metadata.Distribution) -> str:
     return f"{distribution.version} @{commit[:12]}" if commit else distribution.version
 
 
+#: Where packages are installed.
+INSTALLED = ("site-packages", "dist-packages")
+STDLIB = Path(os.__file__).resolve().parent
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -333,3 +336,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, (torch.dtype, torch.device)):
         return str(value)
     return name_of(value) if isinstance(value, Callable) else type(value).__qualname__  # type: ignore[arg-type]
+
+
+class Project:
+    """Whose code is the user's own: what is in the repository around ``folder`` and was not installed there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        above = (self.folder, *self.folder.parents)
+        self.root = next((each for each in above if (each / ".git").exists()), self.folder)
+
+    def name_of(self, file: str) -> str:
+        """``file`` as seen from the folder; empty where it is not the project's."""
+        path = Path(file).resolve()
+        if file.startswith("<") or not path.is_relative_to(self.root) or path.is_relative_to(STDLIB):
+            return ""
+        is_installed = {*INSTALLED, _PACKAGE.name}.intersection(path.relative_to(self.root).parts)
+        return "" if is_installed else Path(os.path.relpath(path, self.folder)).as_posix()

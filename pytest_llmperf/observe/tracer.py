@@ -1,4 +1,4 @@
-"""Tracer: the profiler around a few steps that nobody times; what one of them did, and at which lines of Python.
+"""Tracer: the profiler around a few steps that nobody times; what one of them did, by kind and name.
 
 CUPTI serves one client at a time, and one that stays attached may slow what comes later: it is the last that a rank
 does with its device. Whatever the profiler raises makes the launch no worse: it has no trace then, and says why.
@@ -9,21 +9,14 @@ device, and says by its clock where its steps end.
 
 from __future__ import annotations
 
-import functools
-import linecache
-import os
-import sys
-import threading
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -31,147 +24,9 @@ import torch.distributed as dist
 from torch.profiler import profile
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.exchanges import exchanges, recorded
-from pytest_llmperf.records.trace import LEADS_TO, Key, Kind, Trace, TraceRow, short_name
-from pytest_llmperf.support.redaction import without_secrets
-
-_HOME, _WATCHING = Path(__file__).parents[1], (__file__, gpu.__file__)
-_STDLIB, _TORCH = Path(os.__file__).resolve().parent, Path(torch.__file__).parent
-_INSTALLED = ("site-packages", "dist-packages")
-
-# Of a tensor: what gives its content to Python, and what may make another one of the same content.
-_ASKS = "item tolist numpy __bool__ __float__ __int__ __index__"
-_COPIES = "to cpu cuda type float half bfloat16 double clone contiguous copy_"
-
-# A line is read at a glance, and a file keeps so many of one kind.
-_WIDTH, _MOST = 60, 20
-
-
-class Project:
-    """Whose code is the user's own: what is in the repository around ``folder`` and was not installed there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
-        above = (self.folder, *self.folder.parents)
-        self.root = next((each for each in above if (each / ".git").exists()), self.folder)
-
-    def name_of(self, file: str) -> str:
-        """``file`` as seen from the folder; empty where it is not the project's."""
-        path = Path(file).resolve()
-        if file.startswith("<") or not path.is_relative_to(self.root) or path.is_relative_to(_STDLIB):
-            return ""
-        is_installed = {*_INSTALLED, _HOME.name}.intersection(path.relative_to(self.root).parts)
-        return "" if is_installed else Path(os.path.relpath(path, self.folder)).as_posix()
-
-
-class Places:
-    """Those of one step, between ``begin`` and ``end``."""
-
-    def __init__(self, device: torch.device, project: Project | None = None) -> None:
-        self._on_gpu = gpu.is_gpu(device)
-        self._name_of = functools.cache(project.name_of if project else lambda _: "")
-        self._found: dict[str, Counter[str]] = {"wait": Counter(), "copy": Counter()}
-        self._inside = threading.local()  # the kinds of the wrapped calls that a thread is in
-        self._undo = ExitStack()
-
-    def begin(self) -> None:
-        asks = [(torch.Tensor, name) for name in _ASKS.split()]
-        for owner, name in [(owner, "synchronize") for owner in gpu.WAITING] if self._on_gpu else asks:
-            self._wrap(owner, name, "wait", lambda *_: True)
-        for name in _COPIES.split():
-            self._wrap(torch.Tensor, name, "copy", functools.partial(_is_copy, name, on_gpu=self._on_gpu))
-        if self._on_gpu:
-            self._undo.enter_context(gpu.heard_of_waits(self._waited))
-
-    def end(self) -> None:
-        """All is as it was before ``begin``."""
-        self._undo.close()
-
-    @property
-    def found(self) -> dict[str, dict[str, float]]:
-        """By kind and place how often, the most frequent ones; kinds that have none are absent."""
-        most = {kind: found.most_common(_MOST) for kind, found in self._found.items() if found}
-        return {kind: {place: float(count) for place, count in places} for kind, places in most.items()}
-
-    def _waited(self) -> None:
-        if not getattr(self._inside, "wait", False):
-            self._found["wait"].update(self._here())
-
-    def _wrap(self, owner: Any, name: str, kind: str, counts: Callable[..., bool]) -> None:
-        function, is_own, inside = getattr(owner, name), name in vars(owner), self._inside
-
-        @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if getattr(inside, kind, False):  # of nested calls the outermost counts
-                return function(*args, **kwargs)
-            setattr(inside, kind, True)
-            try:
-                result = function(*args, **kwargs)
-            finally:
-                setattr(inside, kind, False)
-            if counts(result, args):
-                self._found[kind].update(self._here())
-            return result
-
-        setattr(owner, name, watched)
-        self._undo.callback(*((setattr, owner, name, function) if is_own else (delattr, owner, name)))
-
-    def _here(self) -> list[str]:
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - this thread's stack
-        frames = []
-        while frame is not None:
-            frames.append((frame.f_code.co_filename, frame.f_lineno))
-            frame = frame.f_back
-        return self.place(frames)
-
-    def place(self, frames: Iterable[tuple[str, int]]) -> list[str]:
-        """The innermost line of the project, and the line of a package to which it led; our own calls have none."""
-        inner, is_first = "", True
-        for file, line in frames:
-            whose = _whose(file)
-            if whose == "ours" and is_first and file not in _WATCHING:
-                return []
-            if whose in {"ours", "python"}:
-                continue
-            is_first = False
-            own = "" if whose == "torch" else self._name_of(file)
-            if own:
-                return [LEADS_TO.join(filter(None, [_shown(own, file, line), inner]))]
-            if not inner and whose != "torch":
-                inner = _shown(_installed_name(file), file, line)
-        return [inner] if inner else []
-
-
-@functools.cache
-def _whose(file: str) -> str:
-    """``ours``, ``torch``, or ``python`` of its library and of no file; empty of anybody else's."""
-    for whose, start in (("ours", f"{_HOME}/"), ("torch", f"{_TORCH}/"), ("python", "<")):
-        if file.startswith(start):
-            return whose
-    is_installed = any(f"/{folder}/" in file for folder in _INSTALLED)
-    return "python" if Path(file).is_relative_to(_STDLIB) and not is_installed else ""
-
-
-def _installed_name(file: str) -> str:
-    """``file`` from its package on."""
-    parts = Path(file).parts
-    at = max((index for index, part in enumerate(parts) if part in _INSTALLED), default=len(parts) - 2)
-    return "/".join(parts[at + 1 :])
-
-
-def _shown(name: str, file: str, line: int) -> str:
-    text = without_secrets(" ".join(linecache.getline(file, line).split()))
-    text = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
-    return f"{name}:{line} {text}".rstrip()
-
-
-def _is_copy(name: str, result: Any, args: tuple[Any, ...], *, on_gpu: bool) -> bool:
-    """Whether another tensor has the content now, of a GPU on another device: a change of type is a kernel there."""
-    source = args[1] if name == "copy_" and len(args) > 1 else args[0]
-    if not (isinstance(result, torch.Tensor) and isinstance(source, torch.Tensor)):
-        return False
-    return source.device != result.device if on_gpu else result is not source
-
+from pytest_llmperf.observe.environment import Project
+from pytest_llmperf.observe.places import Places, exchanges, recorded
+from pytest_llmperf.records.trace import Key, Kind, Trace, TraceRow, short_name
 
 #: Two that agree could have lost the same; a fourth says no more.
 STEPS = 3

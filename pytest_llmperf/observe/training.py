@@ -18,10 +18,10 @@ import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
-from pytest_llmperf.observe.environment import place_of
+from pytest_llmperf.observe.environment import Project, place_of
 from pytest_llmperf.observe.measurement import Boundary, Clock, Exchange, Measurement, Memory
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.tracer import Project, Tracer, with_timed_waits
+from pytest_llmperf.observe.tracer import Tracer, with_timed_waits
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Trained

@@ -139,7 +139,7 @@ class LastWords:
             return
         self._told = True
         try:
-            from pytest_llmperf.observe.exchanges import recorded  # noqa: PLC0415 - torch is there by now, or none
+            from pytest_llmperf.observe.places import recorded  # noqa: PLC0415 - torch is there by now, or none
 
             trace = recorded(sys.modules.get("torch.distributed"))
             if trace:

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
-from pytest_llmperf.observe.tracer import Places, Project  # noqa: E402
+from pytest_llmperf.observe.environment import Project  # noqa: E402
+from pytest_llmperf.observe.places import Places  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from pytest_llmperf.observe import environment
-from pytest_llmperf.observe.environment import name_of, numel, plain
-from pytest_llmperf.observe.tracer import Project
+from pytest_llmperf.observe.environment import Project, name_of, numel, plain
 from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support.redaction import redacted, without_secrets

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.environment import environment, place_of
-from pytest_llmperf.observe.tracer import Project, Tracer
+from pytest_llmperf.observe.environment import Project, environment, place_of
+from pytest_llmperf.observe.tracer import Tracer
 from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult, counts_of
 from pytest_llmperf.settings.spec import ScriptSpec, literal
 from pytest_llmperf.support import codec

@@ -28,8 +28,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from pytest_llmperf.observe.environment import Project
 from pytest_llmperf.observe.measurement import resident
-from pytest_llmperf.observe.tracer import Project
 from pytest_llmperf.observe.vital_signs import Headroom, LastWords, lack_of_memory
 from pytest_llmperf.records.launch import ASKS, NO_RANKS
 from pytest_llmperf.settings.spec import ScriptSpec

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from pytest_llmperf.observe.environment import environment
+from pytest_llmperf.observe.environment import Project, environment
 from pytest_llmperf.observe.measurement import Boundary, HostMemory, Memory
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.tracer import Project, is_profiled
+from pytest_llmperf.observe.tracer import is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
 from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share

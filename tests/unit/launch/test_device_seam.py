@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "analysis/step_difference.py": "patterns for names of variables, versions and kernels in records",
     "analysis/formulas.py": "a formula of the chapter that says whose buffers it leaves out",
     "settings/attention.py": "advice that names torch's own functions",
-    "observe/tracer.py": "names of a tensor's own methods",
+    "observe/places.py": "names of a tensor's own methods",
     "worker/script/torch_hooks.py": "functions of torch that it hooks, by torch's own names",
     "analysis/step_words.py": "patterns for names of kernels in stored traces",
 }

@@ -108,6 +108,7 @@ EXCEPTIONS = {
     "judge/store.py": "a text that is not here has its identity in the file",
     "judge/validity.py": "a line about an update names the optimizer",
     "launch/prediction.py": "an estimate with Liger imports Liger",
+    "observe/tracer.py": "the rows are a trace's",
     "plugin/hooks.py": "fixtures of the suite, public by these names",
     "worker/build.py": "lists what each setting gives the Trainer and the model",
     "worker/recipes/huggingface/data.py": "makes what the setting data asks for",

@@ -1,0 +1,229 @@
+"""Places: the lines of Python at which one step asks for a tensor's content, waits, copies, or exchanges with others.
+
+The last traced step alone is looked at: nobody times it, and its device does nothing more. PyTorch warns of what waits
+for a GPU. Functions of which it does not warn, and those that copy, are wrapped meanwhile. Nothing waits on the CPU;
+there the functions that ask for a tensor's content are wrapped. Of exchanges, PyTorch keeps a record for ranks that
+hang, of every backend. It is read after the traced steps, to which nothing is added.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import math
+import pickle
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_llmperf.observe import device as gpu
+from pytest_llmperf.observe.device import collectives_record
+from pytest_llmperf.observe.environment import INSTALLED, STDLIB, Project
+from pytest_llmperf.records.trace import LEADS_TO, TraceRow
+from pytest_llmperf.support.redaction import without_secrets
+
+_HOME, _WATCHING = Path(__file__).parents[1], (__file__, gpu.__file__)
+_TORCH = Path(torch.__file__).parent
+
+# Of a tensor: what gives its content to Python, and what may make another one of the same content.
+_ASKS = "item tolist numpy __bool__ __float__ __int__ __index__"
+_COPIES = "to cpu cuda type float half bfloat16 double clone contiguous copy_"
+
+# A line is read at a glance, and a file keeps so many of one kind.
+_WIDTH, _MOST = 60, 20
+
+
+class Places:
+    """Those of one step, between ``begin`` and ``end``."""
+
+    def __init__(self, device: torch.device, project: Project | None = None) -> None:
+        self._on_gpu = gpu.is_gpu(device)
+        self._name_of = functools.cache(project.name_of if project else lambda _: "")
+        self._found: dict[str, Counter[str]] = {"wait": Counter(), "copy": Counter()}
+        self._inside = threading.local()  # the kinds of the wrapped calls that a thread is in
+        self._undo = ExitStack()
+
+    def begin(self) -> None:
+        asks = [(torch.Tensor, name) for name in _ASKS.split()]
+        for owner, name in [(owner, "synchronize") for owner in gpu.WAITING] if self._on_gpu else asks:
+            self._wrap(owner, name, "wait", lambda *_: True)
+        for name in _COPIES.split():
+            self._wrap(torch.Tensor, name, "copy", functools.partial(_is_copy, name, on_gpu=self._on_gpu))
+        if self._on_gpu:
+            self._undo.enter_context(gpu.heard_of_waits(self._waited))
+
+    def end(self) -> None:
+        """All is as it was before ``begin``."""
+        self._undo.close()
+
+    @property
+    def found(self) -> dict[str, dict[str, float]]:
+        """By kind and place how often, the most frequent ones; kinds that have none are absent."""
+        most = {kind: found.most_common(_MOST) for kind, found in self._found.items() if found}
+        return {kind: {place: float(count) for place, count in places} for kind, places in most.items()}
+
+    def _waited(self) -> None:
+        if not getattr(self._inside, "wait", False):
+            self._found["wait"].update(self._here())
+
+    def _wrap(self, owner: Any, name: str, kind: str, counts: Callable[..., bool]) -> None:
+        function, is_own, inside = getattr(owner, name), name in vars(owner), self._inside
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, kind, False):  # of nested calls the outermost counts
+                return function(*args, **kwargs)
+            setattr(inside, kind, True)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                setattr(inside, kind, False)
+            if counts(result, args):
+                self._found[kind].update(self._here())
+            return result
+
+        setattr(owner, name, watched)
+        self._undo.callback(*((setattr, owner, name, function) if is_own else (delattr, owner, name)))
+
+    def _here(self) -> list[str]:
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - this thread's stack
+        frames = []
+        while frame is not None:
+            frames.append((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        return self.place(frames)
+
+    def place(self, frames: Iterable[tuple[str, int]]) -> list[str]:
+        """The innermost line of the project, and the line of a package to which it led; our own calls have none."""
+        inner, is_first = "", True
+        for file, line in frames:
+            whose = _whose(file)
+            if whose == "ours" and is_first and file not in _WATCHING:
+                return []
+            if whose in {"ours", "python"}:
+                continue
+            is_first = False
+            own = "" if whose == "torch" else self._name_of(file)
+            if own:
+                return [LEADS_TO.join(filter(None, [_shown(own, file, line), inner]))]
+            if not inner and whose != "torch":
+                inner = _shown(_installed_name(file), file, line)
+        return [inner] if inner else []
+
+
+@functools.cache
+def _whose(file: str) -> str:
+    """``ours``, ``torch``, or ``python`` of its library and of no file; empty of anybody else's."""
+    for whose, start in (("ours", f"{_HOME}/"), ("torch", f"{_TORCH}/"), ("python", "<")):
+        if file.startswith(start):
+            return whose
+    is_installed = any(f"/{folder}/" in file for folder in INSTALLED)
+    return "python" if Path(file).is_relative_to(STDLIB) and not is_installed else ""
+
+
+def _installed_name(file: str) -> str:
+    """``file`` from its package on."""
+    parts = Path(file).parts
+    at = max((index for index, part in enumerate(parts) if part in INSTALLED), default=len(parts) - 2)
+    return "/".join(parts[at + 1 :])
+
+
+def _shown(name: str, file: str, line: int) -> str:
+    text = without_secrets(" ".join(linecache.getline(file, line).split()))
+    text = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+    return f"{name}:{line} {text}".rstrip()
+
+
+def _is_copy(name: str, result: Any, args: tuple[Any, ...], *, on_gpu: bool) -> bool:
+    """Whether another tensor has the content now, of a GPU on another device: a change of type is a kernel there."""
+    source = args[1] if name == "copy_" and len(args) > 1 else args[0]
+    if not (isinstance(result, torch.Tensor) and isinstance(source, torch.Tensor)):
+        return False
+    return source.device != result.device if on_gpu else result is not source
+
+
+# Exchanges with other ranks: by kind, dimension of the mesh, and bytes.
+
+# What PyTorch calls its types there.
+_BITS = {"Byte": 8, "Char": 8, "Bool": 8, "Short": 16, "Half": 16, "BFloat16": 16, "Int": 32, "Float": 32}
+_BITS |= {"Long": 64, "Double": 64, "ComplexFloat": 64, "ComplexDouble": 128}
+_FLOAT8 = 8
+# Groups that have no name of their own.
+_UNNAMED = {"default_pg", "undefined", ""}
+_NAMES = {
+    "allgather": "all_gather",
+    "allreduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "all_reduce_barrier": "barrier",
+}
+#: A line of a file that asked, from the innermost one outwards.
+Frames = Iterable[tuple[str, int]]
+
+
+class Exchanges(NamedTuple):
+    """Of one step."""
+
+    rows: tuple[TraceRow, ...] = ()
+    """How many of each kind, and their bytes."""
+    places: Mapping[str, float] = {}
+    """By line, how many; the most frequent."""
+
+
+def recorded(dist: Any) -> bytes:
+    """PyTorch's record of exchanges, pickled; empty before the ranks have met."""
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return b""
+    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
+
+    return bytes(getattr(c10d, collectives_record(dist.get_backend()))())
+
+
+def exchanges(record: bytes, ends: Sequence[int], place: Callable[[Frames], Sequence[str]]) -> Exchanges:
+    """Return those of a step: the mean of the steps between ``ends``, in nanoseconds since 1970.
+
+    Where the record does not reach back to the first one, or there is none, nothing is known: nothing is returned.
+    """
+    entries = pickle.loads(record)["entries"] if record else []  # noqa: S301 - this process wrote it
+    ours = [entry for entry in entries if ends[0] < entry["time_created_ns"] <= ends[-1]]
+    if not ours or (ours[0] is entries[0] and entries[0]["record_id"] > 0):
+        return Exchanges()
+    counts, sizes, places = Counter[str](), Counter[str](), Counter[str]()
+    for entry in ours:
+        name = _name(entry)
+        counts[name] += 1
+        sizes[name] += _bytes(entry)
+        places.update(place((frame["filename"], frame["line"]) for frame in entry["frames"]))
+    steps = len(ends) - 1
+    rows = [TraceRow("exchange", name, count / steps, 0.0) for name, count in counts.items()]
+    rows += [TraceRow("payload", name, size / steps, 0.0) for name, size in sizes.items() if size]
+    return Exchanges(tuple(rows), {line: count / steps for line, count in places.most_common(_MOST)})
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    """``all_gather``, ``reduce_scatter of shard``: what it does, and in which dimension of the mesh."""
+    kind = str(entry["profiling_name"]).partition(":")[2].split(" ")[0]
+    kind = re.sub(r"^_|_base$|_tensor$|_coalesced$", "", kind)
+    described = entry.get("process_group") or ("", "")
+    group = "" if described[1] in _UNNAMED else str(described[1]).removeprefix("mesh_")
+    return f"{_NAMES.get(kind, kind)}{group and f' of {group}'}"
+
+
+def _bytes(entry: Mapping[str, Any]) -> int:
+    """Of the whole: what is gathered, scattered or reduced, as one rank has it."""
+    whole = [
+        sum(math.prod(shape) * _bits(kind) // 8 for shape, kind in zip(entry[f"{side}_sizes"], kinds, strict=False))
+        for side, kinds in (("input", entry["input_dtypes"]), ("output", entry["output_dtypes"]))
+    ]
+    return max(whole)
+
+
+def _bits(dtype: str) -> int:
+    return _BITS.get(dtype, _FLOAT8 if dtype.startswith("Float8") else 0)
