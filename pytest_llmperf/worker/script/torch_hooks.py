@@ -58,6 +58,12 @@ def device_of(tensors: Any) -> torch.device:
     return next((one.device for one in found if isinstance(one, torch.Tensor)), torch.device("cpu"))
 
 
+def _are_imagined(tensors: Any) -> bool:
+    """Whether nothing is computed: a training counts its own arithmetic so, before it begins."""
+    found = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    return any(type(one).__name__ == "FakeTensor" or getattr(one, "is_meta", False) for one in found)
+
+
 # Losses that are scaled before one pass: which of them it begins from is not known then.
 _SEVERAL = 2
 
@@ -173,7 +179,7 @@ class Hooks:
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             # Checkpointing goes backward inside of a pass, on whichever thread.
-            if self._is_inside or self._is_out:
+            if self._is_inside or self._is_out or _are_imagined(tensors):
                 return backward(tensors, *args, **kwargs)
             self._guarded(self._pass_begins, tensors)
             self._is_inside, is_whole = True, False
