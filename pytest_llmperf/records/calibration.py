@@ -38,13 +38,10 @@ def site_of(places: Iterable[Place]) -> str:
 
 #: The work that is timed: products of matrices, a copy within the memory, and where there are peers an exchange.
 BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE = "bf16_product", "fp32_product", "copy", "all_reduce"
-
 #: In the folder of a run: the calibrations that could be kept nowhere else, and the file beside them that says why.
 OF_THE_RUN, UNKEPT = "calibrations", "unkept.txt"
-
 #: How every time of a record is written: UTC, ISO 8601.
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-
 #: Of how a GPU is calibrated, raised with each change of it: what another procedure measured is not comparable.
 PROCEDURE = 1
 _FIRST_PROCEDURE = 1
@@ -97,10 +94,7 @@ class Calibration:
         return ", ".join([*versions, f"procedure {self.procedure}"])
 
     def maker_of(self, work: str) -> str:
-        """By what the seconds of ``work`` were made: those of another maker are not comparable.
-
-        A copy is the driver's own and calls no library, so it stays comparable where torch, CUDA and the driver change.
-        """
+        """By what the seconds of ``work`` were made; a copy calls no library and stays comparable where they change."""
         return f"procedure {self.procedure}" if work == COPY else self.maker
 
 

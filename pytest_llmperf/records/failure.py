@@ -111,11 +111,9 @@ TRACE = "trace"
 INSPECTION = "inspection"
 #: Evidence, the record, the end of all processes; what of it comes before the traced steps, too.
 END = "end"
-
 #: What else a run spends, and no record has: on launches that left none, on looking for the largest micro-batch in one
 #: process and in predictions, on small trainings beside the plain form, and what nobody told of.
 FAILED, SEARCHING, COMPARING, OTHER = "failed_launches", "searching", "comparing", "other"
-
 #: Those that baselines keep of a launch, and hold later ones against; the others are the machine's, or are metrics.
 HELD = (START, IMPORTS, MODEL, CHECKPOINT)
 
@@ -141,10 +139,9 @@ _ROUNDED = 0.01
 def phases_of(
     began: float, seconds: float, reached: Mapping[str, float], first_step_seconds: float
 ) -> dict[str, float]:
-    """The phases of a launch that ``began`` then and took ``seconds``; none where rank 0 told nothing.
+    """Phases of a launch that ``began`` then and took ``seconds``, their sum; none where rank 0 told none.
 
-    ``reached``: when it began to do what, in seconds since 1970 as ``began`` is. Whatever that says, no phase is
-    negative, and they add up to ``seconds``; all are rounded to milliseconds.
+    ``reached``: when it began to do what, in seconds since 1970. Whatever it says, no phase is negative.
     """
     told = [(name, reached[word] - began) for word, name in _BEGUN.items() if word in reached]
     if not told:
@@ -164,10 +161,7 @@ def phases_of(
 
 
 def accounted(record: Mapping[str, float], waited: float, seconds: float, remainder: str) -> dict[str, float]:
-    """Return a launch's part of a run's sum: the phases of its ``record``, if it left one; as ``remainder`` the rest.
-
-    It had ``waited`` for its hardware and held it for ``seconds``, those of attempts that left no record among them.
-    """
+    """A launch's part of a run's sum: the phases of its ``record``, if it left one; as ``remainder`` the rest."""
     known = {WAITING: waited, **record}
     rest = seconds + known[WAITING] - total(known)
     return {**known, remainder: rest} if rest > _ROUNDED else known
@@ -288,10 +282,7 @@ class Room:
 
     @property
     def is_full(self) -> bool:
-        """Whether so little is left that an error without a word of memory is taken for a lack of it.
-
-        A GPU that its allocator has to itself is full as a matter of course: there it has to have been in need too.
-        """
+        """Whether an error without a word of memory is taken for a lack of it."""
         in_need = self.of != "the GPU" or self.retries > 0
         return self.refused > 0 or (in_need and self.share < _NOTHING[self.of])
 

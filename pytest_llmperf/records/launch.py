@@ -26,22 +26,14 @@ from pytest_llmperf.support.redaction import redacted
 
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
 RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
-
-#: That of what one rank of a user's own training saw.
-SHARE_FILE = "share-{}.json"
-
+#: That of what one rank of a user's own training saw, and of its environment, which is there before it trains.
+SHARE_FILE, ENVIRONMENT_FILE = "share-{}.json", "environment.json"
 #: The folder of the failures of processes that were no ranks: they count where the command itself fails.
 NO_RANKS = "no-ranks"
-
-#: That of its environment, which is there before it trains.
-ENVIRONMENT_FILE = "environment.json"
-
 #: Why a record of before traces has none.
 OLDER = "recorded before launches were traced"
-
 # Times the median step: of steps that have other numbers of tokens one that takes so long waits for something.
 _STALLED = 2.0
-
 # What a launch of a single steady step is worth.
 _UNKNOWN = 0.05
 
@@ -254,8 +246,8 @@ class Launch:
         """Where its ranks were, and what the user's environment had set before the launch forced it."""
         placed = {name: self.evidence[name] for name in PLACEMENT if self.evidence.get(name) is not None}
         found = sorted(self.evidence.get("found", {}).items())
-        placed |= self.sources
-        return placed | {f"found {name}": " ".join(v) if isinstance(v, list) else str(v) for name, v in found}
+        told = {f"found {name}": " ".join(v) if isinstance(v, list) else str(v) for name, v in found}
+        return placed | {**self.sources} | told
 
     @property
     def first_step_seconds(self) -> float:
@@ -311,26 +303,18 @@ class Launch:
     @property
     def real_share(self) -> float:
         """The share of the tokens that went through the model and were no padding."""
-        real = [
-            sum(rank.real_tokens) if rank.real_tokens else rank.tokens_per_step * len(rank.step_seconds)
-            for rank in self.ranks
-        ]
-        return sum(real) / (self.tokens_per_step * len(self.step_seconds))
+        steps = len(self.step_seconds)
+        real = (sum(rank.real_tokens) if rank.real_tokens else rank.tokens_per_step * steps for rank in self.ranks)
+        return sum(real) / (self.tokens_per_step * steps)
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Of the worst rank."""
-        return self.fullest_rank.peak_reserved_bytes
+        """Of the worst rank; so is what is allocated."""
+        return max(rank.peak_reserved_bytes for rank in self.ranks)
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """Of the worst rank."""
         return max(rank.peak_allocated_bytes for rank in self.ranks)
-
-    @property
-    def fullest_rank(self) -> RankRecord:
-        """The one that reserved most memory."""
-        return max(self.ranks, key=lambda rank: rank.peak_reserved_bytes)
 
 
 # What one rank saw of its training, and what ranks saw as one: a launch's record is made of it, whoever trained.

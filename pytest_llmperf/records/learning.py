@@ -1,9 +1,4 @@
-"""Learning: whether a launch learns, as one step shows that is looked at in full.
-
-That step comes after all that is timed or traced. What each rank saw of it is exact: bits, counts and names. What it
-says of all ranks together is made here, without a tolerance; what is right is ``judge/validity.py``'s
-to say. ``ReplayedUpdate`` is an update beside what its optimizer makes, by formula, of what was asked for.
-"""
+"""Learning: whether a launch learns: bits, counts and names of one step that is looked at after all that is timed."""
 
 from __future__ import annotations
 
@@ -86,24 +81,15 @@ class TensorSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankLearning:
-    """The inspected step, as one rank saw it."""
+class _Inspected:
+    """What a rank and a launch tell alike, each its worst."""
 
-    shard: int = 0
-    """Ranks of the same one hold the same weights."""
-    tensors: tuple[TensorSeen, ...] = ()
     stale: int = 0
-    """Tensors whose gradients were not zero as the step began."""
-    squares: float = 0.0
-    """Sum of squares of its gradients, once they are exchanged."""
-    clipped_squares: float = 0.0
-    """The same after they were clipped."""
-    clip_factors: tuple[float, ...] = ()
-    """By what a tensor's gradient was multiplied then: where that was least, and most."""
+    """Tensors of one rank whose gradients were not zero as the step began."""
     dropped: int = 0
     """Tensors whose gradients of one pass were gone, or others, when the next one's were added."""
     max_norm: float = 0.0
-    """To which they are clipped; 0: they are not."""
+    """To which gradients are clipped; 0: they are not."""
     largest_update: float = 0.0
     """Of a sample of weights, in learning rates, without the decay and what rounding does."""
     update_bound: float = math.inf
@@ -119,12 +105,6 @@ class RankLearning:
     """Of the schedule, in steps of the optimizer."""
     is_scaled: bool = False
     """Whether losses are scaled, which may skip steps."""
-    samples: tuple[int, ...] = ()
-    """Of the data set, by index, that it was given; -1: one that is not there."""
-    expected_samples: tuple[int, ...] = ()
-    """Those that all ranks together should have been given, in the order of the data set."""
-    ambiguous: frozenset[int] = frozenset()
-    """Those of them that the data set has more than once."""
     misorder: str = ""
     """What of the order in which the Trainer by itself takes samples is not as its arguments ask; empty: nothing."""
     labels: bool = True
@@ -136,9 +116,30 @@ class RankLearning:
     """Why it was not looked at, if it was not."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankLearning(_Inspected):
+    """The inspected step, as one rank saw it."""
+
+    shard: int = 0
+    """Ranks of the same one hold the same weights."""
+    tensors: tuple[TensorSeen, ...] = ()
+    squares: float = 0.0
+    """Sum of squares of its gradients, once they are exchanged."""
+    clipped_squares: float = 0.0
+    """The same after they were clipped."""
+    clip_factors: tuple[float, ...] = ()
+    """By what a tensor's gradient was multiplied then: where that was least, and most."""
+    samples: tuple[int, ...] = ()
+    """Of the data set, by index, that it was given; -1: one that is not there."""
+    expected_samples: tuple[int, ...] = ()
+    """Those that all ranks together should have been given, in the order of the data set."""
+    ambiguous: frozenset[int] = frozenset()
+    """Those of them that the data set has more than once."""
+
+
 @sparse()
 @dataclass(frozen=True, kw_only=True)
-class Learning:
+class Learning(_Inspected):
     """The inspected step of a launch, of all its ranks."""
 
     tensors: int = 0
@@ -154,36 +155,16 @@ class Learning:
     differing_weights: tuple[str, ...] = ()
     """Of those that ranks should hold alike, and do not."""
     differing_gradients: tuple[str, ...] = ()
-    stale: int = 0
-    """Most tensors of one rank whose gradients were not zero as the step began."""
     gradient_norm: float = 0.0
     """Of the whole gradient, before it was clipped."""
     clip_factors: tuple[float, float] = (1.0, 1.0)
     """By what a norm was multiplied, of a tensor or of all, where that was least, and most."""
-    dropped: int = 0
-    """Most tensors of one rank whose gradients of one pass were gone when the next one's were added."""
-    max_norm: float = 0.0
-    largest_update: float = 0.0
-    update_bound: float = math.inf
-    replay: ReplayedUpdate = _UNREPLAYED
-    learning_rates: tuple[float, float] = (0.0, 0.0)
-    """Least and most of all groups of all ranks."""
-    scheduled_rate: float = 0.0
-    steps: int = 0
-    schedule_steps: int = 0
-    is_scaled: bool = False
     shared_samples: int = 0
     """Samples of that step that were read more than once."""
     foreign_samples: int = 0
     """What ranks were given and the data set does not hold."""
     misplaced_samples: int = 0
     """What ranks were given and is another step's in the order of the data set."""
-    misorder: str = ""
-    """What of the order in which the Trainer takes samples, on the first rank where it is, is not as asked."""
-    labels: bool = True
-    future: float | None = None
-    none: str = ""
-    """Why nothing is known, if nothing is."""
 
     def __bool__(self) -> bool:
         return not self.none
@@ -204,8 +185,9 @@ def merged_learning(ranks: Sequence[RankLearning]) -> Learning:
     ambiguous, expected = frozenset[int]().union(*(seen.ambiguous for seen in ranks)), first.expected_samples
     # The step may have too many of some samples; what the data set does not hold is told by itself.
     read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
-    futures = [seen.future for seen in ranks if seen.future is not None]
+    shared = {name: getattr(first, name) for name in "max_norm scheduled_rate steps schedule_steps is_scaled".split()}
     return Learning(
+        **shared,
         tensors=len(first.tensors),
         unheld=tuple(dict.fromkeys(each.name for seen in ranks for each in seen.tensors if not each.is_updated)),
         unreached=_of_all(ranks, lambda each: not each.is_reached and not each.has_moved),
@@ -216,22 +198,17 @@ def merged_learning(ranks: Sequence[RankLearning]) -> Learning:
         stale=max(seen.stale for seen in ranks),
         gradient_norm=math.sqrt(squares),
         clip_factors=(min(factors), max(factors)),
-        max_norm=first.max_norm,
         largest_update=widest.largest_update,
         update_bound=widest.update_bound,
         dropped=max(seen.dropped for seen in ranks),
         replay=worst_replay([seen.replay for seen in ranks]),
         learning_rates=(min(rates), max(rates)),
-        scheduled_rate=first.scheduled_rate,
-        steps=first.steps,
-        schedule_steps=first.schedule_steps,
-        is_scaled=first.is_scaled,
         shared_samples=sum(times > 1 for sample, times in read.items() if sample not in ambiguous),
         foreign_samples=sum(sample < 0 for seen in ranks for sample in seen.samples),
         misplaced_samples=(read - Counter(expected)).total() if expected else 0,
         misorder=next(filter(None, (seen.misorder for seen in ranks)), ""),
         labels=all(seen.labels for seen in ranks),
-        future=max(futures) if futures else None,
+        future=max((seen.future for seen in ranks if seen.future is not None), default=None),
     )
 
 
@@ -281,7 +258,6 @@ class ParityOrder:
 ERRORS_FILE = "training-errors.json"
 
 GRADIENT, UPDATE = "gradient", "update"
-
 #: Forms: in the spec's own precision, and in fp32.
 OWN, FP32 = "own", "fp32"
 

@@ -1,8 +1,4 @@
-"""Metrics: one row for each, with all that is known of it. Nothing else lists their names.
-
-Another metric that is read off launches and gated is one more row here; one that is computed elsewhere is a row, and a
-``METRICS[name].check(value)`` where it is computed.
-"""
+"""Metrics: one row for each, with all that is known of it. Nothing else lists their names."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from pytest_llmperf.support import formats
 
 Rule = Literal["speed", "confirmed", "exact", "phase", "count", "scaling", ""]
 EarlyStop = Literal["median", "settled", "stalls", ""]
-
 #: The two that every case has, and that people look at.
 RATE, MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
 
@@ -133,7 +128,7 @@ def _worst_rank(launches: Sequence[Launch]) -> str:
     if len(launches[0].ranks) == 1:
         return ""
     told = min(launches, key=lambda launch: launch.peak_reserved_bytes)
-    worst = told.fullest_rank
+    worst = max(told.ranks, key=lambda rank: rank.peak_reserved_bytes)
     return f"worst on rank {worst.rank} of {len(told.ranks)} ({worst.host}, {worst.device})"
 
 

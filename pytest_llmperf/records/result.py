@@ -19,13 +19,10 @@ from pytest_llmperf.support.codec import Number
 STAND_INS = dict.fromkeys(("sequences_per_second_per_gpu", "steps_per_second"), "tokens_per_second_per_gpu")
 
 Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "changed", "pass"]
-
 #: Worst first: a case is as bad as its worst metric.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-
 #: In place of one, of a case that a run which launches nothing has asked about.
 PLANNED: Literal["planned"] = "planned"
-
 #: Those of a case that does not hold.
 FAILING: frozenset[str] = frozenset[Verdict]({"invalid", "regressed", "new"})
 #: The same where nothing is let through that somebody would have to look at.
@@ -103,7 +100,6 @@ class Reference:
 
 
 CurveWord = Literal["worse", "faster", "undecided", "same", "recorded"]
-
 #: Those of a training that does not learn what it did: to lose less than one may is as wrong as to lose more.
 OTHER_LEARNING: frozenset[str] = frozenset[CurveWord]({"worse", "faster"})
 
@@ -186,11 +182,7 @@ class CaseResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
-        """Read plain data.
-
-        Raises:
-            ValueError: a field is missing or of another kind, in one line.
-        """
+        """From plain data; ``ValueError``: a field is missing or of another kind, in one line."""
         return codec.read(cls, values)
 
     def check(self, metric: str) -> Check | None:

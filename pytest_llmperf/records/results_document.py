@@ -1,7 +1,6 @@
 """The results document: what ``--perf-json`` writes and ``merge``, ``export``, ``history``, ``report`` and pages read.
 
-``tools/results_schema.py`` makes the JSON schema that ships beside this file of these types. A reader is strict, where
-it decides whether a night is green, or lenient, where it shows what it can. Fields that came later may be absent.
+A reader is strict, where it decides whether a night is green, or lenient, where it shows what it can.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
 SCHEMA = 1
-
 #: The node id of a test in ``rerun``.
 TEST = "{test}"
-
 #: How much a test said of what it runs: every spec; those up to one that cannot run here; some, and then it ended.
 Said = Literal["some", "stopped", "all"]
 
@@ -316,12 +313,7 @@ def document_of(values: object) -> ResultsDocument:
 
 
 def read_values(path: Path, *, exact: bool = False) -> dict[str, Any]:
-    """Read the file at ``path``. What is no finite number, as in old files, is null, or refused if ``exact``.
-
-    Raises:
-        NoResultsError: it is something else than a results document.
-        ResultsError: it cannot be read, or a newer version wrote it.
-    """
+    """What ``path`` holds, what is no finite number as null, or refused if ``exact``; else a ``ResultsError``."""
     real, whole = partial(_number, float, exact=exact), partial(_number, int, exact=exact)
     try:
         text = path.read_text(encoding="utf-8")
@@ -357,11 +349,7 @@ class ResultsFile:
 
     @classmethod
     def read(cls, path: Path, *, exact: bool = False) -> ResultsFile:
-        """The strict reading, for whoever decides by it; fields that are not known pass.
-
-        Raises:
-            ResultsError: it cannot be read, is of another schema, or something in it is not what it should be.
-        """
+        """The strict reading, for whoever decides by it: unknown fields pass, a ``ResultsError`` tells the rest."""
         values = read_values(path, exact=exact)
         try:
             if values.get("schema") is not SCHEMA:
@@ -381,11 +369,7 @@ class ResultsFile:
 
 
 def launch_of(record: Mapping[str, Any]) -> Launch:
-    """The launch in a document, of a training that may have gone wrong: a loss or norm is no number where it is null.
-
-    Raises:
-        ValueError: it is none that this version reads.
-    """
+    """The launch in a document, whose losses and norms may be no numbers (null there); ``ValueError``: it is none."""
     if not isinstance(record, Mapping):
         raise ValueError("a launch is no object")
     figures = {name: _numbers(record[name]) for name in ("losses", "gradient_norms") if name in record}

@@ -13,37 +13,27 @@ from pytest_llmperf.records.calibration import Place, host_of, site_of
 
 # A median of fewer steps says nothing about them.
 _LEAST = 5
-
 #: A nanosecond and thirty years: what is outside was not timed, and sums and ratios of what is inside stay finite.
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
-
 # A step beyond this many robust standard deviations, and this far off at least (a clock that never varies has no
 # spread), is not at the steady level.
 _FAR, _NEAR = 5.0, 0.001
 _MAD_TO_SD = 1.4826  # of a normal distribution
-
 # That many such steps in a row, with steady ones before and after, are a stall and must not decide where the steady
 # state begins; more of them, or a tenth of the steps where that is more, may be a chip that finds its power limit.
 _STALL_STEPS, _STALL_SHARE, _STALL_MOST = 3, 0.1, 6
-
 # A logarithm: a tenth of a step is a stall by any measure.
 _STALLED = 0.1
-
 # The median of n values scatters about this much more than their mean does.
 _MEDIAN_OVER_MEAN = 1.2533
-
 # Of so few steps a higher autocorrelation cannot be told from a drift.
 _MOST_CORRELATED = 0.9
-
 # Degrees of freedom for each step, at least: below it the variance itself is a guess.
 _LEAST_FREEDOM = 0.3
-
 # Truncations whose error is this near the least one are as good: the earliest of them keeps the most steps.
 _AS_GOOD = 1.1
-
 # Truncations tried: enough for any launch of ours, and a bound on the work for one of ten thousand steps.
 _MOST_CUTS = 50
-
 # Two speeds: this far apart in their own standard deviations (Ashman's D; a single bell cut in two has 2.7), each with
 # this share of the steps, and this far apart in time.
 _ASHMAN, _SMALLER_MODE, _APART = 4.0, 0.15, 0.01
@@ -94,15 +84,24 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
         level if clipped != before and abs(before - level) > _STALLED else clipped
         for clipped, before in zip(logs, measured, strict=True)
     ]
-    start = _truncation(levelled, warmup_steps)
+    last = max(warmup_steps, min(len(levelled) // 2, len(levelled) - _LEAST))
+    stride = 1 + (last - warmup_steps) // _MOST_CUTS
+    errors = {start: _squared_error(levelled[start:]) for start in range(warmup_steps, last + 1, stride)}
+    good = _AS_GOOD * min(errors.values())
+    start = next(start for start, error in errors.items() if error <= good)
     steady = logs[start:]
     third = max(1, len(steady) // 3)
     settled = next((index for index, value in enumerate(measured) if value <= high), start)
+    counted, usual = step_seconds[min(start, max(warmup_steps, settled)) :], median(step_seconds[start:])
+    early, far_off = counted[: len(counted) - len(steady)], math.exp(high)
+    # With their sign: what noise adds on one side it takes on the other.
+    stalled = (*step_seconds[start:], *(second for second in early if second > far_off))
+    lost = max(0.0, math.fsum(second - usual for second in stalled))
     return Steady(
         start=start,
         error=_error_of_median(steady),
         drift=math.expm1(median(steady[-third:]) - median(steady[:third])),
-        stalls=_stalled(step_seconds[min(start, max(warmup_steps, settled)) :], len(steady), math.exp(high)),
+        stalls=lost / math.fsum(counted),
         bimodal=_is_bimodal(measured[start:]),
     )
 
@@ -110,27 +109,14 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
 def _clipped(logs: Sequence[float], low: float, high: float) -> list[float]:
     longest = min(_STALL_MOST, max(_STALL_STEPS, int(_STALL_SHARE * len(logs))))
     clipped = list(logs)
-    for run in _runs_outside(logs, low, high):
+    groups = itertools.groupby(range(len(logs)), key=lambda index: low <= logs[index] <= high)
+    for run in (list(members) for inside, members in groups if not inside):
         # Steps on the way to the steady state are far off too, and are what the cut looks for: no steady step comes
         # before them. Of several at the end nobody knows yet whether they pass.
-        passed = run.start > 0 and (run.stop < len(logs) or len(run) == 1)
+        passed = run[0] > 0 and (run[-1] + 1 < len(logs) or len(run) == 1)
         if passed and len(run) <= longest:
-            clipped[run.start : run.stop] = [min(max(logs[index], low), high) for index in run]
+            clipped[run[0] : run[-1] + 1] = [min(max(logs[index], low), high) for index in run]
     return clipped
-
-
-def _runs_outside(logs: Sequence[float], low: float, high: float) -> list[range]:
-    groups = itertools.groupby(range(len(logs)), key=lambda index: low <= logs[index] <= high)
-    runs = [list(members) for inside, members in groups if not inside]
-    return [range(run[0], run[-1] + 1) for run in runs]
-
-
-def _truncation(logs: Sequence[float], warmup_steps: int) -> int:
-    last = max(warmup_steps, min(len(logs) // 2, len(logs) - _LEAST))
-    stride = 1 + (last - warmup_steps) // _MOST_CUTS
-    errors = {start: _squared_error(logs[start:]) for start in range(warmup_steps, last + 1, stride)}
-    good = _AS_GOOD * min(errors.values())
-    return next(start for start, error in errors.items() if error <= good)
 
 
 def _squared_error(values: Sequence[float]) -> float:
@@ -147,38 +133,23 @@ def _error_of_median(logs: Sequence[float]) -> float:
     products = (place * value for place, value in zip(places, logs, strict=True))
     slope = math.fsum(products) / math.fsum(place**2 for place in places)
     residuals = [value - mean - slope * place for place, value in zip(places, logs, strict=True)]
-    correlation = _correlation_time(residuals)
+    # Steps for one independent value, if each one follows the last (AR(1)); never fewer than one. About a line fitted
+    # to few values, autocorrelation comes out lower than it is (Kendall 1954, for a mean).
+    power, correlation = math.fsum(value * value for value in residuals), 1.0
+    lagged = math.fsum(a * b for a, b in itertools.pairwise(residuals)) / power if power > 0 else -1.0
+    rho = min(lagged + (2 + 4 * lagged) / number, _MOST_CORRELATED)
+    if rho > 0:
+        correlation = (1 + rho) / (1 - rho) - 2 * rho * (1 - rho**number) / (number * (1 - rho) ** 2)
     # The line took two of the independent values, of which there are fewer than steps.
     freedom = max(number - 2 * correlation, _LEAST_FREEDOM * number)
-    variance = math.fsum(value * value for value in residuals) / freedom
+    variance = power / freedom
     return _MEDIAN_OVER_MEAN * math.sqrt(variance * correlation / number)
-
-
-def _correlation_time(residuals: Sequence[float]) -> float:
-    """Steps for one independent value, if each one follows the last (AR(1)); never fewer than one."""
-    number, power = len(residuals), math.fsum(value * value for value in residuals)
-    if power <= 0:
-        return 1.0
-    lagged = math.fsum(a * b for a, b in itertools.pairwise(residuals)) / power
-    # About a line fitted to few values, autocorrelation comes out lower than it is (Kendall 1954, for a mean).
-    rho = min(lagged + (2 + 4 * lagged) / number, _MOST_CORRELATED)
-    if rho <= 0:
-        return 1.0
-    return (1 + rho) / (1 - rho) - 2 * rho * (1 - rho**number) / (number * (1 - rho) ** 2)
 
 
 def robust_sd(values: Sequence[float], centre: float | None = None) -> float:
     """From the median distance to ``centre`` (their median, if left out): up to half of ``values`` may be far off."""
     centre = median(values) if centre is None else centre
     return _MAD_TO_SD * median(abs(value - centre) for value in values)
-
-
-def _stalled(seconds: Sequence[float], num_steady: int, far: float) -> float:
-    early, steady = seconds[: len(seconds) - num_steady], seconds[len(seconds) - num_steady :]
-    centre = median(steady)
-    # With their sign: what noise adds on one side it takes on the other.
-    lost = math.fsum(second - centre for second in (*steady, *(second for second in early if second > far)))
-    return max(0.0, lost) / math.fsum(seconds)
 
 
 def _is_bimodal(logs: Sequence[float]) -> bool:
@@ -196,10 +167,8 @@ def _is_bimodal(logs: Sequence[float]) -> bool:
 
 #: Bytes a step that are no leak: what a trainer notes of a step takes a tenth (docs/explanation/noise.md).
 MOST_GROWTH = 64 * 1024
-
 # Standard deviations of the rank statistic: what only varies from step to step shows no growth.
 _CERTAIN = 3.0
-
 # Thirds of fewer steps are single values.
 _LEAST_GROWN = 9
 
@@ -227,16 +196,12 @@ def growth(held: Sequence[int]) -> float | None:
 
 #: Launches of one spec scatter by 0.3 % and more (docs/explanation/noise.md): a median known to this adds little.
 ENOUGH = 0.002
-
 # A launch that still drifts by more is not yet at its steady state.
 _STEADY_DRIFT = 0.01
-
 # How far more steps may still move a median, in its standard errors: these are of few steps, and errors themselves.
 _MOVES = 4.0
-
 # The first looks are this many steps apart, later ones an eighth of what has run.
 _STRIDE, _SHARE = 4, 8
-
 #: Why a launch ended before its last step: its median was known, or what its case is was decided; else it did not.
 KNOWN, DECIDED, GOES_ON = "known", "decided", ""
 

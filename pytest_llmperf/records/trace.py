@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean, median_low
 from typing import Annotated, Any, Literal
@@ -39,6 +39,10 @@ _OF_EXCHANGES = {"collectives_per_step", "collective_bytes_per_step"}
 UNWANTED = "it was not asked for"
 
 _LONGEST_NAME = 240
+# Ranks that all do something else are told by their counts' means; of names that a file has to keep this is enough.
+_MOST_NAMES = 20
+# What only calls others.
+_CALLERS = frozenset("aten::item aten::is_nonzero aten::to aten::_to_copy aten::clone aten::contiguous".split())
 
 # Seconds that no step has; kernels, or bytes that are exchanged.
 _MOST, _MOST_COUNT = 1e9, 1e15
@@ -68,9 +72,6 @@ class TraceRow:
 Key = tuple[str, str]
 """Kind and name of a trace's row."""
 
-# Ranks that all do something else are told by their counts' means; of names that a file has to keep this is enough.
-_MOST_NAMES = 20
-
 
 @sparse("exchange_seconds")
 @dataclass(frozen=True)
@@ -88,19 +89,18 @@ class RankWork:
         return {(kind, name): more for kind, named in self.apart.items() for name, more in named.items()}
 
 
-def rank_work(counts: Sequence[Mapping[Key, float]], exchange_seconds: Sequence[float]) -> tuple[RankWork, ...]:
-    """Tell the work of each rank, from the counts of all in their order."""
+def _rank_work(traces: Sequence[Trace]) -> Iterator[RankWork]:
+    """The work of each rank, from the counts of all in their order."""
+    counts = [trace.counts for trace in traces]
     names = sorted({name for each in counts for name in each})
     usual = {name: median_low([each.get(name, 0.0) for each in counts]) for name in names}
-    found = []
-    for own, seconds in zip(counts, exchange_seconds, strict=True):
+    for own, trace in zip(counts, traces, strict=True):
         apart = [(name, own.get(name, 0.0) - usual[name]) for name in names if own.get(name, 0.0) != usual[name]]
         most = sorted(apart, key=lambda each: -abs(each[1]))[:_MOST_NAMES]
         kinds: dict[str, dict[str, float]] = {}
         for (kind, name), more in sorted(most):
             kinds.setdefault(kind, {})[name] = more
-        found.append(RankWork(seconds, kinds))
-    return tuple(found)
+        yield RankWork(sum(row.seconds for row in trace.rows if row.kind == "collective"), kinds)
 
 
 @sparse("steps", "ranks", "step_seconds", "busy_seconds", "exposed_seconds", "data_seconds", "rows")
@@ -206,7 +206,11 @@ def merged(traces: Sequence[Trace]) -> Trace:
         count, seconds = sum(row.count for row in own) / ranks, sum(row.seconds for row in own) / ranks
         # As a file keeps it: a third of a kernel that is stored must be the third that the next launch has.
         rows.append(TraceRow(kind, name, float(f"{count:.6g}"), seconds))
-    exchanges = [sum(row.seconds for row in trace.rows if row.kind == "collective") for trace in traces]
+    places: dict[str, dict[str, float]] = {}
+    all_places = {(kind, place) for trace in traces for kind, each in trace.places.items() for place in each}
+    for kind, place in sorted(all_places):
+        mean = fmean(trace.places.get(kind, {}).get(place, 0.0) for trace in traces)
+        places.setdefault(kind, {})[place] = float(f"{mean:.6g}")
     return Trace(
         rows=tuple(sorted(rows)),
         steps=traces[0].steps,
@@ -215,8 +219,8 @@ def merged(traces: Sequence[Trace]) -> Trace:
         busy_seconds=fmean(trace.busy_seconds for trace in traces),
         exposed_seconds=fmean(trace.exposed_seconds for trace in traces),
         data_seconds=fmean(trace.data_seconds for trace in traces),
-        by_rank=rank_work([trace.counts for trace in traces], exchanges) if ranks > 1 else (),
-        places=_merged_places([trace.places for trace in traces]),
+        by_rank=tuple(_rank_work(traces)) if ranks > 1 else (),
+        places=places,
     )
 
 
@@ -244,19 +248,6 @@ def new_places(metric: str, then: Trace | StaticStep, now: Trace | StaticStep) -
 
 def _without_lines(place: str) -> str:
     return re.sub(r":\d+(?= |$)", "", place)
-
-
-def _merged_places(by_rank: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Their means over all ranks."""
-    found: dict[str, dict[str, float]] = {}
-    for kind, place in sorted({(kind, place) for own in by_rank for kind, places in own.items() for place in places}):
-        count = fmean(own.get(kind, {}).get(place, 0.0) for own in by_rank)
-        found.setdefault(kind, {})[place] = float(f"{count:.6g}")
-    return found
-
-
-# What only calls others.
-_CALLERS = frozenset("aten::item aten::is_nonzero aten::to aten::_to_copy aten::clone aten::contiguous".split())
 
 
 @sparse()

@@ -15,6 +15,25 @@ ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 SDPA_BACKENDS = ("auto", "flash", "efficient", "cudnn", "math")
 
 _FLASH = Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2")
+# What the operators of each attention are called; eager's are matrix products and a softmax, like anything else's.
+_MATH = "aten._scaled_dot_product_attention_math.default"
+_KERNELS: Mapping[str, Callable[[str], bool]] = {
+    "eager": lambda kernel: not kernel,
+    "sdpa": lambda kernel: "scaled_dot_product" in kernel and kernel != _MATH,
+    "flash_attention_2": lambda kernel: "flash_attn" in kernel,
+    "flex_attention": lambda kernel: "flex_attention" in kernel,
+}
+
+_TURNED_OFF = (
+    "this environment turns its fused kernels off (torch.backends.cuda.enable_flash_sdp, ...); "
+    "use sdpa_backend='math' if that is meant"
+)
+_FELL_BACK = (
+    "PyTorch fell back to its math kernel: no fused one took these inputs "
+    "(torch.backends.cuda.can_use_flash_attention(..., debug=True) says why)"
+)
+
+UNKNOWN = "unknown"
 
 
 def _clash(spec: TrainSpec) -> str | None:
@@ -66,9 +85,6 @@ def _axis(_base: TrainSpec, search: Search) -> Axis:
     return Axis("attention", tuple(choices))
 
 
-UNKNOWN = "unknown"
-
-
 @dataclass(frozen=True)
 class AttentionEvidence:
     """Which attention ran."""
@@ -81,17 +97,6 @@ class AttentionEvidence:
     @property
     def kernel(self) -> str:
         return UNKNOWN if self.attention_kernel is None else self.attention_kernel
-
-
-_MATH = "aten._scaled_dot_product_attention_math.default"
-
-# What the operators of each attention are called; eager's are matrix products and a softmax, like anything else's.
-_KERNELS: Mapping[str, Callable[[str], bool]] = {
-    "eager": lambda kernel: not kernel,
-    "sdpa": lambda kernel: "scaled_dot_product" in kernel and kernel != _MATH,
-    "flash_attention_2": lambda kernel: "flash_attn" in kernel,
-    "flex_attention": lambda kernel: "flex_attention" in kernel,
-}
 
 
 def _attention(spec: TrainSpec, evidence: Evidence) -> str | None:
@@ -114,24 +119,15 @@ def _attention(spec: TrainSpec, evidence: Evidence) -> str | None:
     return f"asked for attention {asked}, the operators that ran were {kernel or 'plain matrix products'}"
 
 
-_TURNED_OFF = (
-    "this environment turns its fused kernels off (torch.backends.cuda.enable_flash_sdp, ...); "
-    "use sdpa_backend='math' if that is meant"
-)
-_FELL_BACK = (
-    "PyTorch fell back to its math kernel: no fused one took these inputs "
-    "(torch.backends.cuda.can_use_flash_attention(..., debug=True) says why)"
-)
-
-
-def lost_kernel(launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
+def _lost(spec: TrainSpec, launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
     """A line where the fused attention that ``reference`` ran, the newest last, is gone.
 
-    On a GPU a launch's own evidence is enough to call that invalid; a CPU need not have one, unless its baseline had.
+    On a GPU a launch's own evidence is enough to call that invalid; a CPU need not have one, unless its baseline had. A
+    kernel that is asked for by its name is looked at by the check.
     """
     kernels = (each.attention.kernel for each in reversed(reference))
     had = next((kernel for kernel in kernels if _is_fused(kernel)), None)
-    for launch in launches if had else ():
+    for launch in launches if had and spec.sdpa_backend == "auto" else ():
         now = launch.attention.kernel
         if launch.attention.attention == "sdpa" and now != UNKNOWN and not _is_fused(now):
             return (
@@ -143,11 +139,6 @@ def lost_kernel(launches: Sequence[Evidence], reference: Sequence[Evidence]) -> 
 
 def _is_fused(kernel: str) -> bool:
     return "attention" in kernel and "attention_math" not in kernel
-
-
-def _lost(spec: TrainSpec, launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
-    # A kernel that is asked for by its name is looked at by the check.
-    return lost_kernel(launches, reference) if spec.sdpa_backend == "auto" else None
 
 
 SETTING = Setting(

@@ -12,13 +12,10 @@ from pytest_llmperf.support.user_input import A_TOLERANCE, is_tolerance
 
 #: The field that a search changes last, and the name of its axis.
 SIZE, AXIS = "micro_batch_size", "micro-batch"
-
 #: Sequences of a small step, whoever shares them; and its passes at most.
 SEQUENCES, PASSES = 8, 2
-
 # Tokens of a small sequence at most: more than a block of 128, and no whole number of these.
 _LONGEST = 192
-
 # Powers of two, and what lies in the middle of two of them.
 _SIZES = tuple(sorted({1, *(2**power for power in range(1, 10)), *(3 * 2**power for power in range(8))}))
 

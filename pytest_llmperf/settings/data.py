@@ -22,7 +22,6 @@ DATA = ("random", "text")
 #: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones; or a document a row, ``padded``
 #: with what counts in no loss, or, as many a course has it, with padding that counts like any other token.
 ROWS = ("packed", "padded", "padded_in_loss")
-
 #: The fields that say which text, and how it is read.
 OF_A_TEXT = ("text", "split", "tokenizer", "rows")
 
@@ -137,7 +136,6 @@ SETTING = Setting(
 
 # numpy, which the Trainer seeds too, takes no larger one.
 _SEEDS = 2**32
-
 # Of a small spec the next ones are taken too.
 _LAST_SMALL_SEED = _SEEDS - 64
 

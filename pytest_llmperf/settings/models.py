@@ -144,11 +144,7 @@ def built_in_names() -> list[str]:
 
 
 def resolve(name: str) -> Model:
-    """The model called ``name``: built in, a path to a configuration, or a cached hub name.
-
-    Raises:
-        ValueError: unknown name (with the nearest known one), or a file that is no usable configuration.
-    """
+    """The model ``name``: built in, a path to a configuration, or a cached hub name; ``ValueError``: none is."""
     if name in built_in_names():
         return _built_in(name)
     try:
@@ -247,16 +243,12 @@ def _size_problem(config: Mapping[str, Any]) -> str:
 # No more than these. Heads keep their size and a share of their groups, since kernels are chosen by both; the
 # vocabulary stays wider than the layers, so that a fused loss still takes it in several pieces.
 _SMALL_LAYERS, _SMALL_HEADS, _GROUPS, _GROUPED, _EXPERTS, _SMALL_VOCABULARY = 2, 4, 2, 4, 4, 1024
-
 # Widths that matrix units take in any precision.
 _MULTIPLE = 16
 
 
 def small_config(config: Mapping[str, Any], shrinks: float = 1.0) -> dict[str, Any]:
-    """``config`` with few layers, narrow, without dropout, and its sliding window ``shrinks`` times as long.
-
-    What it does not know (a family of other words, parts for other senses) it leaves as it is.
-    """
+    """``config`` narrow, with few layers, no dropout and a window ``shrinks`` times as long; the rest as it is."""
     small: dict[str, Any] = {name: 0.0 if is_dropout(name, value) else value for name, value in config.items()}
     _narrow(small)
     layers = _first(config, _LAYERS)

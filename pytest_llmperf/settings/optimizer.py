@@ -33,7 +33,6 @@ UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
 }
 
 RUNNABLE_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name not in UNSUPPORTED_OPTIMIZERS)
-
 # Two implementations of the same steps.
 _PYTORCHS_OWN = ("adamw_torch", "adamw_torch_fused")
 

@@ -22,7 +22,6 @@ from pytest_llmperf.settings.setting import (
 PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid")
 
 _HYBRID_LEAST = 4
-
 # Ranks that are enough to share, and to have shards with replicas.
 _FEW: Mapping[str, int] = {"ddp": 2, "fsdp": 2, "fsdp_hybrid": 4}
 

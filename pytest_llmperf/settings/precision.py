@@ -23,7 +23,6 @@ from pytest_llmperf.settings.setting import (
 from pytest_llmperf.support.user_input import hint
 
 __tracebackhide__ = is_refusal
-
 #: torchao's recipes for the products of linear layers; ``no`` leaves them in the compute precision.
 FP8_RECIPES = ("no", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 
@@ -39,17 +38,12 @@ PRECISIONS: Mapping[str, tuple[str, str, bool]] = {
 }
 
 _DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
-
 #: fp8 matrix units take operands in rows of 16 bytes.
 FP8_MULTIPLE = 16
 
 
 def precision_fields(word: object) -> dict[str, Any]:
-    """The three fields of a TrainSpec that a ``word`` of ``PRECISIONS`` stands for.
-
-    Raises:
-        SpecError: no such word.
-    """
+    """The three fields of a TrainSpec that a ``word`` of ``PRECISIONS`` stands for; ``SpecError``: no such word."""
     if not isinstance(word, str) or word not in PRECISIONS:  # a test may be parametrized with a list
         known = tuple(PRECISIONS)
         raise SpecError(f"unknown precision {word!r}{hint(str(word), known)}; known: {', '.join(known)}")
@@ -86,14 +80,10 @@ def _clash(spec: TrainSpec) -> str | None:
         return f"{weights} weights under {autocast} mixed precision; use one 16-bit type"
     if spec.tf32 and weights != "fp32":
         return f"tf32 acts on fp32 matrix products, and {spec.precision} has none; leave tf32=False"
-    return None if spec.fp8 == "no" else _fp8_clash(spec)
-
-
-def _fp8_clash(spec: TrainSpec) -> str | None:
-    if "bf16" not in (spec.model_precision, spec.mixed_precision):
-        return "fp8 products are made from bf16 ones; use bf16 weights or bf16 mixed precision"
     tokens = spec.micro_batch_size * spec.sequence_length
-    if tokens % FP8_MULTIPLE:
+    if spec.fp8 != "no" and "bf16" not in (weights, autocast):
+        return "fp8 products are made from bf16 ones; use bf16 weights or bf16 mixed precision"
+    if spec.fp8 != "no" and tokens % FP8_MULTIPLE:
         return f"fp8 products need tokens in multiples of {FP8_MULTIPLE}, and a micro-batch has {tokens}"
     return None
 

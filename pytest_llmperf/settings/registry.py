@@ -1,5 +1,4 @@
-"""The settings of a TrainSpec, and what is made of all of them: ids, checks, needs, small forms. A new one is listed
-here."""
+"""All settings, and what is made of them: ids, checks, needs, small forms, evidence. A new one is listed here."""
 
 from __future__ import annotations
 
@@ -150,7 +149,6 @@ def _changed(spec: TrainSpec, *parts: Fields) -> TrainSpec:
 
 # Evidence: what a training tells of itself, by setting; read from a record, and held against a spec.
 
-
 #: What no setting asks for and each launch shows; a model of which a part is never trained declares it.
 LEARNING = "learning"
 
@@ -238,7 +236,12 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
             if name in setting.moot_on_cpu and not evidence.run.is_on_gpu:
                 continue
             try:
-                line = _equal(setting, name, check, spec, evidence) if isinstance(check, str) else check(spec, evidence)
+                if isinstance(check, str):
+                    line = equal(
+                        check, getattr(spec, name), claimed(getattr(getattr(evidence, setting.name), name), name)
+                    )
+                else:
+                    line = check(spec, evidence)
             except NotClaimedError as missing:
                 if getattr(spec, name) != getattr(usual, name) or evidence.run.uncollected:
                     failed = "; ".join(f"{own}: {why}" for own, why in evidence.run.uncollected.items())
@@ -250,11 +253,6 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
                 yield f"{name} was declared to be inactive, and was active"
             elif line is not None and not declared:
                 yield line
-
-
-def _equal(setting: Setting, name: str, words: str, spec: TrainSpec, evidence: Evidence) -> str | None:
-    seen = getattr(getattr(evidence, setting.name), name)
-    return equal(words, getattr(spec, name), claimed(seen, name))
 
 
 def lost(

@@ -193,10 +193,7 @@ def stored_evidence(evidence: Any) -> dict[str, Any]:
 
 
 def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Return what ``collectors`` found, evidence or a mapping.
-
-    One that raises takes nothing from a measurement: its error is in ``uncollected``.
-    """
+    """What ``collectors`` found, evidence or a mapping; the error of one that raises is in ``uncollected``."""
     found: dict[str, Any] = {}
     uncollected: dict[str, str] = {}
     for name, collector in collectors.items():

@@ -8,7 +8,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ else:
 #: A larger space is not looked at as a whole: so many of it are, chosen at random, with all that differ from its spec
 #: by one choice, and with its recipes. To make a spec takes an eighth of a millisecond.
 MOST = 20_000
-
 #: Before anything is known of memory and of how long a step takes, nothing is tried that is larger than so many times
 #: what the search begins with.
 LARGER = 4
@@ -80,16 +78,17 @@ class Space:
         found, refused = dict[TrainSpec, None](), Counter[str]()
         combinations = self._combinations()
         for choices in combinations:
-            try:
-                found[self.spec(choices)] = None
-            except SpecError as error:
-                refused[str(error).partition(": ")[2] or str(error)] += 1  # without the id that it begins with
+            made = self._made(choices)
+            if isinstance(made, TrainSpec):
+                found[made] = None
+            else:
+                refused[str(made).partition(": ")[2] or str(made)] += 1  # without the id that it begins with
         return Candidates(tuple(found), refused, self.size - len(combinations))
 
-    def spec(self, choices: Sequence[Choice]) -> TrainSpec:
-        """The base with these choices; a ``SpecError`` where it cannot be."""
+    def spec(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> TrainSpec:
+        """The base, or a spec of these ``values``, with these choices; a ``SpecError`` where it cannot be."""
         fields = {name: value for choice in choices for name, value in choice.fields}
-        return TrainSpec(**{**self.base.to_dict(), **fields})
+        return TrainSpec(**{**(values or self.base.to_dict()), **fields})
 
     def neighbours(self, spec: TrainSpec) -> Iterator[TrainSpec]:
         """Each that differs from ``spec`` by one choice, and can be."""
@@ -105,12 +104,13 @@ class Space:
         values = spec.to_dict()
         for axis in self.axes:
             for choice in (one for one in axis.choices if not one.holds(values)):
-                other: TrainSpec | SpecError
-                try:
-                    other = TrainSpec(**{**values, **dict(choice.fields)})
-                except SpecError as error:
-                    other = error
-                yield f"{axis.name}={choice.name}", other
+                yield f"{axis.name}={choice.name}", self._made([choice], values)
+
+    def _made(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> TrainSpec | SpecError:
+        try:
+            return self.spec(choices, values)
+        except SpecError as error:
+            return error
 
     def choices_of(self, spec: TrainSpec) -> dict[str, str]:
         """By axis, the name of the choice that ``spec`` has made; an axis of which it has made none is left out."""
@@ -124,17 +124,11 @@ class Space:
         return self.spec(self._nearest())
 
     def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
-        """What is known to do well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest
-        first.
-
-        What cannot be is left out.
-        """
+        """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first."""
         found = dict[tuple[TrainSpec, ...], None]()
         for sizes in self._recipes():
-            specs = list[TrainSpec]()
-            for choices in sizes:
-                with suppress(SpecError):
-                    specs.append(self.spec(choices))
+            made = (self._made(choices) for choices in sizes)
+            specs = [spec for spec in made if isinstance(spec, TrainSpec)]
             if specs and specs[0] != self.base:
                 found[tuple(sorted(specs, key=lambda spec: -spec.micro_batch_size))] = None
         return tuple(found)
@@ -198,8 +192,7 @@ def read_axes(path: Path) -> tuple[Axis, ...]:
 
 
 def axes_of(values: object) -> tuple[Axis, ...]:
-    """Axes as data: by field its values, or by a name of one's own choices of several fields. A ``SpecError`` of one
-    line where there is no such field, or no choice."""
+    """Axes as data: by field its values, or by an own name choices of several fields; ``SpecError`` of one line."""
     if not isinstance(values, Mapping) or not values:
         raise SpecError("a space needs axes, by field: {'micro_batch_size': [8, 16], 'liger': [False, True]}")
     return tuple(_axis(str(name), choices) for name, choices in values.items())
@@ -255,14 +248,10 @@ def default_axes(
     allowed: Iterable[str] = (),
     global_batch: int | None = None,
 ) -> tuple[Axis, ...]:
-    """What may change of ``base`` on ``base.gpus`` GPUs.
+    """What may change of ``base`` on ``base.gpus`` GPUs; ``SpecError``: an unknown word, or a batch they cannot share.
 
     ``fixed``: fields that stay as they are, with all that is decided together with them. ``allowed``: trainings beside
-    its own, by the words of ``ALLOWED``. ``global_batch``: sequences of all ranks for one step, by accumulation; left
-    out, a step may have as many as fit.
-
-    Raises:
-        SpecError: an unknown word in ``allowed``, or a global batch that these GPUs cannot share.
+    its own, by the words of ``ALLOWED``. ``global_batch``: sequences of all ranks for one step, by accumulation.
     """
     words = tuple(dict.fromkeys(allowed))
     for word in words:

@@ -1,9 +1,8 @@
-"""The files of a text that is trained on: where they are, of which split, and what they say.
+"""The files of a text that is trained on: where they are, of which split, and what they say; nothing asks a network.
 
 A text is parquet in the layout of ``Salesforce/wikitext`` (a folder of ``train-00000-of-00001.parquet`` and its like,
 with a column ``text``), a single file, or a folder of ``.txt`` files; by a local path, by the name of a dataset that
-the Hugging Face cache holds, or the one that ships with this package. Nothing here reads more than bytes, and nothing
-asks a network.
+the Hugging Face cache holds, or the one that ships with this package.
 """
 
 from __future__ import annotations
@@ -54,8 +53,12 @@ class Split:
             problem = "is none"
         elif any(bound.endswith("%") and abs(int(bound[:-1])) > _WHOLE for bound in bounds):
             problem = "goes beyond 100 %"
-        elif _is_empty(found["first"] or "0", found["last"]):
-            problem = "is empty"
+        elif found["last"] is not None:
+            # As far as that can be told without the number of rows: bounds that count from one end, in one unit.
+            first, last = found["first"] or "0", found["last"]
+            a, b = (int(bound.rstrip("%")) for bound in (first, last))
+            like = first.endswith("%") == last.endswith("%") or first == "0"
+            problem = "is empty" if b == 0 or (like and (a < 0) == (b < 0) and a >= b) else ""
         if found is None or problem:
             raise ValueError(
                 f"split={words!r} {problem}; expected a split, or a slice of one as datasets has them: train, "
@@ -68,15 +71,6 @@ class Split:
         """For an id, where neither brackets nor a percent sign can be selected by ``-k``: ``train-to10pct``."""
         text = self.words.replace("-", "minus").replace("%", "pct").replace(":", "to")
         return text.replace("[", "-").replace("]", "")
-
-
-def _is_empty(first: str, last: str | None) -> bool:
-    """As far as that can be told without the number of rows: bounds that count from one end, in one unit."""
-    if last is None:
-        return False
-    a, b = (int(bound.rstrip("%")) for bound in (first, last))
-    like = first.endswith("%") == last.endswith("%") or first == "0"
-    return b == 0 or (like and (a < 0) == (b < 0) and a >= b)
 
 
 @dataclass(frozen=True)
@@ -163,7 +157,10 @@ def _of_one_file(path: Path, split: Split) -> tuple[Path, ...]:
 def _of_folder(folder: Path, split: Split, text: str) -> tuple[Path, ...]:
     by_split: dict[str, list[Path]] = {}
     for path in _listed(folder):
-        by_split.setdefault(_split_of(path, folder, split.name), []).append(path)
+        # The split that a file's name begins with, or its folder's; empty where neither says.
+        words = (re.split(r"[-_.]", path.stem)[0].lower(), path.parent.name if path.parent != folder else "")
+        named = next((word for word in words if word == split.name or word in _SPLITS), "")
+        by_split.setdefault(named if named in (split.name, "") else _SPLITS[named], []).append(path)
     if not by_split:
         inside = sorted({path.parent.name for path in folder.glob("*/*.parquet")})
         why = "the folder holds neither .parquet nor .txt files"
@@ -171,12 +168,12 @@ def _of_folder(folder: Path, split: Split, text: str) -> tuple[Path, ...]:
             example = f"e.g. text='{folder / inside[0]}'"
             why = f"its data lies in folders, expected one of them: {first_few(inside)}, {example}"
         raise ValueError(f"text={text!r}: {why}")
-    named = sorted(name for name in by_split if name)
-    if split.name in named:
+    known = sorted(name for name in by_split if name)
+    if split.name in known:
         return tuple(by_split[split.name])
-    if not named and split.name == "train":  # files that say nothing of splits are one
+    if not known and split.name == "train":  # files that say nothing of splits are one
         return tuple(by_split[""])
-    raise ValueError(f"{folder}: no split {split.name!r}, expected one of: {first_few(named or ['train'])}")
+    raise ValueError(f"{folder}: no split {split.name!r}, expected one of: {first_few(known or ['train'])}")
 
 
 def _listed(folder: Path) -> Sequence[Path]:
@@ -188,14 +185,6 @@ def _listed(folder: Path) -> Sequence[Path]:
             if found:
                 return found
     return ()
-
-
-def _split_of(path: Path, folder: Path, wanted: str) -> str:
-    """The split that a file's name begins with, or its folder's; empty where neither says."""
-    for word in (re.split(r"[-_.]", path.stem)[0].lower(), path.parent.name if path.parent != folder else ""):
-        if word == wanted or word in _SPLITS:
-            return wanted if word == wanted else _SPLITS[word]
-    return ""
 
 
 # The files of a tokenizer: a folder as ``save_pretrained`` leaves it, a ``tokenizer.json``; or none, for bytes.

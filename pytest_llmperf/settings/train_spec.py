@@ -21,18 +21,14 @@ from pytest_llmperf.settings.text_files import TextFiles, TokenizerFiles
 from pytest_llmperf.support.user_input import hint
 
 __all__ = ["SpecError", "TrainSpec", "known_failure", "precision_fields"]
-
 # For what the fixture has one word.
 _PRECISION = "model_precision, mixed_precision and tf32"
-
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
-
 # A field that came after the first stored baselines: at its default it is no part of the digest.
 _LATER = {"later": True}
 
 _T = TypeVar("_T")
-
 # For pytest: a refusal is about the caller's line. Of the whole module, since the `__init__` that dataclass writes has
 # no other place for it; a defect of ours still shows its frames.
 __tracebackhide__ = is_refusal
@@ -40,11 +36,7 @@ __tracebackhide__ = is_refusal
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec(Spec):
-    """One training configuration.
-
-    Raises:
-        SpecError: a value that cannot work, before anything is launched, in one line.
-    """
+    """One training configuration; ``SpecError``: a value that cannot work, before anything is launched, in one line."""
 
     model: str
     """A built-in name, the path of a Hugging Face configuration, or a cached hub name."""
@@ -222,21 +214,17 @@ def _resolved(prefix: str, resolve: Callable[..., _T], *names: str | None) -> _T
         raise SpecError(f"{prefix}{error}") from None
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "bool": (bool,),
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "float | None": (float, int, type(None)),
-}
+_TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "str": (str,), "float": (float, int)}
 
 
 def _type_problems(spec: TrainSpec) -> Iterator[str]:
     for each in fields(spec):
         value, expected = getattr(spec, each.name), str(each.type)
+        if value is None and expected.endswith(" | None"):
+            continue
         # bool is an int to Python, and never one to a user.
-        if not isinstance(value, _TYPES[expected]) or (expected != "bool" and isinstance(value, bool)):
+        fits = isinstance(value, _TYPES[expected.removesuffix(" | None")])
+        if not fits or (expected != "bool" and isinstance(value, bool)):
             yield f"TrainSpec: {each.name}={value!r} must be {expected}, not {type(value).__name__}"
 
 
@@ -279,8 +267,7 @@ class Injection:
 
     @classmethod
     def from_environment(cls, num_ranks: int = 0) -> Injection:
-        """As the variable says, for ``num_ranks`` ranks (0: nobody knows yet how many); a ``ValueError`` where it says
-        what cannot be."""
+        """As the variable says, for ``num_ranks`` ranks (0: unknown); a ``ValueError`` where it says what cannot be."""
         text = os.environ.get(INJECT, "")
         try:
             values = dict(word.split("=", 1) for word in text.split())

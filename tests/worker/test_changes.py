@@ -10,7 +10,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.attention import lost_kernel
+from pytest_llmperf.settings.registry import lost
 from tests.worker.import_patch import after_import, in_the_rank
 from tests.worker.launching import launched
 from tests.worker.user import REPOSITORY
@@ -68,7 +68,7 @@ def plain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
     said = "\n".join(changes([after], [before]))
     assert "attention_kernel: aten._scaled_dot_product_flash_attention_for_cpu.default -> none" in said
     assert "sources sitecustomize: none -> " in said
-    assert lost_kernel([after.seen], [before.seen])
+    assert [*lost(SPEC, [after.seen], [before.seen], frozenset())]
 
 
 def test_dropout_that_was_left_on_is_named_and_moves_the_first_loss(tmp_path: Path, before: Launch) -> None:

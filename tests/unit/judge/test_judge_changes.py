@@ -17,7 +17,6 @@ from pytest_llmperf.judge.exact import changed_evidence, changes
 from pytest_llmperf.judge.repeats import changed_losses, first_loss_checks
 from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.settings.attention import lost_kernel
 from pytest_llmperf.settings.registry import lost
 from pytest_llmperf.support import codec
 from tests.fakes import ENVIRONMENT, Fake, launch_of
@@ -203,7 +202,7 @@ class TestAttentionKernel:
     FUSED, MATH = "aten._scaled_dot_product_x_attention.default", "aten._scaled_dot_product_attention_math.default"
 
     def lost(self, now: Launch, then: str = FUSED) -> str | None:
-        return lost_kernel([now.seen], [launch(attention_kernel=then).seen])
+        return next(lost(SPEC, [now.seen], [launch(attention_kernel=then).seen], frozenset()), None)
 
     @pytest.mark.parametrize("now", ["", MATH])
     def test_a_fused_one_is_lost(self, now: str) -> None:
