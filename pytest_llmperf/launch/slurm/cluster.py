@@ -95,12 +95,6 @@ def find_facts() -> NodeFacts:
     )
 
 
-def parse(output: str) -> list[NodeFacts]:
-    """The nodes that answered, whatever else was printed, also on their lines; ValueError where one is cut off."""
-    decoder = json.JSONDecoder()
-    return [codec.read(NodeFacts, decoder.raw_decode(answer)[0]) for answer in output.split(MARK)[1:]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The nodes of one allocation, of which those that answered are known."""
@@ -173,10 +167,12 @@ def find_cluster(options: SlurmOptions) -> Cluster:
         )
     allocation = Allocation.from_variables(os.environ)
     output, trouble = _ask(allocation.nodes, options)
-    try:
-        answers = {facts.node: facts for facts in parse(output)}
+    decoder = json.JSONDecoder()
+    try:  # whatever else was printed, also on their lines
+        found = [codec.read(NodeFacts, decoder.raw_decode(said)[0]) for said in output.split(MARK)[1:]]
     except (ValueError, TypeError, KeyError) as error:
         raise AllocationError(f"SLURM job {allocation.job_id}: a node's answer makes no sense ({error})") from None
+    answers = {facts.node: facts for facts in found}
     nodes = tuple(answers[name] for name in allocation.nodes if name in answers)
     if not nodes:
         raise NoNodeAnswersError(
@@ -201,13 +197,10 @@ def answer(nodes: Sequence[str], options: SlurmOptions) -> bool:
 def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
     """What the nodes print, and srun's last word."""
     asked = [_python(options), "-m", "pytest_llmperf.launch.slurm.cluster"]
-    command = [
-        # Beside any step that runs already: each process of a parallel pytest asks.
-        *(*controller.step_words(nodes, "llmperf-facts"), "--cpus-per-task=1", "--export=ALL", *options.srun),
-        *options.wrapped(asked, {"PYTHONPATH": package_path()}),
-    ]
+    words = "--input=none", "--cpus-per-task=1", "--export=ALL"
+    command = controller.step_words(nodes, "llmperf-facts", *words, *options.srun)
     try:
-        done = controller.run_step(command, _PROBE_SECONDS)
+        done = controller.run_step([*command, *options.wrapped(asked, {"PYTHONPATH": package_path()})], _PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return "", f"nothing within {_PROBE_SECONDS:.0f} s"
     except OSError as error:
@@ -242,19 +235,11 @@ class Srun:
 
     def words(self, nodes: Sequence[str], *options: str, name: str, gpus_per_node: int) -> list[str]:
         """srun with one task on each of ``nodes``, which has all the CPUs that the job has there."""
-        size = len(nodes)
         gres = ["--gres=none"] if self.on_cpu else [f"--gres=gpu:{gpus_per_node}"]
         if not any(node.granted_gpus for node in self.cluster.nodes):
             gres = []  # SLURM gives whole nodes here, and knows nothing of GPUs
-        return [
-            *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
-            *(f"--cpus-per-task={self.cluster.cpus_per_node}", f"--cpu-bind={self.options.cpu_bind}"),
-            # The lease keeps launches apart. SLURM would let none start on nodes of a step that lost another node, for
-            # minutes: to it that step still holds them.
-            "--overlap",
-            # A node that fails must not take the others' last words with it.
-            *("--export=ALL", "--kill-on-bad-exit=0", *options, *gres, f"--job-name={name}", *self.options.srun),
-        ]
+        words = f"--cpus-per-task={self.cluster.cpus_per_node}", "--export=ALL", *options, *gres, *self.options.srun
+        return controller.step_words(nodes, name, *words, cpu_bind=self.options.cpu_bind)
 
     def environment(self, worker: Mapping[str, str]) -> dict[str, str]:
         """srun's own environment, where its tasks are to have the ``worker``'s."""

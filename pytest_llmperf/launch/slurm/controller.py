@@ -181,27 +181,22 @@ def has_gpus_to_give(node: str) -> bool:
     return "gpu" in _field(_nodes([node]), "Gres")
 
 
-def step_words(nodes: Sequence[str], name: str) -> list[str]:
-    """srun with one task on each of ``nodes``, beside any step that runs already; it asks for no GPU."""
+def step_words(nodes: Sequence[str], name: str, *more: str, cpu_bind: str = "none") -> list[str]:
+    """srun with one task on each of ``nodes``."""
     size = len(nodes)
     return [
         *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
-        *("--overlap", "--input=none", f"--job-name={name}", "--cpu-bind=none", "--kill-on-bad-exit=0"),
+        # Beside any step that runs already: each process of a parallel pytest asks, and leases keep launches apart.
+        # SLURM would let none start on nodes of a step that lost another, for minutes: to it that step holds them.
+        "--overlap",
+        # A node that fails must not take the others' last words with it.
+        *("--kill-on-bad-exit=0", f"--job-name={name}", f"--cpu-bind={cpu_bind}", *more),
     ]
 
 
 def run_step(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run srun to its end; OSError or TimeoutExpired where it cannot be started, or does not end."""
-    return subprocess.run(
-        command,
-        env=step_environment(os.environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=seconds,
-    )
+    return _ran(command, seconds, step_environment(os.environ))
 
 
 def cancel_step(job_id: str, step_name: str) -> None:
@@ -229,15 +224,20 @@ def _nodes(nodes: Sequence[str]) -> str:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_ANSWER_SECONDS,
-            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
-        )
+        done = _ran(command, _ANSWER_SECONDS, {**os.environ, "SLURM_TIME_FORMAT": "standard"})
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def _ran(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=seconds,
+    )

@@ -96,7 +96,7 @@ def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     states = controller.node_states(nodes) if nodes else {}
     gone = {node for node in nodes if _GONE.search(states.get(node, ""))}
     asked = [node for node in nodes if node not in gone]  # for a step with one that is down, srun would wait
-    command = [*controller.step_words(asked, _STEP), "printenv", "SLURMD_NODENAME"]
+    command = [*controller.step_words(asked, _STEP, "--input=none"), "printenv", "SLURMD_NODENAME"]
     try:
         if asked:
             gone |= failed_nodes(controller.run_step(command, _ASK_SECONDS).stderr)
