@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from pytest_llmperf.launch.device import ASK_WITHOUT_A_CONTEXT, NO_GPU, VISIBLE
-from pytest_llmperf.launch.process import home_of_package, is_alive, kill_with_children, python_path
+from pytest_llmperf.launch.process import home_of_package, is_alive, kill_with_children, python_path, start
 from pytest_llmperf.settings.registry import packages
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
@@ -217,21 +217,14 @@ class ServerProcess:
         self.is_ready = False
         """Whether it has imported what every rank does, and can fork."""
         self.is_over = False
+        # The kernel tells of the end of a thread: only the main one lasts as long as this process.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         ours, its = socket.socketpair()
         try:
-            with its, log.open("ab") as output:
-                # The kernel tells of the end of a thread: only the main one lasts as long as this process.
-                parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-                self._process = subprocess.Popen(
-                    [python, "-m", "pytest_llmperf.worker.warm.fork_server", str(its.fileno()), str(parent)],
-                    env=dict(environment),
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[its.fileno()],
-                    start_new_session=True,  # a Ctrl-C at the terminal reaches us alone
-                )
+            with its:
+                end = its.fileno()
+                command = [python, "-m", "pytest_llmperf.worker.warm.fork_server", str(end), str(parent)]
+                self._process = start(command, environment=environment, log=log, folder=folder, pass_fds=[end])
         except OSError:
             ours.close()
             raise

@@ -88,13 +88,14 @@ def python_path(first: str, environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([first, *filter(None, [environment.get("PYTHONPATH")])])}
 
 
-def start(
+def start(  # noqa: PLR0913 - what Popen takes
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
     log: Path,
     stdin: int = subprocess.DEVNULL,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` with its output in ``log``; OSError where that cannot be."""
     with log.open("wb") as output:
@@ -105,6 +106,7 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
+            pass_fds=pass_fds,
             start_new_session=True,  # a Ctrl-C at the terminal reaches us alone, and we end the tree in order
         )
 
