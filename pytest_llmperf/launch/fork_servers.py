@@ -74,7 +74,10 @@ class LaunchOrder:
 
 
 class State(Enum):
-    """Where a forked launch stands. ``Conversation.listen`` hears it, ``ForkedAgent.poll`` alone moves on."""
+    """Where a forked launch stands: ``ForkedAgent.poll`` alone moves it on, by what its server says of it.
+
+    How far its ranks are while it is going, and whether they still measure, they tell by ``progress.json``.
+    """
 
     GOING = "it was begun, and nobody told its end"
     GONE = "it has ended, and how is known"
@@ -130,19 +133,14 @@ class Conversation:
         more: Mapping[str, Any] | None = None,
     ) -> ForkedAgent:
         """A torchrun, forked within so many ``seconds``; ``more`` is what a node's server has to know beside the order.
-
-        Raises ColdStartError where there is none, OSError where its log cannot be written.
-        """
+        ColdStartError where there is none, OSError where its log cannot be written."""
         words = {"torchrun": [*order.torchrun], "environment": dict(order.environment), "needs": [*order.needs]}
         with order.log.open("wb") as log:
             self.send({"do": "launch", **words, **(more or {})}, [log.fileno()])
         return ForkedAgent(self._answer(seconds, waiting, "forked")["began"], self)
 
     def _answer(self, seconds: float, waiting: Callable[[], object], what: str) -> dict[str, Any]:
-        """What it says next, for which it has so many ``seconds``; ``waiting`` is called meanwhile.
-
-        ColdStartError where it refuses, LostServerError where it is gone, NoAnswerError where it takes too long.
-        """
+        """What it says next, within so many ``seconds``; ColdStartError where it refuses, or is gone, or is silent."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             message = self.listen(_POLL_SECONDS)

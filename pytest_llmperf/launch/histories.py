@@ -87,10 +87,7 @@ class History(Protocol):
 
 
 def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
-    """The folder of ``key``; ``make`` fills it where it is not there yet.
-
-    Raises NotMadeError where it could not be made, and nothing of it is left.
-    """
+    """The folder of ``key``; ``make`` fills it where it is not there yet. NotMadeError: nothing of it is left."""
     digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:16]
     folder = cache_folder("candidates") / f"{kind}-{digest}"
     try:
@@ -249,10 +246,7 @@ class GitHistory:
         return probed(str(self._made(candidate) / "python"))
 
     def tree(self, name: str) -> Path:
-        """``folder`` as it was at the revision ``name``.
-
-        Raises HistoryError where there is no such revision, and NotMadeError where it cannot be had.
-        """
+        """``folder`` as it was at the revision ``name``; HistoryError: there is none; NotMadeError."""
         made = self._made(Candidate(self._commit("revision", name)))
         tree = made / "tree" / self.folder.resolve().relative_to(self.root.resolve())
         if not tree.is_dir():
@@ -343,8 +337,15 @@ class PackageHistory:
             raise HistoryError(f"--good {good} and --bad {bad} are the same version")
         if low > high:
             raise HistoryError(f"--good {good} comes after --bad {bad}: exchange them")
-        known = list(self.versions) or self._of_the_index()
-        if not self.versions:
+        known = list(self.versions)
+        if not known:
+            index = [sys.executable, "-m", "pip", "index", "versions", self.package, "--disable-pip-version-check"]
+            try:
+                listed = _AVAILABLE.search(run(index))
+            except NotMadeError as error:
+                why = f"--package {self.package}: pip lists no versions, name them by --versions ({error})"
+                raise HistoryError(why) from error
+            known = [text.strip() for text in listed[1].split(",")] if listed else []
             for option, version in (("--good", good), ("--bad", bad)):
                 if version not in known:
                     raise HistoryError(
@@ -375,15 +376,6 @@ class PackageHistory:
 
     def further(self, candidate: Candidate) -> str:
         return f"its release notes, or: pip download --no-deps {self.package}=={candidate.name}"
-
-    def _of_the_index(self) -> list[str]:
-        try:
-            said = run([sys.executable, "-m", "pip", "index", "versions", self.package, "--disable-pip-version-check"])
-        except NotMadeError as error:
-            why = f"--package {self.package}: pip lists no versions, name them by --versions ({error})"
-            raise HistoryError(why) from error
-        found = _AVAILABLE.search(said)
-        return [text.strip() for text in found[1].split(",")] if found else []
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,7 @@ class Machine:
 
     @property
     def gpu_kind(self) -> str:
-        """The machine kind of its GPUs, e.g. ``nvidia-h200-140gib``.
-
-        Raises ValueError where they are of several kinds, whose figures must not share a baseline.
-        """
+        """The machine kind of its GPUs, e.g. ``nvidia-h200-140gib``; ValueError: several must not share a baseline."""
         kinds = sorted({_kind(gpu) for gpu in self.gpus})
         if len(kinds) > 1:
             raise ValueError(f"GPUs of different kinds are visible ({', '.join(kinds)}); choose with {VISIBLE}")
@@ -99,10 +96,9 @@ def lease_gpus(
 ) -> Iterator[tuple[Gpu, ...]]:
     """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased.
 
-    GPUs without foreign processes come first; one that has some is leased only when no other is left, and said so.
-    ``shared``: others that say so too may hold them at the same time. ``wait`` is called again and again while they
-    are leased, with what is waited for; what it raises ends the wait. Raises OSError, in one line, where the folder of
-    leases or a lock in it cannot be used, ValueError where there are fewer GPUs.
+    GPUs with foreign processes come last, and it is said. ``shared``: others that say so too may hold them meanwhile.
+    ``wait`` hears again and again what is waited for; what it raises ends the wait. OSError, in one line, where the
+    folder of leases or a lock in it cannot be used, ValueError where there are fewer GPUs.
     """
     if num_gpus > len(gpus):
         raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")

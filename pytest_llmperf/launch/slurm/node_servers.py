@@ -46,11 +46,8 @@ class NodeServers:
             self._running([node.node for node in self._srun.cluster.nodes])
 
     def offer(self, request: LaunchRequest, nodes: Sequence[str], left: Sequence[str]) -> list[str]:
-        """What the agents of a launch on ``nodes``, of those ``left``, find their servers by; empty: it begins cold.
-
-        These are words of a command line: whether a node must begin warm, the servers' name, and what is needed as
-        in ``LaunchOrder``. ColdStartError where it must not begin cold.
-        """
+        """Words by which the agents of a launch on ``nodes``, of those ``left``, find their servers: whether it must
+        begin warm, their name, and its needs. None: it begins cold. ColdStartError where it must not."""
         if request.warm is None or not isinstance(request.spec, TrainSpec):
             return []
         try:

@@ -59,11 +59,8 @@ class SlurmLauncher:
         self._walls: dict[str, float] = {}
 
     def launch(self, request: LaunchRequest, watch: Watch) -> Outcome:
-        """See ``Site``. A launch that its nodes broke is tried once more on others, where there are any.
-
-        A failure names the nodes that are lost to the job where the case could run with them. Raises OutOfTimeError
-        where the job ends too soon.
-        """
+        """See ``Site``. A launch that its nodes broke is tried once more on others, where there are any; its failure
+        names the nodes that are lost to the job where the case could run with them."""
         first = self._attempt(request, watch)
         if isinstance(first, Aftermath) and self._was_refused(first):
             # A controller that restarts refuses what it would start a moment later.
