@@ -30,7 +30,6 @@ from pytest_llmperf.launch.slurm.controller import (
     Allocation,
     AllocationError,
     NoNodeAnswersError,
-    Placement,
     place,
 )
 from pytest_llmperf.launch.slurm.step_outcome import word
@@ -225,8 +224,8 @@ class Srun:
         """How many ranks a node holds."""
         return self.cluster.tasks_per_node if self.on_cpu else self.cluster.gpus_per_node
 
-    def placed(self, num_ranks: int, num_nodes: int) -> Placement | None:
-        """How they spread; ``None`` where so many of the nodes do not hold them."""
+    def placed(self, num_ranks: int, num_nodes: int) -> int | None:
+        """On how many nodes they spread evenly; ``None`` where so many do not hold them."""
         return place(num_ranks, self.per_node, num_nodes)
 
     def python(self, asked: str = sys.executable) -> str:

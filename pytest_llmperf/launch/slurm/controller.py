@@ -67,20 +67,10 @@ class Allocation:
         return cls(job_id=job_id, key=key, nodes=nodes, tasks_per_node=tasks, cpus_per_node=cpus)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """How the ranks of one launch spread: the same number on each of its nodes."""
-
-    num_nodes: int
-    ranks_per_node: int
-
-
-def place(world_size: int, per_node: int, num_nodes: int) -> Placement | None:
+def place(world_size: int, per_node: int, num_nodes: int) -> int | None:
     """The fewest nodes that hold ``world_size`` ranks evenly, ``None`` where ``num_nodes`` do not."""
-    for nodes in range(1, num_nodes + 1):
-        if world_size % nodes == 0 and world_size // nodes <= per_node:
-            return Placement(num_nodes=nodes, ranks_per_node=world_size // nodes)
-    return None
+    counts = range(1, num_nodes + 1)
+    return next((n for n in counts if world_size % n == 0 and world_size // n <= per_node), None)
 
 
 def job_key(variables: Mapping[str, str]) -> str:

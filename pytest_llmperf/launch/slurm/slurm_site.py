@@ -106,8 +106,8 @@ class SlurmLauncher:
         return [node.node for node in self._cluster.nodes if node.node not in self._lost]
 
     def _attempt(self, request: LaunchRequest, watch: Watch) -> Outcome | Aftermath:
-        placement = self._srun.placed(request.spec.gpus, len(self._left))
-        if placement is None:
+        num_nodes = self._srun.placed(request.spec.gpus, len(self._left))
+        if num_nodes is None:
             unit, gone = "task(s)" if self._srun.on_cpu else "GPU(s)", [*self._cluster.lost, *self._lost]
             why = (
                 f"needs {request.spec.gpus} {unit}, the same number on each node; SLURM job {self._job} "
@@ -115,20 +115,20 @@ class SlurmLauncher:
                 + (f" left ({listed(gone)} failed)" if gone else "")
             )
             return self._for_want_of_nodes(outcome.refused(request.folder, SiteError(why)), request)
-        if request.spec.is_script and placement.num_nodes > 1:
+        if request.spec.is_script and num_nodes > 1:
             why = (
-                f"needs {placement.num_nodes} nodes: a script's own command starts its ranks on one node, which has "
+                f"needs {num_nodes} nodes: a script's own command starts its ranks on one node, which has "
                 f"{self._srun.per_node} here; train it with gpus={self._srun.per_node}"
             )
             return outcome.refused(request.folder, SiteError(why))
         try:
             with ExitStack() as stack:
                 with request.meter.waiting():
-                    lease = lease_nodes(placement.num_nodes, self._cluster.allocation.key, self._left, self._say)
+                    lease = lease_nodes(num_nodes, self._cluster.allocation.key, self._left, self._say)
                     held = stack.enter_context(lease)
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
                 stack.enter_context(announced(request, self._say, self._said))
-                return self._run(request, nodes, placement.ranks_per_node, watch)
+                return self._run(request, nodes, request.spec.gpus // num_nodes, watch)
         except REFUSALS as error:
             return outcome.refused(request.folder, error)
 

@@ -25,7 +25,6 @@ from pytest_llmperf.launch.slurm.cluster import Srun, find_cluster, passed_on
 from pytest_llmperf.launch.slurm.controller import (
     Allocation,
     AllocationError,
-    Placement,
     expand_nodes,
     job_key,
     place,
@@ -132,7 +131,8 @@ class TestAllocation:
     def test_ranks_spread_evenly_over_the_fewest_nodes(
         self, world: int, per_node: int, nodes: int, placed: tuple[int, int]
     ) -> None:
-        assert place(world, per_node, nodes) == Placement(num_nodes=placed[0], ranks_per_node=placed[1])
+        assert place(world, per_node, nodes) == placed[0]
+        assert world // placed[0] == placed[1]
 
     @pytest.mark.parametrize(("world", "per_node", "nodes"), [(4, 3, 1), (64, 4, 8), (5, 4, 4)])
     def test_what_does_not_fit_is_told(self, world: int, per_node: int, nodes: int) -> None:
