@@ -151,6 +151,8 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
     with suppress(psutil.Error):  # it is gone already, and has no descendants
         born = psutil.Process(process.pid).create_time()
     try:
+        if tree:
+            tree.guard()
         while process.poll() is None:
             if (lasted := time.monotonic() - begun) > timeout_seconds or is_stuck(lasted):
                 timed_out = True
@@ -231,6 +233,18 @@ class WholeTree:
     def __init__(self, variable: str) -> None:
         self._variable = variable.encode()
         self._shared_before = _shared()
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def guard(self) -> None:
+        """Let another process end them where this one does not live to do it."""
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "pytest_llmperf.launch.process", self._variable.decode()],
+            env={**os.environ, **python_path(package_path(), os.environ)},
+            stdin=subprocess.PIPE,  # which the system closes however this one ends
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def end(self, descendants: Callable[[], set[psutil.Process]]) -> None:
         """Stop them and ``descendants``, so that none sees another go, and kill them: no handler of theirs runs.
@@ -259,11 +273,18 @@ class WholeTree:
         deadline = time.monotonic() + _GONE_SECONDS
         while any(map(is_alive, stopped)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        left = shared & _shared()
-        for path in left - _used(psutil.pids()) if left else ():
-            with suppress(OSError):
-                if path.lstat().st_uid == os.geteuid():
-                    path.unlink()
+        _remove(shared & _shared())
+        if self._guard:
+            self._guard.kill()
+            self._guard.communicate()
+
+
+def _remove(left: set[Path]) -> None:
+    """Our user's of these, which nobody uses."""
+    for path in left - _used(psutil.pids()) if left else ():
+        with suppress(OSError):
+            if path.lstat().st_uid == os.geteuid():
+                path.unlink()
 
 
 def _shared() -> set[Path]:
@@ -348,3 +369,9 @@ def _rank_of(process: psutil.Process, folder: Path) -> str | None:
     opened = (Path(file.path) for file in process.open_files())
     own = [path.stem for path in opened if path.parent == folder.resolve() and path.match("stacks-rank-*.txt")]
     return own[0].rpartition("-")[2] if own else None
+
+
+if __name__ == "__main__":
+    guarded = WholeTree(sys.argv[1])
+    sys.stdin.buffer.read()
+    guarded.end(set)

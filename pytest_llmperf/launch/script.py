@@ -310,7 +310,8 @@ def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]
     written = list(islice(_written(here, began), _MOST_SHOWN + 1))
     if written:
         told = f"{', '.join(written[:_MOST_SHOWN])}{' and more' if len(written) > _MOST_SHOWN else ''}"
-        line = f"{spec.id}: while it ran, files of {here} were written: {told}; give the script another output folder"
+        line = f"{spec.id}: while it ran, it or somebody else wrote files of {here}: {told}"
+        line += "; if they are the script's, give it another output folder"
         _say_once(line, say, said)
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from tests.golden import Golden
 from tests.worker.scripted import launch, loop
+from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
 
@@ -58,6 +64,40 @@ def processes_of(folder: Path) -> list[psutil.Process]:
         except psutil.Error:
             pass
     return found
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from tests.worker.scripted import launch
+launch(Path(sys.argv[1]), sys.argv[2], gpus=int(sys.argv[3]))
+"""
+LOADS = "daemon = __import__('subprocess').Popen(['sleep', '100'], start_new_session=True)\n"
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("phase", ["loads", "trains"])
+def test_nothing_is_left_where_the_launcher_is_ended(tmp_path: Path, by: signal.Signals, phase: str) -> None:
+    before = {*Path("/dev/shm").iterdir()}
+    slow: dict[str, Any] = {"before": HEARS.format(out=str(tmp_path)), "each": "time.sleep(0.5)"}
+    project = loop(tmp_path / "project", **(slow if phase == "trains" else {"before": f"{LOADS}time.sleep(100)"}))
+    command, gpus = (TORCHRUN, 2) if phase == "trains" else ("bash -c 'python train.py && true'", 1)
+    words = [sys.executable, "-c", LAUNCHER, str(project), command, str(gpus)]
+    launcher = subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wanted, folder = ("steps-?.pid", tmp_path / "project-launch") if phase == "trains" else ("seen-*", tmp_path)
+    until(lambda: len([*(tmp_path / "project-launch").glob(wanted)]) >= gpus and len(processes_of(folder)) > gpus)
+    launcher.send_signal(by)
+    launcher.wait(60)
+    until(lambda: not processes_of(tmp_path))
+    assert {*Path("/dev/shm").iterdir()} <= before
+    assert not (tmp_path / "handled").exists()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 # It asks another Python for a package, has an alarm and a choice that is the name of a file, too.
