@@ -22,7 +22,8 @@ from pathlib import Path
 
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histories
-from pytest_llmperf.judge.gpu_knowledge import FACTORS, Knowledge, Model
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.gpu_panel import FACTORS, Model
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import PastLaunch, PastResult

@@ -23,11 +23,13 @@ from statistics import median, pstdev
 from typing import Any, cast
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_knowledge import FACTORS, FEWEST_CASES, Knowledge, Model, learn
+from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge, learn
 from pytest_llmperf.judge.gpu_panel import (
     CALIBRATION,
     CALIBRATION_COPY,
     COPY_ERROR,
+    FACTORS,
+    Model,
     Observation,
     Unit,
     observations_of,

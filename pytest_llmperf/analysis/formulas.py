@@ -40,7 +40,6 @@ class MemoryPlan:
 
 #: Whose predictions are held against measured ones.
 _PROVEN = frozenset({"gemma3_text", "gpt2", "llama", "mistral", "mixtral", "opt", "qwen3"})
-
 _FUSED = "is counted as any fused attention: its inputs, its output and a number a row"
 
 
@@ -135,11 +134,9 @@ def _peak(gpu_name: str, what: str) -> float | None:
 
 
 def least_traffic(num_parameters: int, bytes_per_weight: int) -> int:
-    """Bytes that one training step of a dense model must move through memory, whatever the caches do.
-
-    Each weight is read in the forward and in the backward pass, its gradient is written, and it is written anew. A
-    step that is faster than this at the memory's peak rate did not do the work.
-    """
+    """Bytes that one training step of a dense model must move through memory, whatever the caches do. Each weight is
+    read in the forward and in the backward pass, its gradient is written, and it is written anew. A step that is faster
+    than this at the memory's peak rate did not do the work."""
     return 4 * num_parameters * bytes_per_weight
 
 
@@ -152,7 +149,6 @@ def mfu(tokens_per_second_per_gpu: float, flops_per_token: float, peak: float) -
 
 # Seconds that PyTorch's host takes for an operator, its Python included; to an order of magnitude.
 _HOST_SECONDS = 8e-6
-
 #: Of a chip that is not known: as many bytes for an operation as Hopper moves.
 UNKNOWN_PEAK, UNKNOWN_BANDWIDTH = 1e15, 4.8e12
 

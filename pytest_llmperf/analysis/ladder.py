@@ -101,7 +101,6 @@ class Width:
 
 CHAPTER = "chapter 15, MareNostrum 5 (H100 64 GB)"
 LAB = "lab 10, MareNostrum 5 (H100 64 GB)"
-
 #: Steps of each published run.
 STEPS = 450
 
@@ -157,7 +156,6 @@ OPT = (
 )
 
 LADDERS = (LLAMA, OPT)
-
 #: GPUs of tables 15.10 to 15.12.
 WIDTHS = (1, 2, 4, 8, 16, 32)
 

@@ -17,10 +17,8 @@ from pytest_llmperf.support.formats import first_n
 MATRIX, ATTENTION, NORM = "matrix products", "attention", "normalisation and activation"
 LOSS, OPTIMIZER, COMMUNICATION = "loss", "optimizer", "communication"
 COPIES, ELEMENTWISE = "copies and casts", "elementwise and others"
-
 #: In the order in which they are shown.
 CATEGORIES = (MATRIX, ATTENTION, NORM, LOSS, OPTIMIZER, COMMUNICATION, COPIES, ELEMENTWISE)
-
 _BY_KIND = {"collective": COMMUNICATION, "copy": COPIES, "fill": COPIES}
 
 # The first that fits: a fused kernel's name lists all that it does, a loss's softmax is no attention.

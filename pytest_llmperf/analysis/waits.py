@@ -23,7 +23,6 @@ _NEWS, _NEWS_OF_CANARY = 0.02, 0.2
 _BEYOND = 4.0
 # Of a median over that of a mean.
 _MEDIAN = math.sqrt(math.pi / 2)
-
 _CANARY = "matmul_flops"
 
 
@@ -87,10 +86,8 @@ def held_up(launches: Sequence[Launch]) -> tuple[str, ...]:
 
 
 def communication_share(launch: Launch) -> float | None:
-    """What of the median steady step ranks wait for one another with nothing left to compute, a fraction.
-
-    Of the rank that waits least in a step: the others wait for that one as well. ``None`` where ranks do not tell.
-    """
+    """What of the median steady step ranks wait for one another with nothing left to compute, a fraction. Of the rank
+    that waits least in a step: the others wait for that one as well. ``None`` where ranks do not tell."""
     if not _all_tell(launch):
         return None
     least = [min(waits) for waits in zip(*(rank.waiting_seconds for rank in launch.ranks), strict=True)]

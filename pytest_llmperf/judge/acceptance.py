@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise
@@ -24,7 +24,6 @@ from pytest_llmperf.support.formats import first_n, in_sentence, percent
 
 #: More would only slow reading: what a verdict can see is decided by the first dozen.
 MAX_LAUNCHES = 24
-
 # Launches of another speed or memory that take the place of those that are stored.
 _PROVEN_BY = 2
 
@@ -65,7 +64,11 @@ def accept(
     )
     if old is None:
         return new
-    kept = () if _have_moved(result.checks) else old.launches
+    # Where a figure left its tolerance old and new launches are not one population. Memory, stalls, a cold first step
+    # and what is before it say nothing of the median, and efficiency half of it is another width's.
+    splits = [check for check in result.checks if check.metric in METRICS and METRICS[check.metric].splits]
+    have_moved = any(_is_beyond(check, worse=worse) for check in splits for worse in (True, False))
+    kept = () if have_moved else old.launches
     return replace(
         old,
         spec=new.spec,
@@ -76,16 +79,6 @@ def accept(
         trace=new.trace or (old.trace if kept else None),
         repeats=_repeats(old, new, kept),
     )
-
-
-def _have_moved(checks: Sequence[Check]) -> bool:
-    """Whether old and new launches are not one population, since a figure left its tolerance.
-
-    Memory, stalls, a cold first step and what is before it say nothing of the median, and efficiency half of it is
-    another width's: what the launches know of days and hosts stays.
-    """
-    splits = (check for check in checks if check.metric in METRICS and METRICS[check.metric].splits)
-    return any(_is_beyond(check, worse=True) or _is_beyond(check, worse=False) for check in splits)
 
 
 def _repeats(old: Baseline, new: Baseline, kept: Sequence[Launch]) -> Repeats | None:
@@ -151,13 +144,10 @@ def refuse_injected(name: str, launches: Sequence[Launch]) -> None:
 
 # Acceptances that make up a level: a sudden gain is one, a noisy one is known by several.
 _WINDOWS = (1, 2, 3, 5, 8, 13)
-
 # That noise alone takes one level no further from another; each is compared with many.
 _SURE = 1 - 1e-4
-
 # What repeats itself shows its own noise, and none is believed of it before.
 _STEADY = Spread(0.0, 6.0)
-
 # Of the variance of one value: that of its distance from the middle of its neighbours, which no steady slope moves.
 _BETWEEN_NEIGHBOURS = 1.5
 
@@ -175,12 +165,11 @@ def best(history: Sequence[Accepted], metric: str) -> float | None:
 
 def creep(baseline: Baseline, checks: Sequence[Check], launches: Sequence[Launch], noise: Noise) -> tuple[str, ...]:
     """A line for each metric of ``launches`` that its gate lets pass, and that has left the best by more than that."""
-    return tuple(filter(None, (_crept(baseline, check, launches, noise) for check in checks)))
+    passed = [check for check in checks if check.tolerance and check.verdict in ("pass", "inconclusive", "improved")]
+    return tuple(filter(None, (_crept(baseline, check, launches, noise) for check in passed)))
 
 
 def _crept(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: Noise) -> str:
-    if not check.tolerance or check.verdict not in ("pass", "inconclusive", "improved"):
-        return ""
     entries = list(_creep_figures(baseline, check, launches))
     parts = []
     if METRICS[check.metric].rule in ("speed", "scaling"):
@@ -218,10 +207,8 @@ def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch])
 
 def _best_level(check: Check, past: Sequence[float], usual: Spread) -> tuple[int, int, float] | None:
     """Where the neighbours among the figures of the ``past`` begin that ``check`` is furthest beyond, how many they are
-    and their mean; ``None``: it is beyond none.
-
-    It has to be beyond what its gate allows; and its own level, of the last acceptances and it, beyond their noise.
-    """
+    and their mean; ``None``: it is beyond none. It has to be beyond what its gate allows; and its own level, of the
+    last acceptances and it, beyond their noise."""
     residuals = [
         (b - (a + c) / 2) ** 2 / _BETWEEN_NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:], strict=False)
     ]
@@ -286,10 +273,8 @@ def replaced(
     collected: Collection[str],
 ) -> Iterator[tuple[CaseResult, list[Baseline]]]:
     """Each result of ``results``, recorded for the first time, in the place of cases that its test no longer has.
-
     ``asked`` are the digests of the run, ``whole`` the tests that named all they have, ``collected`` all that their
-    files have, whichever were chosen. What another choice of tests may still have is no former case.
-    """
+    files have, whichever were chosen. What another choice of tests may still have is no former case."""
     own = {result.digest for result in results}
     recorded_by = {one.recorded_by for one in stored if one.digest not in own}
     for result in results:
@@ -335,46 +320,33 @@ def _former_case_figures(former: Baseline, checks: Sequence[Check]) -> str:
 # What was accepted before, now and first, for people.
 
 
-def side_by_side(
-    old: Accepted | None, new: Accepted, anchor: Accepted, figures: Callable[[Accepted], str]
-) -> list[str]:
-    """What was accepted before, now and first, a line each, for people; the first one is its own anchor."""
-    entries = (("old", old), ("new", new), ("anchor", anchor if old or new != anchor else None))
-    return [
+def describe(old: Baseline | CapacityBaseline | None, new: Baseline | CapacityBaseline) -> list[str]:
+    """Old, new and anchor side by side, for people."""
+    size, held, row = "", list[str](), None
+    if isinstance(new, Baseline):
+        size, row = f" ({size_of(new)})", measured(new.launches)[RATE]
+        held = [f"  {new.repeats.words(new.launches)}; speed in {row.label}"] if new.repeats else []
+
+    def figures(entry: Accepted) -> str:
+        memory = in_sentence(entry.metrics[MEMORY], "bytes") if MEMORY in entry.metrics else "-"
+        if row is None:
+            return f"{entry.metrics[CAPACITY_METRIC]:>13.0f} sequences  {memory:>10}"
+        rate = in_sentence(entry.metrics[row.name], row.label) if row.name in entry.metrics else "-"
+        return f"{rate:>23}  {memory:>10}"
+
+    entries = (
+        ("old", old.history[-1] if old else None),
+        ("new", new.history[-1]),
+        ("anchor", new.anchor if old or new.history[-1] != new.anchor else None),
+    )
+    lines = [
         f"  {label:6} {figures(entry)}  {entry.recorded_at[:10]}"
         + "  uncommitted" * entry.uncommitted
         + (f"  ({entry.reason})" if entry.reason else "")
         for label, entry in entries
         if entry is not None
     ]
-
-
-def describe(old: Baseline | None, new: Baseline) -> list[str]:
-    """Old, new and anchor side by side, for people."""
-
-    row = measured(new.launches)[RATE]
-
-    def figures(entry: Accepted) -> str:
-        rate, memory = (
-            in_sentence(entry.metrics[name], unit) if name in entry.metrics else "-"
-            for name, unit in ((row.name, row.label), (MEMORY, "bytes"))
-        )
-        return f"{rate:>23}  {memory:>10}"
-
-    before = old.history[-1] if old else None
-    held = [f"  {new.repeats.words(new.launches)}; speed in {row.label}"] if new.repeats else []
-    return [f"recorded {new.id} ({size_of(new)})", *side_by_side(before, new.history[-1], new.anchor, figures), *held]
-
-
-def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> list[str]:
-    """Old, new and anchor side by side, for people."""
-
-    def figures(entry: Accepted) -> str:
-        memory = in_sentence(entry.metrics[MEMORY], "bytes") if MEMORY in entry.metrics else "-"
-        return f"{entry.metrics[CAPACITY_METRIC]:>13.0f} sequences  {memory:>10}"
-
-    before = old.history[-1] if old else None
-    return [f"recorded {new.id}", *side_by_side(before, new.history[-1], new.anchor, figures)]
+    return [f"recorded {new.id}{size}", *lines, *held]
 
 
 def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:

@@ -99,10 +99,8 @@ class Baseline(Document):
 
     @property
     def sessions(self) -> int:
-        """Different hosts or days that its launches are of: the GPUs of one host on one day know the same air.
-
-        A host that was booted anew is known by its GPUs.
-        """
+        """Different hosts or days that its launches are of: the GPUs of one host on one day know the same air. A host
+        that was booted anew is known by its GPUs."""
         days = (launch.started_at[:10] for launch in self.launches)
         return len(set(zip(labels(self.launches)["host"], days, strict=True)))
 
@@ -176,7 +174,6 @@ class Baseline(Document):
 
 
 _SHELVES = ("launches", "environments", "setups", "calibrations")
-
 # What a setup tells by name; all else of it is compared as it is.
 _TOPICS = "config modules dropout buffer_dtypes hooks optimizer torch python step overhead sources".split()
 
@@ -227,7 +224,6 @@ def size_of(baseline: Baseline) -> str:
 
 #: Beside a model's other baselines, in a folder that no search of theirs looks into.
 CAPACITY = "capacity"
-
 CAPACITY_METRIC = "max_micro_batch_size"
 
 

@@ -28,10 +28,8 @@ from pytest_llmperf.support.formats import percent
 
 # With fewer there is no change point that could be shown.
 _LEAST_POINTS = 2 * LEAST_RUNS
-
 # Of a step with another host: hosts seldom differ by so much; and so many errors of what days and launches do.
 _LEAST_STEP, _CASE_HISTORY_SEEN = math.log1p(0.03), 3.0
-
 # Of an interval of 95 %.
 _UPPER = 0.975
 
@@ -70,10 +68,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class HostStep:
-    """Where the rate changed when the case moved to hosts that it had not been on, and left all others for good.
-
-    Hosts differ, so it is no change point; what else changed then cannot be told from the host either.
-    """
+    """Where the rate changed when the case moved to hosts that it had not been on, and left all others for good. Hosts
+    differ, so it is no change point; what else changed then cannot be told from the host either."""
 
     began: str
     rate: float
@@ -179,11 +175,8 @@ def _is_draft(result: PastResult) -> bool:
 
 
 def recounted(timeline: Timeline) -> Iterator[int]:
-    """Where a step is made of other numbers of operators, kernels, copies or waits than before.
-
-    Somebody's drafts begin no change, where runs of commits are there to be told: what they do counts once it is
-    committed.
-    """
+    """Where a step is made of other numbers of operators, kernels, copies or waits than before. Somebody's drafts begin
+    no change, where runs of commits are there to be told: what they do counts once it is committed."""
     last: Mapping[str, float] = {}
     has_commits = any(result.revision and not _is_draft(result) for result in timeline.results)
     for index, point in enumerate(timeline.points):
@@ -228,18 +221,13 @@ def segments(
 #: Of what hosts, GPUs and days do to a case, what the other cases of its run do not tell: of 420 stored launches on
 #: H200 hosts move 0.66 % (robust sd) before and 0.15 to 0.23 % after.
 LEFT = 0.35
-
 # Of fewer a change of their own would be taken for the GPU's.
 _FEWEST_CASES = 4
-
 # Medians of more move nothing that could be seen.
 _MOST_CASES = 300
-
 _ROUNDS = 8
-
 # A clock below the highest by more than this share is the power limit's.
 _LIMITED = 0.04
-
 Unit = tuple[str, str]
 """A run and a site."""
 
@@ -312,7 +300,6 @@ def _polished(units: Mapping[Unit, Sequence[tuple[int, Point]]]) -> dict[Unit, f
 
 #: Of a case, the newest ones: its covariance has the square of them, and a second's work. Nights of five years.
 MOST_RUNS = 2000
-
 # Of its standard errors: what a case and its GPUs' other cases did in opposite directions is no change of the case.
 _SEEN = 3.0
 
@@ -332,11 +319,9 @@ class Scattering:
 def histories(
     results: Sequence[PastResult], scattering: Mapping[str, Scattering], asked: Container[tuple[str, str]] | None = None
 ) -> list[CaseHistory]:
-    """Of each case, by its newest ``MOST_RUNS``; other settings and other machine kinds are other cases.
-
-    ``results`` are in the order of time. ``scattering``: by machine kind; ``asked``: machine kinds and digests of the
-    cases that are wanted, else all. What the others have taken tells of the GPUs all the same.
-    """
+    """Of each case, by its newest ``MOST_RUNS``; other settings and other machine kinds are other cases. ``results``
+    are in the order of time. ``scattering``: by machine kind; ``asked``: machine kinds and digests of the cases that
+    are wanted, else all. What the others have taken tells of the GPUs all the same."""
     cases: dict[_Case, list[PastResult]] = {}
     for result in results:
         cases.setdefault((result.machine, result.digest, result.project), []).append(result)

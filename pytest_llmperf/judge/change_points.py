@@ -33,17 +33,13 @@ from pytest_llmperf.support.interpreter import Array, np, special
 
 #: That a series which never changed shows a change point at all.
 FALSE_ALARM = 0.01
-
 #: Smaller changes are nobody's concern, however well they are known; logarithms.
 LEAST_CHANGE = 0.005
-
 #: On each side of a change point: one run may be off for reasons of its own.
 LEAST_RUNS = 2
-
 # A run that stands alone counts for no more than this many standard deviations from those around it.
 _FAR = 3.0
 _AROUND = 2
-
 # Sizes of changes that are nearer to each other, as a fraction, are one.
 _ROUNDING = 1e-6
 _MOST_CHANGES = 20
@@ -217,7 +213,6 @@ def _levels(values: Array, precision: Array, scatter: Covariance, changes: Seque
 
 # A median of absolute deviations as a standard deviation, and how much it tells beside that: as a third of the values.
 _NORMAL, _EFFICIENCY = 1.4826, 0.37
-
 # However quiet a series is, less of what is usual is not believed: it was quiet so far.
 _LEAST_SCALE = 0.5
 
@@ -262,11 +257,9 @@ class Timeline:
         return [point.run for point in self.points]
 
     def scatter(self, noise: Noise) -> Covariance:
-        """What is known of its scatter: ``noise``, moderated by what the series itself shows.
-
-        It shows that by differences of one point and the next (von Neumann 1941), of which a change point moves one and
-        no more: of the same site, what days and launches do; of different ones, what sites and hosts add.
-        """
+        """What is known of its scatter: ``noise``, moderated by what the series itself shows. It shows that by
+        differences of one point and the next (von Neumann 1941), of which a change point moves one and no more: of the
+        same site, what days and launches do; of different ones, what sites and hosts add."""
         shares = {name: _same([getattr(point, name) for point in self.points]) for name in ("host", "site")}
         days = _same([f"{point.site} {point.day}" if point.site else "" for point in self.points])
         launches = noise.launch.sd**2 / np.array([point.num_launches for point in self.points])

@@ -90,10 +90,8 @@ _MOST_NAMES = 3
 def count_checks(
     launches: Sequence[Launch], stored: StoredTrace | None, repeats: Repeats | None = None
 ) -> tuple[Check, ...]:
-    """A check for each count that the launches have; without a verdict where nothing gates it.
-
-    ``repeats``: of a user's own training, what of it is exact.
-    """
+    """A check for each count that the launches have; without a verdict where nothing gates it. ``repeats``: of a user's
+    own training, what of it is exact."""
     newest = StoredTrace.of(launches)
     if not launches or (newest is None and stored is None):
         return ()
@@ -236,22 +234,17 @@ _TOLD_ELSEWHERE = frozenset(
 
 # What one launch could not see is no change.
 _UNKNOWN = "unknown"
-
 # Other than None, which a configuration may well say.
 _ABSENT = "none"
-
 # A file keeps six digits.
 _ROUNDED = 1e-5
-
 # A line is read at a glance; the record has all of it.
 _WIDTH = 80
 
 
 def changes(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[str, ...]:
     """What some of ``launches`` had and none of ``reference``, ``name: then -> now``, each once; their losses first.
-
-    ``reference`` are launches of a baseline, the newest last; nothing has changed where there are none.
-    """
+    ``reference`` are launches of a baseline, the newest last; nothing has changed where there are none."""
     return (*changed_losses(launches, reference), *changed_evidence(launches, reference))
 
 
@@ -323,7 +316,6 @@ def _is_explained(topic: str, name: str, values: tuple[Any, Any], upgraded: Call
 
 _STACK = ("torch", "transformers", "accelerate")
 _OF_THE_STACK = frozenset({*_STACK, "liger_kernel", "contextlib", "functools", "built in", "none"})
-
 # Whose fields a setup's topic lists.
 _OWNERS = {"setup.config": "transformers", "setup.torch": "torch", "setup.optimizer": "torch"}
 

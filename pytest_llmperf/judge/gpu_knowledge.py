@@ -1,27 +1,36 @@
-"""What all baselines of a machine kind say of how its GPUs differ and how each case feels that; and what that, and what
-a run has seen on its own, tell of a case."""
+"""What all baselines of a machine kind tell of its GPUs and of how each case feels them; and what that, and what a run
+has seen on its own, tell of a case."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
 from pytest_llmperf.judge.gpu_panel import (
-    CALIBRATION_COPY,
+    EFFECTS_DF,
+    FACTORS,
+    LOADING_SD,
     Incidence,
+    Loading,
     Measurement,
+    Model,
     Observation,
     Panel,
+    Posterior,
     Prediction,
     Rest,
     Unit,
     calibrations_of,
-    doubted,
+    cell_variances,
+    design_of,
+    expected_loading,
+    loading_variances,
     observations_of,
     predicted,
+    robust,
     told_by,
     unit_of,
 )
@@ -29,105 +38,19 @@ from pytest_llmperf.judge.stats import Noise, Scatter, Spread, prior_of, within_
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.interpreter import Array, np, one_thread, sparse, special
 
-#: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.
-FACTORS = ("general", "at_power_limit")
-
-# Standard deviations before anything was seen, and what that is worth in hosts, devices and days: eight H200 of one
-# host differ by 0.6 %, hosts by as much; what is at the power limit and what is not were seen to move apart by half.
-_EFFECTS: Mapping[str, Mapping[str, float]] = {
-    "general": {"host": 0.006, "device": 0.006, "day": 0.003},
-    "at_power_limit": {"host": 0.004, "device": 0.004, "day": 0.002},
-}
-EFFECTS_DF = 4.0
-
-# How far loadings lie about what is expected of them.
-_LOADING_SD = 0.4
-
-# Twelve H200: what a GPU does to training a copy within its memory feels by 0.1 at any clock.
-_OF_MEMORY = (0.1, 0.0)
-
+# What is believed before anything was seen.
+_BEFORE = Model()
 # A clock that is lower than the highest by so much is the power limit's.
 _LIMITED = 0.08
-
-# What is left to a case on a unit, before anything was seen, and what that is worth.
-_OWN = Spread(0.003, 4.0)
 _LEAST_DF, _MOST_DF = 3.0, 5.0
-
 # Of series that scatter alike so many have a ratio of variances below its limit.
 _ALIKE = 0.95
-
 # Less is not believed: launches of 40 steps know their own median to no better.
 _LEAST_OWN = 0.001
-
 # It moves no figure by a hundredth of a per cent after half as many.
 _ROUNDS = 15
-
 # Fewer units, or cases that were seen on several, tell GPUs and cases not apart.
 _LEAST_UNITS, _LEAST_SERIES = 3, 3
-
-
-@dataclass(frozen=True)
-class Loading:
-    """By how much of each of a GPU's effects a series moves, and how well that is known."""
-
-    mean: Array
-    covariance: Array
-    expected: Array
-    """Before its launches were compared."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """Standard deviations of logarithms."""
-
-    effects: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: dict(_EFFECTS))
-    """By factor: of hosts, of devices of a host, and of a device's days."""
-    effects_df: float = EFFECTS_DF
-    loadings: Mapping[str, Loading] = field(default_factory=dict)
-    """By series."""
-    own: Mapping[str, Spread] = field(default_factory=dict)
-    """By series: what one launch on another unit is off by itself."""
-    usual: Spread = _OWN
-
-    def loading(self, series: str) -> Loading:
-        return self.loadings.get(series) or expected_loading(0.0, series)
-
-    def own_spread(self, series: str) -> Spread:
-        return self.own.get(series, self.usual)
-
-    def covariance(self, units: Sequence[Unit]) -> Array:
-        """Of the effects of ``units``, before any is seen: all of the first factor, then all of the next."""
-        shares = Incidence(units)
-        return self.between(shares, shares)
-
-    def between(self, some: Incidence, others: Incidence) -> Array:
-        """The same of ``some`` units with ``others``, which are known beside these."""
-        alike = {name: shares @ others[name][:, : shares.shape[1]].T for name, shares in some.items()}
-        (every, num), factors = alike["host"].shape, len(FACTORS)
-        total = np.zeros((factors, every, factors, num))
-        for number, factor in enumerate(FACTORS):
-            total[number, :, number] = sum(self.effects[factor][name] ** 2 * alike[name] for name in alike)
-        return total.reshape(factors * every, factors * num)
-
-
-def expected_loading(limited: float, series: str = "") -> Loading:
-    """Of a case that runs at the power limit (1), at the highest clock (0), or of which that is not known (0.5)."""
-    mean = np.array(_OF_MEMORY if series.startswith(CALIBRATION_COPY) else (1.0, limited - 0.5))
-    return Loading(mean, _LOADING_SD**2 * np.eye(len(FACTORS)), mean)
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """The effects of a panel's units, as far as its observations tell them."""
-
-    model: Model
-    shares: Incidence
-    prediction: Prediction
-
-    def of(self, units: Sequence[Unit]) -> tuple[Array, Array]:
-        """What is expected of ``units``, and the covariance of its errors; also of ones that the panel has not seen."""
-        asked = Incidence(units, self.shares)
-        return self.prediction.of(self.model.between(self.shares, asked), self.model.between(asked, asked))
 
 
 def learn(observations: Sequence[Observation]) -> Model | None:
@@ -170,62 +93,30 @@ def _better(model: Model, panel: Panel) -> Model:
     loadings, totals, dfs = _regressed(model, panel, found, 1 / variances)
     # What is usual of a series.
     several = [(total / df, df) for total, df in zip(totals, dfs, strict=True) if df >= 1 and total > 0]
-    usual = _OWN
+    usual = _BEFORE.usual
     if len(several) >= _LEAST_SERIES:
         shown = prior_of(several, least=_LEAST_DF, most=_MOST_DF, halvings=20)
-        weight = _OWN.df / (_OWN.df + len(several))
-        log = weight * math.log(_OWN.sd) + (1 - weight) * math.log(shown.sd)
+        weight = _BEFORE.usual.df / (_BEFORE.usual.df + len(several))
+        log = weight * math.log(_BEFORE.usual.sd) + (1 - weight) * math.log(shown.sd)
         usual = Spread(max(_LEAST_OWN, math.exp(log)), shown.df)
     own = {name: _own(total, df, usual) for name, total, df in zip(panel.series, totals, dfs, strict=True)}
     return Model(effects=_spread(model, panel, found), loadings=loadings, own=own, usual=usual)
 
 
 def _own(total: float, df: float, usual: Spread) -> Spread:
-    """Of one series: what is left of it, moderated by what is usual; of one that is not like the others, that alone.
-
-    A case that waits for its host scatters ten times as much as most do: halfway to these is too little for it.
-    """
+    """Of one series: what is left of it, moderated by what is usual; of one that is not like the others, that alone. A
+    case that waits for its host scatters ten times as much as most do: halfway to these is too little for it."""
     if df >= 1 and total / df > usual.sd**2 * float(special.fdtri(df, usual.df, _ALIKE)):
         return Spread(math.sqrt(total / df), df)
     sd = math.sqrt((usual.df * usual.sd**2 + total) / (usual.df + df))
     return Spread(max(sd, _LEAST_OWN), usual.df + df)
 
 
-def cell_variances(model: Model, panel: Panel) -> Array:
-    """Of each cell about its series' mean and its unit's effect."""
-    own = np.array([model.own_spread(name).sd ** 2 for name in panel.series])[panel.of_series]
-    # Half of what is left is the launch's, which several of them average; one that does not know its median has more.
-    launch = own / 2 + np.maximum(0.0, panel.squared_errors - own / 2)
-    return own / 2 + launch / panel.sizes
-
-
-def loading_variances(model: Model, panel: Panel) -> Array:
-    """Of each cell what it is off because its series' loadings are not known: as the effects of any unit are large.
-
-    Of many series such errors average out; where a calibration alone tells of a GPU they are most of what is wrong.
-    """
-    second = np.diag([sum(sd**2 for sd in model.effects[factor].values()) for factor in FACTORS])
-    of_series = np.array([np.trace(model.loading(name).covariance @ second) for name in panel.series])
-    return of_series[panel.of_series]
-
-
-def design_of(model: Model, panel: Panel) -> Array:
-    """Of each cell by how much it moves with each effect of each unit."""
-    num, cells = len(panel.units), np.arange(len(panel.logs))
-    loads = np.array([model.loading(name).mean for name in panel.series]).reshape(-1, len(FACTORS))
-    matrix = np.zeros((len(cells), num * len(FACTORS)))
-    for factor in range(len(FACTORS)):
-        matrix[cells, panel.of_unit + factor * num] = loads[panel.of_series, factor]
-    return matrix
-
-
 def _regressed(
     model: Model, panel: Panel, found: Prediction, weights: Array
 ) -> tuple[dict[str, Loading], list[float], list[float]]:
     """The loading of each series; and what is left of it, as of one launch's variance each, and its degrees of freedom.
-
-    ``weights``: of each cell.
-    """
+    ``weights``: of each cell."""
     factors, num, of_series = range(len(FACTORS)), len(panel.units), panel.of_series
     cells = np.arange(len(of_series))
 
@@ -245,7 +136,7 @@ def _regressed(
             shared = (by_unit * (by_unit @ block)).sum(axis=1) / whole
             unknown[:, a, b] = sums(weights * np.diag(block)[panel.of_unit]) - shared
             known[:, a, b] = unknown[:, a, b] + sums(weights * moved[a] * moved[b])
-    prior = np.eye(len(factors)) / _LOADING_SD**2
+    prior = np.eye(len(factors)) / LOADING_SD**2
     expected = np.array([model.loading(name).expected for name in panel.series])
     spread = np.linalg.inv(prior + known)
     towards = expected @ prior + np.stack([sums(weights * each * about) for each in moved], axis=1)
@@ -266,18 +157,10 @@ def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str
             variance_of = model.effects[factor][component] ** 2
             # The expected sum of squares of this component's own deviations.
             total = shares.shape[1] * variance_of + variance_of**2 * found.excess(shares, place)
-            before = _EFFECTS[factor][component] ** 2 * EFFECTS_DF
+            before = _BEFORE.effects[factor][component] ** 2 * EFFECTS_DF
             sd = math.sqrt((before + total) / (EFFECTS_DF + shares.shape[1]))
             spreads.setdefault(factor, {})[component] = sd
     return spreads
-
-
-def robust(model: Model, panel: Panel, rest: Rest | None = None) -> Posterior:
-    """The effects, where other cases of the run itself are doubted; ``rest``: what series beside the panel's tell."""
-    shares = Incidence(panel.units)
-    variances = cell_variances(model, panel) + loading_variances(model, panel)
-    prior = model.between(shares, shares)
-    return Posterior(model, shares, doubted(panel, design_of(model, panel), prior, variances, rest))
 
 
 # Knowledge: what is stored, and what a run has seen.
@@ -367,9 +250,7 @@ class Knowledge:
 
     def with_seen(self, launches: Sequence[Launch]) -> Knowledge:
         """Beside what a run's ``launches`` show; what a baseline keeps of the same is left out, else it counted twice.
-
-        A calibration of today may be stored by now, and launches that another start of a SLURM job has made.
-        """
+        A calibration of today may be stored by now, and launches that another start of a SLURM job has made."""
         seen = {each.measurement: each for each in observations_of(launches) if self._believes(each)}
         again = self._of_stored.measurements & seen.keys()
         stored = [each for each in self.stored if each.measurement not in again] if again else self.stored
@@ -437,11 +318,9 @@ class Knowledge:
     def tells_of(
         self, units: Iterable[Unit], series: str, more: Iterable[Observation] = (), *, by_its_cases: bool = True
     ) -> bool:
-        """Whether something tells of each GPU of ``units`` by itself what a launch of ``series`` there is worth.
-
-        What no change of this run's software moves with its cases does, a comparable calibration of that day or stored
-        launches of the very GPU; and ``by_its_cases`` enough other cases of this run.
-        """
+        """Whether something tells of each GPU of ``units`` by itself what a launch of ``series`` there is worth. What
+        no change of this run's software moves with its cases does, a comparable calibration of that day or stored
+        launches of the very GPU; and ``by_its_cases`` enough other cases of this run."""
         own = (each.unit.devices for each in self._of_stored.series.get(series, ()))  # of a case, so no calibrations
         launched = self._of_stored.told_apart.union(*own)
         if by_its_cases:
@@ -451,10 +330,8 @@ class Knowledge:
         return not rest or rest <= self.calibrated_places((*self.seen, *self._added(more)))
 
     def calibrated_places(self, seen: Iterable[Observation]) -> set[tuple[str, str]]:
-        """The devices, and on which day, whose calibration is comparable with one from before this run.
-
-        Those that a run has made with new versions agree with one another alone.
-        """
+        """The devices, and on which day, whose calibration is comparable with one from before this run. Those that a
+        run has made with new versions agree with one another alone."""
         stored = self._of_stored
         return compared([*stored.of_gpus, *(one for one in seen if one.tells_of_gpu and one.series in stored.series)])
 

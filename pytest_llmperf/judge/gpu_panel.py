@@ -1,13 +1,13 @@
-"""Panel: how long things took on units of hardware, as arrays, and what that tells of the hardware."""
+"""How long things took on units of hardware, as arrays; and a model of what that tells of the hardware."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from pytest_llmperf.judge.stats import log_of
+from pytest_llmperf.judge.stats import Spread, log_of
 from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY, host_of, site_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.interpreter import Array, np, sparse
@@ -110,9 +110,8 @@ COMPONENTS = ("host", "device", "day")
 @dataclass(frozen=True)
 class Panel:
     """Cells: of each series on each of its units the mean of its observations, stored ones apart from a run's own.
-
-    Arrays have a value for each cell: indices, and of its observations the mean, the number and the mean squared error.
-    """
+    Arrays have a value for each cell: indices, and of its observations the mean, the number and the mean squared
+    error."""
 
     units: Sequence[Unit]
     series: Sequence[str]
@@ -152,11 +151,9 @@ _Parts = tuple[dict[str, dict[str, int]], dict[str, str], dict[str, str]]
 
 
 class Incidence(dict[str, Array]):
-    """For each component of an effect, which share of each unit is of which host, device, and device on a day.
-
-    Of several GPUs the effect is their mean: by how much the slowest of them lies above it is the case's own. Of units
-    beside ones that are ``known`` the first columns are those of these.
-    """
+    """For each component of an effect, which share of each unit is of which host, device, and device on a day. Of
+    several GPUs the effect is their mean: by how much the slowest of them lies above it is the case's own. Of units
+    beside ones that are ``known`` the first columns are those of these."""
 
     def __init__(self, units: Sequence[Unit], known: Incidence | None = None) -> None:
         self.units = units
@@ -252,18 +249,14 @@ class Prediction:
         return self.told.sums - self.told.information @ self.means
 
     def of(self, towards: Array, prior: Array) -> tuple[Array, Array]:
-        """The same of other unknowns: means, and covariance of their errors.
-
-        ``towards``: covariance (these x others) before anything is seen; ``prior``: that of the others.
-        """
+        """The same of other unknowns: means, and covariance of their errors. ``towards``: covariance (these x others)
+        before anything is seen; ``prior``: that of the others."""
         seen = self.told.information @ towards
         return towards.T @ self.pull, prior - towards.T @ seen + seen.T @ self.covariance @ seen
 
     def excess(self, shares: Array, place: slice) -> float:
         """By how much what the unknowns at ``place`` have in ``shares`` (unknowns x parts) varies more than expected.
-
-        Of one part whose prior variance is v, v + v² times this is the expected square.
-        """
+        Of one part whose prior variance is v, v + v² times this is the expected square."""
         inside = self.told.information[:, place] @ shares
         told = (shares * inside[place]).sum() - (inside * (self.covariance @ inside)).sum()
         return float(((shares.T @ self.pull[place]) ** 2).sum() - told)
@@ -283,11 +276,9 @@ def predicted(panel: Panel, design: Array, prior: Array, variances: Array, rest:
 
 
 def doubted(panel: Panel, design: Array, prior: Array, variances: Array, rest: Rest | None = None) -> Prediction:
-    """The same where cells of the run itself that lie far off count for less: their cases may have changed.
-
-    Other weights of few cells move the errors of few combinations of the unknowns alone (Woodbury 1950): one solution
-    serves all rounds.
-    """
+    """The same where cells of the run itself that lie far off count for less: their cases may have changed. Other
+    weights of few cells move the errors of few combinations of the unknowns alone (Woodbury 1950): one solution serves
+    all rounds."""
     first, own = predicted(panel, design, prior, variances, rest), np.flatnonzero(panel.may_have_changed)
     if not own.size:
         return first
@@ -311,3 +302,122 @@ def doubted(panel: Panel, design: Array, prior: Array, variances: Array, rest: R
 def residuals(panel: Panel, design: Array, found: Prediction) -> Array:
     """Of each cell what is left of it."""
     return panel.logs - found.centres[panel.of_series] - design @ found.means
+
+
+# Model: how GPUs of a kind differ, and how each case feels that.
+
+#: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.
+FACTORS = ("general", "at_power_limit")
+
+# Standard deviations before anything was seen, and what that is worth in hosts, devices and days: eight H200 of one
+# host differ by 0.6 %, hosts by as much; what is at the power limit and what is not were seen to move apart by half.
+_EFFECTS: Mapping[str, Mapping[str, float]] = {
+    "general": {"host": 0.006, "device": 0.006, "day": 0.003},
+    "at_power_limit": {"host": 0.004, "device": 0.004, "day": 0.002},
+}
+EFFECTS_DF = 4.0
+#: How far loadings lie about what is expected of them.
+LOADING_SD = 0.4
+
+# Twelve H200: what a GPU does to training a copy within its memory feels by 0.1 at any clock.
+_OF_MEMORY = (0.1, 0.0)
+# What is left to a case on a unit, before anything was seen, and what that is worth.
+_OWN = Spread(0.003, 4.0)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """By how much of each of a GPU's effects a series moves, and how well that is known."""
+
+    mean: Array
+    covariance: Array
+    expected: Array
+    """Before its launches were compared."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Standard deviations of logarithms."""
+
+    effects: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: dict(_EFFECTS))
+    """By factor: of hosts, of devices of a host, and of a device's days."""
+    effects_df: float = EFFECTS_DF
+    loadings: Mapping[str, Loading] = field(default_factory=dict)
+    """By series."""
+    own: Mapping[str, Spread] = field(default_factory=dict)
+    """By series: what one launch on another unit is off by itself."""
+    usual: Spread = _OWN
+
+    def loading(self, series: str) -> Loading:
+        return self.loadings.get(series) or expected_loading(0.0, series)
+
+    def own_spread(self, series: str) -> Spread:
+        return self.own.get(series, self.usual)
+
+    def covariance(self, units: Sequence[Unit]) -> Array:
+        """Of the effects of ``units``, before any is seen: all of the first factor, then all of the next."""
+        shares = Incidence(units)
+        return self.between(shares, shares)
+
+    def between(self, some: Incidence, others: Incidence) -> Array:
+        """The same of ``some`` units with ``others``, which are known beside these."""
+        alike = {name: shares @ others[name][:, : shares.shape[1]].T for name, shares in some.items()}
+        (every, num), factors = alike["host"].shape, len(FACTORS)
+        total = np.zeros((factors, every, factors, num))
+        for number, factor in enumerate(FACTORS):
+            total[number, :, number] = sum(self.effects[factor][name] ** 2 * alike[name] for name in alike)
+        return total.reshape(factors * every, factors * num)
+
+
+def expected_loading(limited: float, series: str = "") -> Loading:
+    """Of a case that runs at the power limit (1), at the highest clock (0), or of which that is not known (0.5)."""
+    mean = np.array(_OF_MEMORY if series.startswith(CALIBRATION_COPY) else (1.0, limited - 0.5))
+    return Loading(mean, LOADING_SD**2 * np.eye(len(FACTORS)), mean)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The effects of a panel's units, as far as its observations tell them."""
+
+    model: Model
+    shares: Incidence
+    prediction: Prediction
+
+    def of(self, units: Sequence[Unit]) -> tuple[Array, Array]:
+        """What is expected of ``units``, and the covariance of its errors; also of ones that the panel has not seen."""
+        asked = Incidence(units, self.shares)
+        return self.prediction.of(self.model.between(self.shares, asked), self.model.between(asked, asked))
+
+
+def cell_variances(model: Model, panel: Panel) -> Array:
+    """Of each cell about its series' mean and its unit's effect."""
+    own = np.array([model.own_spread(name).sd ** 2 for name in panel.series])[panel.of_series]
+    # Half of what is left is the launch's, which several of them average; one that does not know its median has more.
+    launch = own / 2 + np.maximum(0.0, panel.squared_errors - own / 2)
+    return own / 2 + launch / panel.sizes
+
+
+def loading_variances(model: Model, panel: Panel) -> Array:
+    """Of each cell what it is off because its series' loadings are not known: as the effects of any unit are large. Of
+    many series such errors average out; where a calibration alone tells of a GPU they are most of what is wrong."""
+    second = np.diag([sum(sd**2 for sd in model.effects[factor].values()) for factor in FACTORS])
+    of_series = np.array([np.trace(model.loading(name).covariance @ second) for name in panel.series])
+    return of_series[panel.of_series]
+
+
+def design_of(model: Model, panel: Panel) -> Array:
+    """Of each cell by how much it moves with each effect of each unit."""
+    num, cells = len(panel.units), np.arange(len(panel.logs))
+    loads = np.array([model.loading(name).mean for name in panel.series]).reshape(-1, len(FACTORS))
+    matrix = np.zeros((len(cells), num * len(FACTORS)))
+    for factor in range(len(FACTORS)):
+        matrix[cells, panel.of_unit + factor * num] = loads[panel.of_series, factor]
+    return matrix
+
+
+def robust(model: Model, panel: Panel, rest: Rest | None = None) -> Posterior:
+    """The effects, where other cases of the run itself are doubted; ``rest``: what series beside the panel's tell."""
+    shares = Incidence(panel.units)
+    variances = cell_variances(model, panel) + loading_variances(model, panel)
+    prior = model.between(shares, shares)
+    return Posterior(model, shares, doubted(panel, design_of(model, panel), prior, variances, rest))

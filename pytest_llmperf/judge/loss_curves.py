@@ -23,7 +23,6 @@ from pytest_llmperf.support import codec
 
 #: So that no part is empty.
 FEWEST_STEPS = 16
-
 _PARTS = 4
 
 
@@ -79,13 +78,10 @@ def spreads(curves: Sequence[Sequence[float]]) -> tuple[SeedSpread, ...]:
 
 #: False alarms of a case that learns what it did, in one run at most.
 ALARMS = 0.001
-
 #: Without three, nobody knows how far apart seeds are.
 FEWEST_SEEDS = 3
-
 # A quarter for what two seeds show, where only gross faults do.
 _EARLY_SHARE, _EARLY_SEEDS = 0.25, 2
-
 # Of the interval in which a difference is looked for, each side.
 _CONFIDENCE = 0.95
 
@@ -110,11 +106,9 @@ class _Look:
 
 
 def judge_curve(trained: Mapping[int, Sequence[float]], stored: Mapping[int, Sequence[float]]) -> JudgedCurve:
-    """The losses of the seeds that were ``trained``, the first of the ``stored`` ones, each as many.
-
-    One seed tells that all is as it was. Where it does not, the next ones have to be trained: ``undecided``, until all
-    that are stored were, or two show a fault that no seed would.
-    """
+    """The losses of the seeds that were ``trained``, the first of the ``stored`` ones, each as many. One seed tells
+    that all is as it was. Where it does not, the next ones have to be trained: ``undecided``, until all that are stored
+    were, or two show a fault that no seed would."""
     seeds = tuple(trained)
     everything = spreads(list(stored.values()))
     parts, looks = [], []

@@ -65,13 +65,10 @@ class Bounds:
 
 
 def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds], policy: Policy) -> Judgement:
-    """Whether the second spec of each pair keeps ``bounds`` over the first.
-
-    ``bounds`` by ``throughput`` (tokens/s per GPU), ``memory`` (peak reserved of the worst rank) and ``loss`` (nats).
-    Losses are exact and decided as measured; memory nearly so, by the leanest launch of each side: they may be of
-    different pairs, and two pairs have to break its bound by themselves too; throughput by paired statistics. Without
-    bounds the ratios are only told.
-    """
+    """Whether the second spec of each pair keeps ``bounds`` over the first. ``bounds`` by ``throughput`` (tokens/s per
+    GPU), ``memory`` (peak reserved of the worst rank) and ``loss`` (nats). Losses are exact and decided as measured;
+    memory nearly so, by the leanest launch of each side: they may be of different pairs, and two pairs have to break
+    its bound by themselves too; throughput by paired statistics. Without bounds the ratios are only told."""
     units = {measured([launch])[RATE].unit for pair in pairs for launch in pair}
     if len(units) > 1:
         how = "say tokens= of the script whose tokens nobody knows"
@@ -92,10 +89,8 @@ def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Boun
 
 def keeps(beyond: float, each: Sequence[float], difference: Difference, rule: Rule) -> Verdict | None:
     """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there.
-
     ``None``: not decided, and another launch, or pair, is worth its cost. ``each`` is the same of every one, and
-    ``difference`` tells the noise.
-    """
+    ``difference`` tells the noise."""
     held = quantile(_HOLDS, difference.df)
     broken = quantile(1 - rule.alpha / rule.budget, difference.df)
     if beyond > held * difference.error:
@@ -141,10 +136,8 @@ def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) 
 
 
 def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterator[Check]:
-    """How far apart the losses of one step are at most: whether two specs that see the same tokens learn alike.
-
-    A kernel that computes wrong gradients is fast, fits, and shows here alone.
-    """
+    """How far apart the losses of one step are at most: whether two specs that see the same tokens learn alike. A
+    kernel that computes wrong gradients is fast, fits, and shows here alone."""
     if bound is None:
         return
     apart = max(abs(a - b) for before, after in pairs for a, b in zip(before.losses, after.losses, strict=False))
@@ -166,10 +159,8 @@ Side = Literal["good", "bad", "skipped"]
 
 
 class Lineage:
-    """The candidates after the good end, each after its parents; the last is the bad end.
-
-    It need not be a line: of a merge each parent's ancestors are its own. A set of candidates is an int, a bit each.
-    """
+    """The candidates after the good end, each after its parents; the last is the bad end. It need not be a line: of a
+    merge each parent's ancestors are its own. A set of candidates is an int, a bit each."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = tuple(candidates)
@@ -232,12 +223,10 @@ def _indices(members: int) -> list[int]:
 
 Pairs = Sequence[tuple[Launch, Launch]]
 By = Literal["speed", "memory", "counts", "evidence"]
-
 #: What a bisection may go by.
 CRITERIA: tuple[By, ...] = ("speed", "memory", "counts", "evidence")
 # A CPU's clock tells less than its counts.
 _ON_CPU: tuple[By, ...] = ("counts", "speed", "memory", "evidence")
-
 # Two are the same where the interval of their difference, a logarithm, is within this.
 _SAME = 0.003
 _MIDDLE = 0.5

@@ -25,16 +25,12 @@ from pytest_llmperf.support.user_input import hint, is_positive
 #: So many launches, or pairs, have to show an alarm, or praise, each by itself: one that went wrong must not do
 #: (decision 9).
 CONFIRMED_BY = 2
-
 # One-sided confidence in "no slower than the tolerance", and how often a change of the detectable size is seen.
 _CONFIDENT, _POWER = 0.95, 0.90
-
 # How often, one-sided, a launch in which nothing changed is no further off.
 _UNCHANGED = 0.975
-
 # A factor of twenty thousand either way: who knows less than that knows nothing.
 _MOST_TOLD = 10.0
-
 # How far the difference may still move, in standard errors of the launches to come.
 _MOVES = 2.0
 
@@ -101,23 +97,18 @@ def least_tolerance(difference: Difference) -> float:
 
 
 def may_be_its_gpu(difference: Difference, tolerance: float, rule: Rule) -> bool:
-    """Whether a loss may be that of a bad GPU, of which nothing tells yet, and not the case's.
-
-    Known GPUs, however many, tell little of a bad one: its effect has the tails that effects have before any is seen.
-    It is one draw for all cases of a night: their number makes it no likelier.
-    """
+    """Whether a loss may be that of a bad GPU, of which nothing tells yet, and not the case's. Known GPUs, however
+    many, tell little of a bad one: its effect has the tails that effects have before any is seen. It is one draw for
+    all cases of a night: their number makes it no likelier."""
     tailed = replace(difference, df=min(difference.df, difference.gpu_df))
     is_known = math.isinf(difference.gpu_df)
     return not is_known and decide(tailed, tolerance, Rule(budget=rule.budget)).verdict != "regressed"
 
 
 def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
-    """Whether the launches, or pairs, of ``difference`` decide.
-
-    ``regressed`` (``improved``) where the difference is beyond both the tolerance and the noise, and two launches are
-    beyond the tolerance by themselves; ``pass`` where it is shown to be within the tolerance (Schuirmann 1987, one
-    side); else another launch, unless none could decide.
-    """
+    """Whether the launches, or pairs, of ``difference`` decide. ``regressed`` (``improved``) where the difference is
+    beyond both the tolerance and the noise, and two launches are beyond the tolerance by themselves; ``pass`` where it
+    is shown to be within the tolerance (Schuirmann 1987, one side); else another launch, unless none could decide."""
     limit, budget = math.log1p(tolerance), max(rule.budget, len(difference.each))
     beyond = quantile(1 - rule.alpha / budget, difference.df)
     alarm = max(limit, beyond * difference.error)
@@ -145,7 +136,6 @@ def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
 
 
 _GPU_NOISE = Noise(host=Spread(0.008, 6), site=Spread(0.008, 10), session=Spread(0.004, 6), launch=Spread(0.004, 8))
-
 # Of a quiet one: it matters only to who sets a tolerance of their own, and a busy one soon teaches more.
 _CPU_NOISE = Noise(host=Spread(0.10, 8), site=Spread(0.10, 8), session=Spread(0.05, 8), launch=Spread(0.05, 8))
 
@@ -202,11 +192,9 @@ class Policy:
         return stats.difference(launches, stored, self.knowledge or self.noise)
 
     def at(self, launches: Sequence[Launch], baseline: Baseline, difference: Difference | None = None) -> Policy:
-        """This policy where ``launches`` ran: on hardware that ``baseline`` knows, or elsewhere.
-
-        Elsewhere a tolerance is no wider than it has to be for one unchanged launch to pass, as far as the run knows
-        its GPU by then; ``difference``: theirs from the baseline's, where that is known already.
-        """
+        """This policy where ``launches`` ran: on hardware that ``baseline`` knows, or elsewhere. Elsewhere a tolerance
+        is no wider than it has to be for one unchanged launch to pass, as far as the run knows its GPU by then;
+        ``difference``: theirs from the baseline's, where that is known already."""
         known = {launch.site for launch in baseline.launches}
         if all(launch.site in known for launch in launches):
             return self
@@ -272,30 +260,23 @@ def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
 
 # Of the error of the difference that decides: a median known to half of it adds an eighth.
 _WEIGHT = 0.5
-
 # Of the tolerance: a launch that drifts by half of it has no one speed (``validity.py``), so this one is not near that.
 _DRIFT = 0.2
-
 # Of what passes: in fewer steps one that stalls weighs more, and what the slowest rank lost is not seen by another.
 _STALLS = 0.5
-
 # Steps, of those that most launches of the case took until they were steady: a chip that has not yet found its power
 # limit shows no drift.
 _SETTLED = 1.5
-
 # Enough for a median, and to be its own steady state.
 _STEPS = 8
-
 # No host and no device has this name: they have letters.
 _UNSEEN = "?"
 
 
 def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: bool = False) -> PassingRanges | None:
     """With which step times one launch on ``day`` (UTC, ISO 8601) passes, on each site of ``baseline`` and elsewhere.
-
-    ``is_shared``: other cases compute with the launch too, and it has to tell them no less than a longer one.
-    ``None``: nothing is held that fewer steps leave as it is.
-    """
+    ``is_shared``: other cases compute with the launch too, and it has to tell them no less than a longer one. ``None``:
+    nothing is held that fewer steps leave as it is."""
     gating = [row for name, row in METRICS.items() if name in policy.tolerances]
     speeds = [row.name for row in gating if row.early_stop == "median"]
     if not speeds or not all(row.early_stop for row in gating):
@@ -332,10 +313,8 @@ def steps_to_settle(starts: Sequence[int]) -> int:
 
 
 def passing_range(to_come: Launch, difference: Difference, tolerance: float, closest: float = math.inf) -> PassingRange:
-    """The same where and when ``to_come`` is, whatever its own step time, and its ``difference``.
-
-    Beyond ``closest`` it needs another launch, also where it is within ``tolerance``.
-    """
+    """The same where and when ``to_come`` is, whatever its own step time, and its ``difference``. Beyond ``closest`` it
+    needs another launch, also where it is within ``tolerance``."""
     expected = log_of(to_come) - difference.log
     limit = math.log1p(tolerance)
     return PassingRange(

@@ -21,14 +21,11 @@ from pytest_llmperf.support import codec
 # Beyond a range: by more than so many of its widths, and by more than so much of it. Of two launches a third is outside
 # of their range two times in three, and beyond this once in ten; a range grows with each launch that is accepted.
 _WIDTHS, _SHARE = 2.0, 0.1
-
 # Beyond a band of losses, which is around the means of launches over their last halves: so many standard deviations of
 # one step's loss between them, and so much of the loss at least.
 _DEVIATIONS, _LEAST = 8.0, 1e-3
-
 # A file keeps nine digits of a loss, which tell all values of float32 apart.
 _SAME_LOSS = 5e-9
-
 # A sum over ranks of steps that are unlike is this far from a whole number.
 _FRACTION = 1e-3
 
@@ -59,10 +56,8 @@ class Repeats:
         stored: Sequence[Launch] = (),
         kept: Trace | None = None,
     ) -> Repeats:
-        """What ``launches`` have in common, with those that are ``stored``, of which ``old`` and one trace tell.
-
-        One alone tells nothing.
-        """
+        """What ``launches`` have in common, with those that are ``stored``, of which ``old`` and one trace tell. One
+        alone tells nothing."""
         everyone = (*stored, *launches)
         are_several = len(everyone) > 1
         traces = [trace for trace in (kept, *(one.trace for one in launches)) if trace]
@@ -172,11 +167,9 @@ def _memory(launch: Launch, steps: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _same_losses(launches: Sequence[Launch]) -> int:
-    """How many of the first losses are the same in all: all, or no more than the first.
-
-    Where sums are made in any order losses part within few steps of rounding, and a later one agrees by chance: of
-    two recordings in one of eighteen, whose every night would differ (``tools/script_power.py losses``).
-    """
+    """How many of the first losses are the same in all: all, or no more than the first. Where sums are made in any
+    order losses part within few steps of rounding, and a later one agrees by chance: of two recordings in one of
+    eighteen, whose every night would differ (``tools/script_power.py losses``)."""
     if len(launches) == 1:
         return 0
     firsts = [_first_other(one.losses, launches[0].losses, len(one.losses)) for one in launches]
@@ -259,12 +252,10 @@ def changed_gradients(launches: Sequence[Launch], reference: Sequence[Launch]) -
 
 # Nats, of 12. One compiled training in ten was seen to begin 0.00003 apart on two hosts.
 _FIRST_COMPILED = 1e-4
-
 # How far apart losses after the first were seen on H200 (nats, of 12): 0.0018 in 16 and 32 bits, 0.0051 in fp8, between
 # launches of one spec that shared their data, over up to 45 steps. Three times that is a change. A CPU's are equal to
 # the digit; one in a hundred thousand is none of its noise.
 _LATER, _LATER_FP8, _LATER_CPU = 0.0055, 0.016, 1e-5
-
 # A training that its baseline saw scatter by more is given that.
 _SCATTER = 3.0
 
@@ -287,10 +278,8 @@ _LOST, _LOST_SCATTER = 1e-3, 10.0
 def first_loss_checks(
     launches: Sequence[Launch], reference: Sequence[Launch], gradient_accumulation_steps: int
 ) -> tuple[Check, ...]:
-    """A check that fails where no launch begins near the loss of ``reference``, with the same data and versions.
-
-    With other versions it fails for a multiple that accumulation or ranks explain: no upgrade is meant to do that.
-    """
+    """A check that fails where no launch begins near the loss of ``reference``, with the same data and versions. With
+    other versions it fails for a multiple that accumulation or ranks explain: no upgrade is meant to do that."""
     known = [each for each in reference if each.losses and launches and _are_comparable(launches[-1], each)]
     firsts = [each.losses[0] for each in known]
     values = [launch.losses[0] for launch in launches if launch.losses]

@@ -9,8 +9,8 @@ from statistics import fmean, median
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_knowledge import Knowledge, cell_variances, compared, design_of
-from pytest_llmperf.judge.gpu_panel import Panel, doubted, residuals, unit_of
+from pytest_llmperf.judge.gpu_knowledge import Knowledge, compared
+from pytest_llmperf.judge.gpu_panel import Panel, cell_variances, design_of, doubted, residuals, unit_of
 from pytest_llmperf.judge.pairs import keeps
 from pytest_llmperf.judge.policy import Decision, Policy, Rule, decide, least_tolerance
 from pytest_llmperf.judge.stats import Difference, Noise, log_of, quantile, variance_of, within_sessions, work_of
@@ -23,10 +23,8 @@ from pytest_llmperf.support.interpreter import np, one_thread
 
 # What failed has failed: a test cannot pass afterwards.
 _OPEN = frozenset({"pass", "inconclusive", "changed", "improved"})
-
 # A case by itself, of whose GPU nothing tells, is judged by the wider tolerance of that; logarithm.
 _LEAST_TAKEN = 0.005
-
 #: Of a loss that the run's own cases alone lay to their GPU: a library or a driver that all of them use looks the same.
 ONLY_ITS_GPU = "slower beyond its tolerance, which only its GPU would explain, and nothing else tells of that"
 
@@ -74,22 +72,16 @@ def is_laid_to_its_gpu(difference: Difference, tolerance: float) -> bool:
 
 # Of fewer cases "all" means nothing.
 _FEWEST = 4
-
 #: So many of them have to have moved by like amounts.
 MOST = 0.75
-
 # Of the change: a case that lies further from it has not moved so; one that has not moved at all lies all of it away.
 _ALIKE = 0.5
-
 # Of both sides together, in the interval that is told.
 _INTERVAL = 0.95
-
 # A smaller one is no news: hosts of one kind differ by more in what no factor tells.
 _NEWS = 0.005
-
 # As of one case on a GPU that is not known.
 _UNCALIBRATED = 0.05
-
 # Before anything is seen a change may be as large as it likes.
 _ANY = 1.0
 
@@ -111,11 +103,9 @@ class CommonChange:
     """Share of the cases that moved so, by like amounts."""
 
     def verdict(self, tolerance: float, rule: Rule) -> Verdict:
-        """By the rule of a single case: beyond ``tolerance`` and the noise; a loss that is beyond the one is no pass.
-
-        A GPU of which nothing tells may move all cases alike: then no less is gated than GPUs of one kind were ever
-        seen apart.
-        """
+        """By the rule of a single case: beyond ``tolerance`` and the noise; a loss that is beyond the one is no pass. A
+        GPU of which nothing tells may move all cases alike: then no less is gated than GPUs of one kind were ever seen
+        apart."""
         least = max(tolerance, 0.0 if self.is_known else _UNCALIBRATED)
         beyond = max(math.log1p(least), quantile(1 - rule.alpha, self.df) * self.error)
         if self.together < MOST:
@@ -144,11 +134,9 @@ class CommonChange:
 
 @one_thread()
 def common_change(knowledge: Knowledge) -> CommonChange | None:
-    """Of what the run has seen; ``None``: too few cases that are known from before.
-
-    A change is a shift of all of the run's launches, and of no calibration: its estimate is that of generalised least
-    squares, beside the effects of all GPUs.
-    """
+    """Of what the run has seen; ``None``: too few cases that are known from before. A change is a shift of all of the
+    run's launches, and of no calibration: its estimate is that of generalised least squares, beside the effects of all
+    GPUs."""
     known = {each.series for each in knowledge.stored}
     seen = [each for each in knowledge.seen if each.series in known]
     launched = [each for each in seen if not each.is_calibration]
@@ -181,10 +169,8 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
 
 
 def host_shift(results: Sequence[CaseResult]) -> str:
-    """A line where most cases moved in one direction and by like amounts; else empty.
-
-    It explains and excuses nothing: a slower library looks the same.
-    """
+    """A line where most cases moved in one direction and by like amounts; else empty. It explains and excuses nothing:
+    a slower library looks the same."""
     changes = [
         check.change
         for result in results
@@ -237,12 +223,10 @@ class Terms:
 def judge_efficiency(
     launches: Sequence[Launch], baseline: Baseline | None, narrow: Narrow, policy: Policy, terms: Terms
 ) -> Decided:
-    """The efficiency of ``launches`` over ``narrow``, held against a floor and against both widths' baselines.
-
-    It is ``regressed`` against the baselines only where both words agree: the ratio fell, and the wide case itself is
-    slower. Where the narrow width was not measured in this run the ratio says no more than throughput does, and gates
-    by its floor alone.
-    """
+    """The efficiency of ``launches`` over ``narrow``, held against a floor and against both widths' baselines. It is
+    ``regressed`` against the baselines only where both words agree: the ratio fell, and the wide case itself is slower.
+    Where the narrow width was not measured in this run the ratio says no more than throughput does, and gates by its
+    floor alone."""
     value = METRICS[RATE].read(launches) / METRICS[RATE].read(narrow.launches)
     check = METRICS[METRIC].check(value, detail=f"over {narrow.name}")
     verdicts: list[Verdict] = []
@@ -293,11 +277,9 @@ def _beside_baselines(
 
 
 def less(wide: Difference, narrow: Difference) -> Difference:
-    """By how much more ``wide`` slowed down than ``narrow``: of a ratio of the two, the noise of both.
-
-    They are taken to be independent. A host or a day that moved both alike would make the ratio better known than
-    that, never worse. Degrees of freedom: Satterthwaite (1946).
-    """
+    """By how much more ``wide`` slowed down than ``narrow``: of a ratio of the two, the noise of both. They are taken
+    to be independent. A host or a day that moved both alike would make the ratio better known than that, never worse.
+    Degrees of freedom: Satterthwaite (1946)."""
     variance, df = variance_of([(wide.error**2, wide.df), (narrow.error**2, narrow.df)])
     each = tuple(each - narrow.log for each in wide.each)
     return Difference(wide.log - narrow.log, math.sqrt(variance), df, wide.launch_sd, each)

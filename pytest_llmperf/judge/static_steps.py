@@ -111,7 +111,6 @@ _WORKLESS = frozenset(
 )
 
 PEAK = "predicted_peak_bytes"
-
 _MOST_NAMES = 4
 
 
@@ -234,10 +233,8 @@ _MOST_FILES = 3
 
 
 def refuse_unexplained(case: str, result: CaseResult, changed: Sequence[str]) -> None:
-    """Raise a ``BaselineError`` where the step of ``result`` may not replace one without a reason.
-
-    ``changed`` are the files of its tree that are in no commit.
-    """
+    """Raise a ``BaselineError`` where the step of ``result`` may not replace one without a reason. ``changed`` are the
+    files of its tree that are in no commit."""
     if result.verdict in ("regressed", "changed"):
         word = "worse" if result.verdict == "regressed" else "another step"
         raise BaselineError(f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"')

@@ -82,10 +82,8 @@ class Noise:
     launch: Spread
 
     def moderated(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Noise:
-        """This noise with what one case shows of it taken in.
-
-        How tonight's launches differ from the baseline's is the question: only their scatter among themselves counts.
-        """
+        """This noise with what one case shows of it taken in. How tonight's launches differ from the baseline's is the
+        question: only their scatter among themselves counts."""
         return _nested(
             self.launch.moderated(within_sessions(candidates, baseline)),
             lambda component, lower: getattr(self, component).moderated(between(baseline, component, lower)),
@@ -138,10 +136,8 @@ def within_sessions(*groups: Sequence[Launch]) -> Squares:
 
 
 def between(launches: Sequence[Launch], component: str, lower: Mapping[str, float]) -> Squares:
-    """Of the means of ``component``'s groups (hosts, sites, …) within what they share further up.
-
-    The part that the standard deviations of the ``lower`` components explain is taken off.
-    """
+    """Of the means of ``component``'s groups (hosts, sites, …) within what they share further up. The part that the
+    standard deviations of the ``lower`` components explain is taken off."""
     label = labels(launches)
     families: dict[str, dict[str, list[int]]] = {}
     for index, (above, group) in enumerate(zip(label[_ABOVE[component]], label[component], strict=True)):
@@ -181,10 +177,8 @@ def without_outliers(launches: Sequence[Launch], noise: Noise) -> list[Launch]:
 
 
 def disagreement(launches: Sequence[Launch], noise: Noise, tolerance: float) -> str:
-    """A line where launches of one session lie further apart than noise and ``tolerance`` let them; else empty.
-
-    One of them went wrong, and nobody can tell which.
-    """
+    """A line where launches of one session lie further apart than noise and ``tolerance`` let them; else empty. One of
+    them went wrong, and nobody can tell which."""
     far = max(math.log1p(tolerance), _OUTLYING * math.sqrt(2) * noise.launch.sd)
     for session in dict.fromkeys(launch.session for launch in launches):
         logs = [log_of(launch) for launch in launches if launch.session == session]
@@ -201,10 +195,8 @@ def sum_of_squares(values: Sequence[float]) -> float:
 
 
 def log_of(launch: Launch) -> float:
-    """The logarithm of the launch's median step time: there +5 % and -5 % weigh the same.
-
-    Of a user's own training, that of a token: its steps need not have as many in each launch.
-    """
+    """The logarithm of the launch's median step time: there +5 % and -5 % weigh the same. Of a user's own training,
+    that of a token: its steps need not have as many in each launch."""
     return math.log(launch.median_step_seconds / (launch.tokens_per_step if launch.is_script else 1))
 
 
@@ -217,14 +209,11 @@ def work_of(launch: Launch) -> float:
 
 # With fewer cases nothing can be said of how differently they scatter.
 _CASES = 5
-
 # However alike the cases look, one more may be different: a prior known better than this would not listen to it. Of
 # hosts, sites and days a case itself has few, and they must be heard all the same.
 _LEAST_DF, _MOST_DF, _MOST_DF_OF_GROUPS = 4.0, 10.0, 5.0
-
 # Launches of 40 steps scatter by this much at least: their own medians are known to no better.
 _LEAST_SD = 0.002
-
 # One launch that went wrong in one baseline must not blind the gates of all: deviations count up to this many robust
 # standard deviations, and a case's estimate up to this many times the middle one.
 _MOST_DEVIATION, _MOST_ESTIMATE = 5.0, 8.0
@@ -256,7 +245,25 @@ class Experience:
 
 def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Spread:
     """Pooled over cases; its degrees of freedom say how alike the cases are (Smyth 2004, section 6.2)."""
-    shown = _winsorised([_deviations(launches) for launches in cases])
+    # Of each case that repeated a launch in a session: from the session's middle, scaled to a launch's deviation.
+    deviations: list[list[list[float]]] = []
+    for launches in cases:
+        sessions: dict[str, list[float]] = {}
+        for launch in launches:
+            sessions.setdefault(launch.session, []).append(log_of(launch))
+        several = [logs for logs in sessions.values() if len(logs) > 1]
+        scaled = [[(log - median(logs)) * math.sqrt(len(logs) / (len(logs) - 1)) for log in logs] for logs in several]
+        deviations += [scaled] if scaled else []
+    every = [value for case in deviations for logs in case for value in logs]
+    most = _MOST_DEVIATION * max(_LEAST_SD, robust_sd(every, centre=0.0)) if every else 0.0
+    # Scaled deviations' squares sum to n/(n - 1) times the sum of squares about the mean.
+    shown = [
+        Squares(
+            math.fsum(min(abs(value), most) ** 2 * (len(logs) - 1) / len(logs) for logs in case for value in logs),
+            sum(len(logs) - 1 for logs in case),
+        )
+        for case in deviations
+    ]
     pooled, alike = prior.moderated(summed(shown)), prior.df
     if len(shown) >= _CASES:
         positive = [(squares.total / squares.df, squares.df) for squares in shown if squares.total > 0]
@@ -265,39 +272,10 @@ def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Sprea
     return Spread(max(pooled.sd, _LEAST_SD), alike)
 
 
-def _deviations(launches: Sequence[Launch]) -> list[list[float]]:
-    """From their session's middle, by session, each scaled to the standard deviation of a launch."""
-    sessions: dict[str, list[float]] = {}
-    for launch in launches:
-        sessions.setdefault(launch.session, []).append(log_of(launch))
-    return [
-        [(value - median(members)) * math.sqrt(len(members) / (len(members) - 1)) for value in members]
-        for members in sessions.values()
-        if len(members) > 1
-    ]
-
-
-def _winsorised(cases: Sequence[Sequence[Sequence[float]]]) -> list[Squares]:
-    """Of each case that repeated a launch in a session."""
-    every = [value for sessions in cases for members in sessions for value in members]
-    most = _MOST_DEVIATION * max(_LEAST_SD, robust_sd(every, centre=0.0)) if every else 0.0
-    # Scaled deviations' squares sum to n/(n - 1) times the sum of squares about the mean.
-    return [
-        Squares(
-            math.fsum(min(abs(v), most) ** 2 * (len(members) - 1) / len(members) for members in case for v in members),
-            sum(len(members) - 1 for members in case),
-        )
-        for case in cases
-        if case
-    ]
-
-
 def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: float, halvings: int) -> Spread:
-    """What these ``variances``, each with its degrees of freedom, tell of one more (Smyth 2004, section 6.2).
-
-    Of logarithms: one that is a hundred times as large as the others moves it by no more than it must. Its degrees of
-    freedom are between ``least`` and ``most``.
-    """
+    """What these ``variances``, each with its degrees of freedom, tell of one more (Smyth 2004, section 6.2). Of
+    logarithms: one that is a hundred times as large as the others moves it by no more than it must. Its degrees of
+    freedom are between ``least`` and ``most``."""
     logs = [math.log(each) - float(special.digamma(df / 2)) + math.log(df / 2) for each, df in variances]
     excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in variances)
     for _ in range(halvings):  # trigamma falls: bisection finds where it is the excess
@@ -353,11 +331,9 @@ class Difference:
 class Effects(Protocol):
     """Why launches differ: the ``Noise`` of a machine kind, or the ``Knowledge`` of its GPUs."""
 
-    def usual(self, launches: Sequence[Launch], /) -> Noise:
-        """How launches of the case of these scatter where nothing is taken off."""
+    def usual(self, launches: Sequence[Launch], /) -> Noise: ...
 
-    def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
-        """Of the launches of ``baseline`` and then ``candidates``."""
+    def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter: ...
 
 
 def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects: Effects) -> Difference:

@@ -32,7 +32,6 @@ from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.folders import private_folder
 
 SCHEMA = 1
-
 T = TypeVar("T", bound="Document")
 
 
@@ -194,7 +193,6 @@ _NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
 
 # A file keeps six digits, of both sides.
 _ROUNDED = 2e-5
-
 # Steady states are looked for at so many places at most, as ``steady_state.py`` does.
 _MOST_CUTS = 50
 
@@ -229,14 +227,12 @@ def same_anchor(anchor: Accepted, history: Sequence[Accepted]) -> None:
 
 def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> None:
     """That what was accepted is what its launches hold, and that figures that follow from one another do; else
-    ValueError.
-
-    What only a version's own statistic gives (how a steady state is found) is held against what any could have given.
-    """
+    ValueError. What only a version's own statistic gives (how a steady state is found) is held against what any could
+    have given."""
     tokens, ranks = launches[0].tokens_per_step, len(launches[0].ranks)
     for entry in history if not launches[0].is_script else ():  # its tokens may be others in each launch
         for line in _apart(entry.metrics, tokens, ranks):
-            raise ValueError(f"{line} of {_day(entry)} do not belong together")
+            raise ValueError(f"{line} of {entry.recorded_at[:10]} do not belong together")
     rest = list(launches)
     for entry in reversed(history):
         if not 0 < entry.launches <= len(rest):
@@ -249,7 +245,8 @@ def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> Non
             if row.is_raw and name in entry.metrics and not _is_near(entry.metrics[name], row.read(own)):
                 missing.append(name)
         if missing:
-            raise ValueError(f"its launches do not hold the {missing[0]} that was accepted on {_day(entry)}")
+            day = entry.recorded_at[:10]
+            raise ValueError(f"its launches do not hold the {missing[0]} that was accepted on {day}")
 
 
 def _apart(metrics: Mapping[str, float], tokens: int, ranks: int) -> Iterator[str]:
@@ -282,10 +279,6 @@ def _is_near(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=_ROUNDED)
 
 
-def _day(entry: Accepted) -> str:
-    return entry.recorded_at[:10]
-
-
 # Files: each read and written as a whole.
 
 # Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
@@ -293,10 +286,8 @@ def _day(entry: Accepted) -> str:
 # mounted without locks. One folder for each user: in a folder like /tmp, Linux lets nobody open another user's file
 # for writing. So two hosts, or two users, do not share this lock; the atomic replace still leaves one whole file.
 _LOCKS = f"/tmp/pytest-llmperf-baselines-{os.getuid()}"  # noqa: S108 - shared on purpose; it holds empty files
-
 # Whoever holds the lock reads and writes one small file.
 _LOCK_SECONDS = 60.0
-
 # File systems allow 255 bytes, and a hash and ``.json`` follow.
 _LONGEST_NAME = 200
 

@@ -17,18 +17,15 @@ _Key = tuple[str, str, int]
 # Another kernel may round each value once more than the plain form does, so its error may be twice as large: the many
 # numbers of a large tensor make its error nearly the same for all seeds, which would allow nothing.
 _LEAST_FACTOR = 2.0
-
 # What fp32 makes of a scalar, and AdamW's betas: its bias corrections are 1 - beta**step.
 _FP32, _BETAS = 2.0**-24, (0.9, 0.999)
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Of the plain form in one precision, from several trainings of different weights and rows.
-
-    Of these the middle one counts, and how far it is above the smallest: where rounding takes a ReLU over its edge, an
-    error is a thousand times what it is elsewhere, and would allow everything.
-    """
+    """Of the plain form in one precision, from several trainings of different weights and rows. Of these the middle one
+    counts, and how far it is above the smallest: where rounding takes a ReLU over its edge, an error is a thousand
+    times what it is elsewhere, and would allow everything."""
 
     tensors: Mapping[_Key, float]
     """The usual relative error of each tensor by kind, name and step."""
@@ -124,9 +121,7 @@ def _least(training: TrainingErrors, tensor: TensorError) -> float:
 
 def _factor(tensors: Sequence[Sequence[float]]) -> float:
     """The cube of how far one tensor's usual error is above its smallest, of the tensor where that is most; at least 2.
-
-    From the usual one to the largest is as far again, and another kernel's sums may be once as far beyond.
-    """
+    From the usual one to the largest is as far again, and another kernel's sums may be once as far beyond."""
     ratios = [median_low(seeds) / min(seeds) for seeds in tensors if min(seeds) > 0]
     return max(_LEAST_FACTOR, max(ratios, default=1.0) ** 3)
 
@@ -166,11 +161,9 @@ class _Figure:
 
 
 def judge_parity(trainings: Sequence[TrainingErrors], plain: Sequence[TrainingErrors]) -> Parity:
-    """``trainings`` of one spec, of several seeds and precisions, against those of the plain form.
-
-    What is wrong is wrong whatever the weights and rows: of each figure the seed counts that is nearest to the truth.
-    A rounding that happens to take a ReLU over its edge, or a token to another expert, does so for one of them.
-    """
+    """``trainings`` of one spec, of several seeds and precisions, against those of the plain form. What is wrong is
+    wrong whatever the weights and rows: of each figure the seed counts that is nearest to the truth. A rounding that
+    happens to take a ReLU over its edge, or a token to another expert, does so for one of them."""
     troubles: list[str] = []
     checks: dict[str, Check] = {}
     # In fp32 rounding hides least: what is told there is told first.

@@ -24,43 +24,35 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.codec import flat
 
 _THROTTLED_SHARE = 0.1
-
 # A canary this far below the middle one of the stored, of at least so many; two launches a minute apart were seen to
 # differ by 11 % (clocks are still rising while one runs).
 _CANARY_LOSS, _FEWEST_CANARIES = 0.25, 3
-
 # A third's median scatters about 2.4 times as much as the whole's; a drift beyond three times that is none of chance.
 _DRIFT_ERRORS = 3 * 2.45
 
 
 def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """One line for each reason not to trust ``launch``; empty where there is none.
-
-    ``inactive`` names settings that are declared to change nothing (Liger on a model without kernels): where one of
-    them is asked for, it is trouble if it *was* active.
-    """
+    """One line for each reason not to trust ``launch``; empty where there is none. ``inactive`` names settings that are
+    declared to change nothing (Liger on a model without kernels): where one of them is asked for, it is trouble if it
+    *was* active."""
     found = []
     if launch.digest != spec.digest:
         found.append(f"the record is of other settings (digest {launch.digest}, the spec's is {spec.digest})")
     found += [*unusable(launch), *undeclarable(inactive)]
-    if isinstance(spec, TrainSpec):  # a script's ranks may have been meant to differ
-        found += [*_against_settings(spec, launch, inactive), *disagreements(launch.evidence, launch.seen)]
-    return tuple(found)
-
-
-def _against_settings(spec: TrainSpec, launch: Launch, inactive: frozenset[str]) -> Iterator[str]:
-    """What our own training was to do and did not."""
+    if not isinstance(spec, TrainSpec):  # a script's ranks may have been meant to differ
+        return tuple(found)
     expected = spec.sequences_per_step * spec.sequence_length
     if launch.tokens_per_step != expected:
-        yield f"{launch.tokens_per_step} tokens a step were counted, the spec makes {expected}"
+        found.append(f"{launch.tokens_per_step} tokens a step were counted, the spec makes {expected}")
     if any(rank.step_tokens for rank in launch.ranks):
-        yield "its steps had different numbers of tokens: the batches were not all of one size"
-    yield from contradictions(spec, launch.seen, inactive)
+        found.append("its steps had different numbers of tokens: the batches were not all of one size")
     not_learnt = [*unlearnt(spec, launch)]
-    if LEARNING not in inactive:
-        yield from not_learnt
-    elif launch.learning and not not_learnt:
-        yield f"{LEARNING} was declared to be inactive, and was active"
+    if LEARNING in inactive and launch.learning and not not_learnt:
+        not_learnt = [f"{LEARNING} was declared to be inactive, and was active"]
+    elif LEARNING in inactive:
+        not_learnt = []
+    found += [*contradictions(spec, launch.seen, inactive), *not_learnt]
+    return (*found, *disagreements(launch.evidence, launch.seen))
 
 
 @dataclass(frozen=True)
@@ -74,10 +66,8 @@ class Circumstances:
 
 
 def circumstances(launch: Launch, tolerance: float, experience: Experience | None = None) -> Circumstances:
-    """What was around ``launch``, as far as it was seen.
-
-    ``tolerance`` is the throughput's: a launch that drifts by more than half of it has no one speed.
-    """
+    """What was around ``launch``, as far as it was seen. ``tolerance`` is the throughput's: a launch that drifts by
+    more than half of it has no one speed."""
     lines = [*neighbours(launch.health), *_unwell(launch.health)]
     for name, rate in launch.canary.items() if experience and launch.environment.driver else ():
         stored = experience.canaries.get(f"{len(launch.ranks)} {name}", ()) if experience else ()
@@ -108,10 +98,8 @@ def injected(launches: Sequence[Launch]) -> tuple[str, ...]:
 def _unwell(health: Health) -> Iterator[str]:
     for reason, share in health.clock_reasons.items():
         if reason in THROTTLES and share > _THROTTLED_SHARE:
-            yield (
-                f"clocks were lowered by {reason} in {share * 100:.0f} % of the time "
-                f"({health.temperature_celsius:.0f} °C, {health.sm_clock_mhz:.0f} MHz)"
-            )
+            seen = f"{health.temperature_celsius:.0f} °C, {health.sm_clock_mhz:.0f} MHz"
+            yield f"clocks were lowered by {reason} in {share * 100:.0f} % of the time ({seen})"
     if health.memory_errors:
         yield f"{health.memory_errors} new memory error(s) on the GPU (uncorrected ECC, remapped rows)"
 
@@ -124,10 +112,8 @@ def _is_in_order(seconds: Sequence[float]) -> bool:
 
 
 def unusable(launch: Launch) -> Iterator[str]:
-    """What in ``launch`` is no figure to compute with, whatever was asked for; a line each.
-
-    Every rank is looked at: the slowest one's time and the fullest one's memory are maxima, and those hide a NaN.
-    """
+    """What in ``launch`` is no figure to compute with, whatever was asked for; a line each. Every rank is looked at:
+    the slowest one's time and the fullest one's memory are maxima, and those hide a NaN."""
     for rank in launch.ranks:
         where = f" on rank {rank.rank}" if len(launch.ranks) > 1 else ""
         for second in rank.step_seconds:
@@ -173,20 +159,15 @@ def disagreements(stored: Mapping[str, Any], evidence: Evidence) -> Iterator[str
 
 # Of a norm of gradients in 16 bits, what rounding each element may do to it; clipping rounds them once.
 _CLIPPED = 0.02
-
 # Of a learning rate: float32 has seven digits.
 _ROUNDED = 1e-3
-
 # Of an update's bound: optimizer states of 16 bits are rounded in each step. Two updates in place of one are twice it.
 _UPDATE = 0.25
-
 # In roundings, how far an element of an update may be from the formula's: twice as many as the formula has operations.
 # Up to 4.1 were seen on sound trainings on a CPU and up to 2.5 on an H200 (docs/explanation/learning.md).
 _ROUNDINGS = 16
-
 # Of what other tokens change where they stand, what they may change before: nothing, but for rounding.
 _FUTURE = 1e-3
-
 _NAMES = 3
 
 

@@ -53,12 +53,10 @@ def judge(
     troubles: Sequence[str] = (),
     extra: Sequence[Check] = (),
 ) -> Judgement:
-    """The verdict on a measurement; ``extra`` are figures from elsewhere (MFU), shown with the rest.
-
-    ``troubles`` are what ``validity.troubles`` found against the spec; what is wrong whatever the spec says is found
-    here too, so that no figure which is none ever passes. ``invalid`` comes before everything: a figure that cannot be
-    trusted is neither good nor bad, and is not shown, since somebody would quote it.
-    """
+    """The verdict on a measurement; ``extra`` are figures from elsewhere (MFU), shown with the rest. ``troubles`` are
+    what ``validity.troubles`` found against the spec; what is wrong whatever the spec says is found here too, so that
+    no figure which is none ever passes. ``invalid`` comes before everything: a figure that cannot be trusted is neither
+    good nor bad, and is not shown, since somebody would quote it."""
     found = dict.fromkeys([*troubles, *_not_comparable(launches, baseline), *_impossible(extra)])
     if found:
         return Judgement("invalid", joined_reasons(found), ())
@@ -355,16 +353,13 @@ def alike(metric: Metric, a: Launch, b: Launch) -> bool:
 # Growth check: whether steps leave memory behind, which ends a long training and not a launch.
 
 GROWTH = "allocated_growth_bytes"
-
 # Of a growth that was accepted.
 _TOLERANCE = 0.1
 
 
 def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget: int) -> tuple[Check, ...]:
-    """The check of what ``launches`` leave behind a step; none where nothing counted it.
-
-    More than the limit is a loss also where nothing is stored. ``accepted`` are the baseline's with the last reason.
-    """
+    """The check of what ``launches`` leave behind a step; none where nothing counted it. More than the limit is a loss
+    also where nothing is stored. ``accepted`` are the baseline's with the last reason."""
     growth = [launch.allocated_growth for launch in launches if launch.allocated_growth is not None]
     if not growth:
         return ()

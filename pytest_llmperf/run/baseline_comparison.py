@@ -10,8 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
-from pytest_llmperf.analysis.step_difference import ranked, relevant, step_difference
-from pytest_llmperf.analysis.step_words import points_to
+from pytest_llmperf.analysis.step_difference import points_to, ranked, relevant, step_difference
 from pytest_llmperf.analysis.waits import data_wait, held_up
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.analysis.step_difference import step_difference
-from pytest_llmperf.analysis.step_words import points_to
+from pytest_llmperf.analysis.step_difference import points_to, step_difference
 from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.pairs import By, Lineage, Look, Side, Yardstick, compared_ends, criteria, most_steps, side_of
 from pytest_llmperf.judge.stats import paired_difference, quantile

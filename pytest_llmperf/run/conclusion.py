@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.acceptance import accept, accept_capacity, describe, describe_capacity, refuse_injected
+from pytest_llmperf.judge.acceptance import accept, accept_capacity, describe, refuse_injected
 from pytest_llmperf.judge.baseline import Baseline, BaselineStore, CapacityBaseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import METRIC, Narrow, judge_efficiency
@@ -181,7 +181,7 @@ class Recorder:
             return accept_capacity(old, new)
 
         old, stored = self._store.capacities.update(self._run.machine_kind, spec, change)
-        return replace(result, updated="\n".join(describe_capacity(old, stored)))
+        return replace(result, updated="\n".join(describe(old, stored)))
 
     def _entry(self, result: CaseResult) -> Accepted:
         return Accepted(

@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.analysis.likely_causes import CATEGORIES, COMMUNICATION, category
-from pytest_llmperf.analysis.step_difference import DATA, HOST, hidden_seconds, parts_of, step_difference
-from pytest_llmperf.analysis.step_words import count_moved, milliseconds, points_to, short_kernel
+from pytest_llmperf.analysis.step_difference import (
+    DATA,
+    HOST,
+    count_moved,
+    hidden_seconds,
+    milliseconds,
+    parts_of,
+    points_to,
+    short_kernel,
+    step_difference,
+)
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, table
 from pytest_llmperf.cli.baseline_folder import find
 from pytest_llmperf.records.results_document import ResultsError, document_of, launch_of, read_values

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 
 from pytest_llmperf.analysis.likely_causes import CATEGORIES
-from pytest_llmperf.analysis.step_difference import DATA, HOST, step_difference
+from pytest_llmperf.analysis.step_difference import DATA, HOST, milliseconds, short_kernel, step_difference
 from pytest_llmperf.analysis.step_difference import parts_of as parts_by_name
-from pytest_llmperf.analysis.step_words import milliseconds, short_kernel
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.trace import Trace

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llmperf.analysis.likely_causes import likely_causes
-from pytest_llmperf.analysis.step_difference import step_difference
-from pytest_llmperf.analysis.step_words import points_to
+from pytest_llmperf.analysis.step_difference import points_to, step_difference
 from tests.fakes import trace_of
 from tests.golden import Golden
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.analysis.step_difference import last_rank, odd_ranks, step_difference
-from pytest_llmperf.analysis.step_words import points_to
+from pytest_llmperf.analysis.step_difference import last_rank, odd_ranks, points_to, step_difference
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
 from pytest_llmperf.support import codec
 from tests.golden import Golden

@@ -23,8 +23,7 @@ from pytest_llmperf.analysis.likely_causes import (
     OPTIMIZER,
     category,
 )
-from pytest_llmperf.analysis.step_difference import parts_of, step_difference
-from pytest_llmperf.analysis.step_words import points_to, short_kernel
+from pytest_llmperf.analysis.step_difference import parts_of, points_to, short_kernel, step_difference
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.records.trace import Trace, TraceRow
 from pytest_llmperf.settings.train_spec import TrainSpec

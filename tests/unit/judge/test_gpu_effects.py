@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge import gpu_knowledge as model_module
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.gpu_knowledge import EFFECTS_DF, Knowledge, Model, learn, robust
-from pytest_llmperf.judge.gpu_panel import Incidence, Observation, Panel, Unit, observations_of, unit_of
+from pytest_llmperf.judge.gpu_knowledge import Knowledge, learn
+from pytest_llmperf.judge.gpu_panel import (
+    EFFECTS_DF,
+    Incidence,
+    Model,
+    Observation,
+    Panel,
+    Unit,
+    observations_of,
+    robust,
+    unit_of,
+)
 from pytest_llmperf.judge.policy import Policy, Rule, decide, least_tolerance, passing_ranges
 from pytest_llmperf.judge.run_effects import CommonChange, common_change, judged_later
 from pytest_llmperf.judge.stats import Difference, Spread, log_of, quantile

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_llmperf.judge.gpu_knowledge import Knowledge, cell_variances, design_of
-from pytest_llmperf.judge.gpu_panel import ROUNDS, USUAL_ERRORS, Panel, doubted, predicted, unit_of
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.gpu_panel import (
+    ROUNDS,
+    USUAL_ERRORS,
+    Panel,
+    cell_variances,
+    design_of,
+    doubted,
+    predicted,
+    unit_of,
+)
 from pytest_llmperf.support.interpreter import Array
 from tests.gpu_nights import TONIGHT, World
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.gpu_knowledge import EFFECTS_DF, FEWEST_CASES, Knowledge
+from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
+from pytest_llmperf.judge.gpu_panel import EFFECTS_DF
 from pytest_llmperf.judge.policy import Policy, Rule, decide, may_be_its_gpu
 from pytest_llmperf.judge.run_effects import ONLY_ITS_GPU, judged_later
 from pytest_llmperf.judge.stats import Difference

@@ -31,7 +31,6 @@ EXCEPTIONS = {
     "settings/attention.py": "advice that names torch's own functions",
     "observe/places.py": "names of a tensor's own methods",
     "worker/script/torch_hooks.py": "functions of torch that it hooks, by torch's own names",
-    "analysis/step_words.py": "patterns for names of kernels in stored traces",
 }
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.analysis.step_difference import step_difference
-from pytest_llmperf.analysis.step_words import points_to
+from pytest_llmperf.analysis.step_difference import points_to, step_difference
 from pytest_llmperf.judge.exact import StoredTrace, count_checks
 from pytest_llmperf.records.trace import Trace, merged, new_places
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.case_histories import Scattering
-from pytest_llmperf.judge.gpu_knowledge import Model
+from pytest_llmperf.judge.gpu_panel import Model
 from pytest_llmperf.run.history import scattering
 from tests.history import NOISE
 from tools.history_replay import HOSTS, Tallies, Tally, World, by_case, nights, replayed, simulated, slower

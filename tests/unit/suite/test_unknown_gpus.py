@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
-from pytest_llmperf.judge.gpu_knowledge import Model, learn
-from pytest_llmperf.judge.gpu_panel import observations_of
+from pytest_llmperf.judge.gpu_knowledge import learn
+from pytest_llmperf.judge.gpu_panel import Model, observations_of
 from pytest_llmperf.records.launch import Launch
 from tools.unknown_gpus import (
     ADDED,
