@@ -16,6 +16,10 @@ from pytest_llmperf.support.redaction import without_secrets
 
 # 128 and the signal, as shells say it.
 _INTERRUPTED, _TERMINATED = 130, 143
+_NO_SEARCH = (
+    "'tune --script' cannot be: a search changes fields of a TrainSpec, and a script has none; in a test, parametrize "
+    "what its command says, and perf.compare takes turns"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,9 +104,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
     Where a command keeps such words under another name than ``specs``, ``later_words`` is that name.
     """
-    parser = arguments_parser()
-    if gone := _refusal(sys.argv[1:] if argv is None else argv):
-        parser.error(gone)
+    parser, given = arguments_parser(), [word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)]
+    if given[:1] == ["tune"] and "--script" in given:
+        parser.error(_NO_SEARCH)
     arguments: argparse.Namespace
     arguments, rest = parser.parse_known_args(argv)
     name = getattr(arguments, "later_words", "specs")
@@ -118,40 +122,3 @@ def _screen() -> Screen:
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
     return Screen(width, glyphs_of(getattr(sys.stdout, "encoding", None)))
-
-
-# Commands and options that are gone, or that there cannot be: each answers in one line that says what to use instead.
-
-_COST = "`llmperf report --tables` has the cost efficiency of widths, and --perf-price the cost of each case"
-
-_EVENTS = "read --perf-json, or chart with --perf-history and `llmperf history`"
-_TRACKERS = "this tracker reads pytest-benchmark's file: pytest --benchmark-json FILE"
-
-#: By a command, alone or with its words.
-_REMOVED = {
-    "predict": "measure the width instead: pytest --gpus N; `llmperf report --tables` has its efficiency",
-    "baselines merge": "take one side (git checkout --ours or --theirs), and record the case anew",
-    "report --purpose": _COST,
-    "report --losses": "--perf-json has the loss of each step, and perf_loss_curve holds them against a baseline",
-    "report --samples": "an epoch is ceil(samples / sequences of an optimizer step) steps",
-    "export --format tensorboard": _EVENTS,
-    "export --format bencher": _TRACKERS,
-    "export --format github-benchmark": _TRACKERS,
-}
-
-
-# As those.
-_IMPOSSIBLE = {
-    "tune --script": "a search changes fields of a TrainSpec, and a script has none; in a test, parametrize what its "
-    "command says, and perf.compare takes turns"
-}
-
-
-def _refusal(argv: Sequence[str]) -> str:
-    """Why nothing answers to ``argv``, in one line; empty where all of it may still be asked."""
-    given = [part for word in argv for part in word.split("=", 1)]
-    for name, instead in (_REMOVED | _IMPOSSIBLE).items():
-        command, *words = name.split()
-        if given[:1] == [command] and any(given[at : at + len(words)] == words for at in range(1, len(given) + 1)):
-            return f"{name!r} {'cannot be' if name in _IMPOSSIBLE else 'was removed'}: {instead}"
-    return ""
