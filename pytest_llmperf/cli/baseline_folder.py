@@ -225,10 +225,7 @@ def settings_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str
 def read_curves(
     root: Path, machine: str | None, case: str | None = None
 ) -> tuple[dict[Path, CurveBaseline], list[str]]:
-    """The loss curves of ``case``, an id or a digest, or all, by their files; and a line for each that cannot serve.
-
-    None where a machine kind is named.
-    """
+    """Loss curves of ``case``, or all, by files, and a line for each that cannot serve; none of a machine kind."""
     stored, broken = dict[Path, CurveBaseline](), list[str]()
     for path in sorted((root / LOSS_CURVES).glob("*.json")) if machine is None else ():
         try:

@@ -100,10 +100,7 @@ def _print(answer: Answer, screen: Screen) -> list[str]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """As argparse has them, with what stands after options, too: ``check model=opt-1.3b --gpus 1 liger=true``.
-
-    Where a command keeps such words under another name than ``specs``, ``later_words`` is that name.
-    """
+    """As argparse has them, with words behind options too, as ``later_words``: ``check model=a --gpus 1 liger=1``."""
     parser, given = arguments_parser(), [word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)]
     if given[:1] == ["tune"] and "--script" in given:
         parser.error(_NO_SEARCH)

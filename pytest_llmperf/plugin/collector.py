@@ -125,8 +125,10 @@ class Collector:
         if self.session.progress is not None:
             self.session.progress.begin(item.nodeid)
         if item.stash.get(reports.FINDINGS, None) is not None:
+            from pytest_llmperf.report.consumers.documents import PREFIX
+
             del item.stash[reports.FINDINGS]
-            reports.forget_properties(item)
+            item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PREFIX)]
             self.session.result_cache.begin_again(item.nodeid)
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_makereport")

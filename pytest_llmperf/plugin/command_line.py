@@ -23,11 +23,7 @@ _OURS = ("--perf-", "--gpus", "--update-baselines")
 
 @contextmanager
 def guarding(parser: pytest.Parser, config: pytest.Config | None) -> Iterator[None]:
-    """Add options inside: refused where pytest took the value of one of them for a test's path, and moved.
-
-    It takes whatever follows an option that it does not know for a test, and looks from there for its configuration:
-    another project's settings, baselines and ``.llmperf/`` would be this run's. That is a pytest.UsageError.
-    """
+    """Add options inside; pytest.UsageError: pytest took a value of theirs for a test's path, and moved there."""
     words = list[str]()
     # A plugin that pytest.main() is given comes before rootdir, with its options.
     if config is not None and getattr(config, "rootpath", None) is not None:

@@ -92,7 +92,10 @@ def gaps(config: pytest.Config, baselines: Path, recorded_by: Iterable[str]) -> 
         return
     outside = sorted(file for file in set(recorded_by) if not _within((root / file).resolve(), collected))
     whole = f"run `pytest {'.' if root == config.invocation_params.dir.resolve() else root}`"
-    named = _testpaths(config)
+    # What the project's ini file names as its suite; nothing where another ini file was asked for.
+    patterns = [] if config.getoption("inifilename", default=None) else config.getini("testpaths")
+    found = (glob.glob(str(config.rootpath / pattern), recursive=True) for pattern in patterns)  # noqa: PTH207 - as pytest
+    named = [Path(path).resolve() for paths in found for path in paths]
     if named and all(_within(path, collected) for path in named):
         if outside:
             yield f"{outside[0]}, which recorded a baseline, is not in testpaths; {whole}"
@@ -103,15 +106,6 @@ def gaps(config: pytest.Config, baselines: Path, recorded_by: Iterable[str]) -> 
 
 def _overridden(config: pytest.Config) -> list[str]:
     return [item.partition("=")[0].strip() for item in config.getoption("override_ini", default=None) or ()]
-
-
-def _testpaths(config: pytest.Config) -> list[Path]:
-    """What the project's ini file names as its suite; nothing where another ini file was asked for."""
-    if config.getoption("inifilename", default=None):
-        return []
-    patterns = (str(config.rootpath / pattern) for pattern in config.getini("testpaths"))
-    found = (glob.glob(pattern, recursive=True) for pattern in patterns)  # noqa: PTH207 - as pytest reads them
-    return [Path(path).resolve() for paths in found for path in paths]
 
 
 def _within(path: Path, folders: Iterable[Path]) -> bool:

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 #: Of the item that finds.
 FINDINGS = pytest.StashKey[Findings]()
 
-# One line is a message; more are a traceback, whose last line tells.
-_SHORT = 1
-
 # They remember what failed in order to run it again, and a trouble of the run is no test.
 _REMEMBERING = ("lfplugin", "stepwiseplugin")
 
@@ -40,7 +37,11 @@ def attach(
     if crash is not None and len(findings.results) == 1:
         crash.message = cause(crash.message, findings.results[0].id)
     if report.failed and report.when != "teardown" and not findings.results:
-        findings.results.append(_unjudged(run, item.nodeid, report.longreprtext))
+        # Before anything was judged: it too must be seen by who reads only the results. The last line tells.
+        lines = [line.strip() for line in report.longreprtext.splitlines() if line.strip()] or ["failed"]
+        case = item.nodeid.rpartition("::")[2]
+        about: dict[str, Any] = {"id": case, "digest": "", "nodeid": item.nodeid, "machine": run.machine_kind}
+        findings.results.append(CaseResult(**about, verdict="invalid", reason=lines[-1]))
     if is_case(item) and report.when == "call" and report.passed and not findings.named:
         report.llmperf_idle = True  # type: ignore[attr-defined]
     if findings.results:
@@ -54,12 +55,6 @@ def attach(
         report.user_properties = list(item.user_properties)
     # What ended the run says it of no test. A fixture may judge too.
     report.llmperf = findings.take("" if run.unfinished else _said(findings, report))  # type: ignore[attr-defined]
-
-
-def forget_properties(item: pytest.Item) -> None:
-    from pytest_llmperf.report.consumers.documents import PREFIX
-
-    item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PREFIX)]
 
 
 def _said(findings: Findings, report: pytest.TestReport) -> str:
@@ -120,28 +115,10 @@ def outcome(report: pytest.TestReport) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _unjudged(run: Run, nodeid: str, message: str) -> CaseResult:
-    """A perf test that failed before anything was judged: it too must be seen by who reads only the results."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    reason = lines[-1] if len(lines) > _SHORT else (lines or ["failed"])[0]
-    return CaseResult(
-        id=nodeid.rpartition("::")[2],
-        digest="",
-        nodeid=nodeid,
-        machine=run.machine_kind,
-        verdict="invalid",
-        reason=reason,
-    )
-
-
 def last_attempt(
     before: dict[str, list[str]], report: pytest.TestReport, values: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """What counts of what a report brought: a test that another plugin runs again counts once, as it ended last.
-
-    Of an attempt ``before`` that only what it cost. The last one's results say what came before: whatever it found, it
-    is not all that was found.
-    """
+    """Of a test that is run again its last attempt counts, and says what came ``before``; of others their cost."""
     if str(report.outcome) == "rerun":
         verdicts = [f"{result['id']} was {result['verdict']}" for result in values["results"]]
         before.setdefault(report.nodeid, []).extend(verdicts)
@@ -153,10 +130,7 @@ def last_attempt(
 
 
 def tell(config: pytest.Config, trouble: Trouble) -> None:
-    """Have every reporter count it as an error of the run's end: an exit code under a green line explains nothing.
-
-    Must run before any of them ends: in a ``pytest_sessionfinish`` that comes first, and in the controller alone.
-    """
+    """Have every reporter count it as an error of the run's end, before any of them ends; in the controller alone."""
     report = pytest.TestReport(
         nodeid=f"llmperf::{trouble.name}",
         location=("llmperf", None, f"the run: {trouble.name}"),
@@ -192,19 +166,13 @@ def did_not_train(message: str) -> BaseException:
 
 
 def cause(message: str, case: str) -> str:
-    """What the short summary has room for, and JUnit's XML above the whole: a failure's first line.
-
-    Without the case, which the test's own id tells.
-    """
+    """A failure's first line without the case, which the test's id tells: the short summary has little room."""
     kind, of_case, why = message.partition(f": {case}: ")
     return why.partition("\n")[0] if of_case and kind in {"Failed", DidNotTrain.__name__} else message
 
 
 def refusal_line(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Path) -> str | None:
-    """How a refused spec is told: ``FILE:LINE: why``, where a SpecError went through ``source``, else ``None``.
-
-    ``dataclasses.replace``, by which most specs are made, shows a page of its own source otherwise.
-    """
+    """``FILE:LINE: why`` where a SpecError went through ``source``, instead of a page of dataclasses' own source."""
     if excinfo is None or not isinstance(excinfo.value, SpecError):
         return None
     lines = [entry.lineno + 1 for entry in excinfo.traceback if Path(str(entry.path)) == source]

@@ -51,10 +51,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; ``None`` where none came within ``timeout`` seconds.
-
-        Raises ChannelClosedError where the other end is gone, and all that it said was received.
-        """
+        """The next message; ``None``: none within ``timeout`` s. ChannelClosedError: nobody is there any more."""
         try:
             if not select.select([self._socket], [], [], timeout)[0]:
                 return None

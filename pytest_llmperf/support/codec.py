@@ -97,14 +97,7 @@ def _absent(kind: Any) -> Sequence[tuple[str, Any]]:
 
 
 def read(kind: type[T], values: object, what: str = "", *, newer: bool = False) -> T:
-    """The record of this ``kind`` that ``values`` hold; ``what`` names it in errors, else its class does.
-
-    ``newer``: fields that are not known pass, where a newer version may have written them.
-
-    Raises:
-        ValueError: a field is missing, unknown or of another type, or the record itself refuses its values. One line
-            says which field, what it is and what was expected.
-    """
+    """The record that ``values`` hold, ``what`` in errors; ``newer``: unknown fields pass. ValueError: why not."""
     what = what or _name(kind)
     return _converted(kind, values if newer else _ready(kind, values, "", what), values, what)
 
@@ -170,10 +163,7 @@ def _parts(kind: Any, value: Any) -> Any:
 
 
 def _ready(kind: Any, value: Any, path: str, what: str) -> Any:
-    """``value`` for msgspec, which lets unknown fields of a dataclass pass: here they are refused.
-
-    Records with a form of their own are made.
-    """
+    """For msgspec, which lets unknown fields of a dataclass pass: here they are refused. Own forms are read."""
     if not _holds_records(kind):
         return value
     if isinstance(value, Mapping) and is_dataclass(kind):

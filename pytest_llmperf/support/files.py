@@ -21,10 +21,7 @@ _PART = re.compile(r"\.llmperf-(?:(?P<space>\w+)-)?(?P<pid>\d+)-\w+\.part")
 
 
 def boot_id() -> str:
-    """Name this start of this host; empty where the kernel does not tell (not Linux, a strict sandbox).
-
-    Two processes that read the same one share a kernel, and with it its file locks.
-    """
+    """This start of this host: who reads the same shares a kernel and its file locks. Empty: it does not tell."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

@@ -34,10 +34,7 @@ def _of_the_user(variable: str, otherwise: str) -> Path:
 
 
 def baselines_above(root: Path) -> Path | None:
-    """The baselines that a folder above has under the name of ``root``, up to the top of the git work tree.
-
-    ``None`` where ``root`` holds some itself, and outside of a work tree.
-    """
+    """Those that a folder above, in the git work tree, has under ``root``'s name; ``None``: ``root`` has some."""
     if _holds_baselines(root):
         return None
     found: list[Path] = []
@@ -67,10 +64,7 @@ _STICKY = stat.S_ISVTX
 
 
 def private_folder(path: Path) -> Path:
-    """``path`` as a folder that is ours and that nobody else may enter, made where nothing is there.
-
-    Raises PermissionError where it is a link or another user's, or others may write there: what is in it may be a trap.
-    """
+    """``path`` as a folder of ours alone, made if need be; PermissionError: a link, others', or open to others."""
     found = os.stat(path.parent) if path.parent.exists() else None  # noqa: PTH116 - as it will be found
     if found and found.st_mode & _OTHERS_WRITE and not found.st_mode & _STICKY:
         raise _refused(path, f"everybody may replace it: {path.parent} is open to all without the sticky bit")
@@ -96,10 +90,7 @@ def refuse_others_folder(path: Path) -> None:
 
 
 def refuse_others_link(path: Path) -> None:
-    """Raise PermissionError where ``path`` is a link that another user put into a folder that everybody may write.
-
-    What it names may be ours alone to write. Linux does not notice where a program follows such a link by itself.
-    """
+    """PermissionError: ``path`` is a link of another user where all may write: it may name what is ours."""
     try:
         link, folder = path.lstat(), path.parent.stat()
     except OSError:
@@ -132,11 +123,7 @@ def shared_folder(path: Path, *, is_everyones: bool) -> Iterator[int]:
 
 
 def open_shared(folder: int, name: str) -> int:
-    """The descriptor of the file ``name`` in ``folder``, which is made where nothing is there; others may read it.
-
-    Another user's is opened for reading alone, which a lock needs no more than. Raises PermissionError where it is no
-    plain file with one name.
-    """
+    """The file ``name`` in ``folder``, made if need be; others' to read alone. PermissionError: no plain file."""
     try:
         made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o644, dir_fd=folder)
     except FileExistsError:

@@ -19,10 +19,7 @@ OF_A_HOST = (signal.SIGTERM,)
 
 
 def end_on(signals: tuple[Signals, ...], ended_by: Callable[[str], None]) -> Callable[[], None]:
-    """Let ``signals`` end the run as Ctrl-C does, and tell ``ended_by`` which of them it was.
-
-    One that is ignored, or that somebody else minds, is left so. Returns what makes all mean what they meant before.
-    """
+    """``signals`` end the run as Ctrl-C does, ``ended_by`` hears which; others' are left. Returns what undoes it."""
 
     def handler(number: int, _frame: FrameType | None) -> None:
         for known in minded:
@@ -46,10 +43,7 @@ def end_on(signals: tuple[Signals, ...], ended_by: Callable[[str], None]) -> Cal
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """For imports: they make objects that stay, and to look through them, again and again, is a fifth of their time.
-
-    Nothing is left of it: all that there is is old then, and the Trainer collects it once before its first step.
-    """
+    """For imports: to look through their objects, which stay, is a fifth of their time. Nothing is left of it."""
     was_on = gc.isenabled()
     gc.disable()
     try:

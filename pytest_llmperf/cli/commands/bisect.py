@@ -159,11 +159,8 @@ class Bisect:
     def lines(self, screen: Screen) -> Iterator[str]:
         terminal, findings = Terminal(), Findings()
         caller = self.run.caller(NODEID, terminal, findings=findings)
-        order = BisectionOrder(
-            by=self.arguments.by,
-            seconds=60 * self.arguments.minutes,
-            max_pairs=self.arguments.max_pairs,
-        )
+        asked = self.arguments
+        order = BisectionOrder(by=asked.by, seconds=60 * asked.minutes, max_pairs=asked.max_pairs)
         for note in self.span.notes:
             terminal.say(note)
         try:

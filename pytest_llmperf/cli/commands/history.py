@@ -234,10 +234,7 @@ def _chart(history: CaseHistory, screen: Screen) -> list[str]:
 
 
 def _chart_columns(history: CaseHistory, width: int) -> list[tuple[float | None, float, int]]:
-    """From left to right, each of one level: the middle rate of its valid runs, the level, and its number if it begins.
-
-    A number of 0: no change begins there.
-    """
+    """Each of one level: the middle rate of its valid runs, the level, and its number where a change begins, else 0."""
     results = history.results
     levels = {id(result): number for number, segment in enumerate(history.segments) for result in segment.results}
     each = math.ceil(len(results) / width)

@@ -33,10 +33,7 @@ def _widths(text: str) -> list[int] | None:
 
 
 def _hours(text: str) -> float | None:
-    """Minutes, minutes:seconds, hours:minutes:seconds; days- before hours, hours:minutes, hours:minutes:seconds.
-
-    0, which is no limit to SLURM, is none.
-    """
+    """``[days-]hours:minutes:seconds`` as SLURM reads fewer of them; ``None``, which is no limit to it, of 0."""
     match = _TIME.fullmatch(text)
     if match is None:
         return None

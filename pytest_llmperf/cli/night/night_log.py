@@ -61,10 +61,7 @@ _STUCK = re.compile(
 def answer_of(
     command: Sequence[str], seconds: float | None = None, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """``command`` at its end, and what it printed; OSError, TimeoutExpired: as of ``subprocess.run``.
-
-    Not by pipes: what it started may hold them open once it has ended.
-    """
+    """``command`` at its end, as ``subprocess.run``; not by pipes: what it started may hold them open longer."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         done = subprocess.run(
             command, check=False, cwd=folder, timeout=seconds, stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -135,10 +132,7 @@ class Notice:
     nights: Path | None = None
 
     def tell(self, headline: str, page: Sequence[str], unwritten: Sequence[str], troubles: Sequence[str]) -> list[str]:
-        """Report a merged night; a line for each report that failed.
-
-        What could not be written comes first, as nothing else says so; the night's own ``troubles`` follow.
-        """
+        """Report a merged night; a line for each report that failed. What was not written comes first."""
         colour = "RED" if unwritten or troubles else "green"
         unmailed = self.send(colour, [*page, *map(one_line, unwritten)])
         failed = [*unmailed, *self.note("; ".join([headline, *unwritten, *unmailed, *troubles]))]
@@ -234,10 +228,7 @@ def read(file: Path) -> list[LoggedNight]:
 
 
 def standings(file: Path) -> list[tuple[LoggedNight, str]]:
-    """The open nights of ``file``, and where each stands by what SLURM says of its jobs.
-
-    One that needs help begins with ``LOST`` or ``STUCK``.
-    """
+    """The open nights of ``file``, and where SLURM says each stands; ``LOST`` and ``STUCK`` begin what needs help."""
     ids = [job for night in read(file) if night.is_open for job in (*night.jobs, night.merged_by)]
     found = queued(ids) if ids else {}
     # Read again: the last job may have ended meanwhile.
@@ -272,10 +263,7 @@ _EMPTY, _SILENT_SECONDS = 3, 600.0
 
 
 def waited(notice: Notice, jobs: Sequence[str], merged_by: str) -> Iterator[str]:
-    """A line whenever a job's state changes, and at the end how the night went.
-
-    ClusterError: it is not green, or was never merged.
-    """
+    """A line whenever a job's state changes, then how the night went; ClusterError: not green, or never merged."""
     shown: dict[str, str] = {}
     last: Mapping[str, QueuedJob] = {}
     empty, answered_at = 0, time.monotonic()

@@ -25,10 +25,7 @@ from pytest_llmperf.support import formats
 # pytest's own exit codes; of those that failed the cases tell.
 _TESTS_FAILED, _NO_TESTS = 1, 5
 # What ended a run, as SLURM sends it: the nightly script asks for USR1 before the time limit.
-_ENDED_BY = {
-    "SIGUSR1": "the time limit was near",
-    "SIGTERM": "ended from outside: scancel or preemption",
-}
+_ENDED_BY = {"SIGUSR1": "the time limit was near", "SIGTERM": "ended from outside: scancel or preemption"}
 # As the run says it, several nodes with commas between, and as SLURM does where it gives a node up.
 _FAILED = re.compile(r"\bnode ((?:[\w.-]+, )*[\w.-]+)(?: and \d+ more)? failed|\bNode failure on ([\w.-]+)")
 
@@ -92,10 +89,7 @@ class Night:
 
 
 def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | None = None) -> Night:
-    """The files named, those of folders that are, and what is wrong with them; ``expected`` names files of a folder.
-
-    Tests of widths that the night is ``without`` are noted, not missed.
-    """
+    """What the files named and those of folders say, and what is wrong. Widths left out are noted, not missed."""
     paths = [path for one in named for path in (sorted(one.glob("gpus-*.json")) if one.is_dir() else [one])]
     folders = [one for one in named if one.is_dir()]
     parts, troubles = _read(paths)
@@ -200,11 +194,7 @@ def _of_whole_runs(parts: Sequence[ResultsFile]) -> tuple[list[str], list[str]]:
 
 
 def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
-    """A line for each baseline that no test of a whole night asks for; and why some may not be known.
-
-    Nothing is known where a file of an older version lacks its suite, or where no plan asked every test: a width alone
-    has seen its own.
-    """
+    """A line for each baseline that no test of a whole night asks for, and why some may not be known."""
     suites = [document.suite for document in documents if document.suite]
     if not suites or len(suites) < len(documents):
         return [], []

@@ -97,10 +97,7 @@ class Tests:
 def unjudged(
     tests: Tests, widths: AbstractSet[int], reported: AbstractSet[int], without: LeftOut
 ) -> tuple[list[str], list[str]]:
-    """A line for each reason, with the tests: those that were missed, and those that the night is ``without``.
-
-    ``widths`` are the night's; another line names the tests of the widths in ``reported``.
-    """
+    """A line for each reason with the tests that no width judged, and with those that the night is ``without``."""
     missed, meant = dict[str, set[str]](), dict[str, set[str]]()
     for node, width, why, case in _missed(tests, widths, reported):
         if width is not None and without.has(width, widths):
@@ -218,10 +215,7 @@ def pytest_line(log: str, width: str) -> str:
 
 
 def last_word(text: str) -> str:
-    """Of all that one pytest printed: what it could not do, else how it closed; empty where it says neither.
-
-    Of a file that could not be collected, with the error in it.
-    """
+    """Of what one pytest printed: what it could not do, with the file that it could not collect, else how it closed."""
     lines = [line.rstrip() for line in _COLOUR.sub("", text).splitlines()]
     for pattern in (_REFUSED, _ERROR, _CLOSING, _TRACEBACK):
         found = [match[1].strip() for match in map(pattern.match, lines) if match]

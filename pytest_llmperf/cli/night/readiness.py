@@ -172,10 +172,7 @@ def doubts(cluster: ClusterFile, asked: Asked) -> Iterator[str]:
 
 
 def listing(cluster: ClusterFile, asked: Asked) -> Iterator[str]:
-    """Lines: each width with its tests, those of none that the night has, and those that say it only when they run.
-
-    Where pytest cannot say it here one line gives its reason: the job asks again.
-    """
+    """Each width with its tests, those of no width of this night, and those that say it when they run."""
     plan, widths = asked.plan, cluster.widths
     if plan is None:
         yield asked.unknown

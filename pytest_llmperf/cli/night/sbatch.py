@@ -128,11 +128,7 @@ def run_here(script: Path) -> int:
 
 
 def check_taken(cluster: ClusterFile, words: Sequence[str], *, key: str = "", without: Sequence[str] = ()) -> None:
-    """Ask sbatch whether it would take a job; silent where it would, or where that depends on the hour.
-
-    ``key`` is the one whose words are in ``words``, and ``without`` are these words without them. ClusterError: it
-    would not, by what the file says.
-    """
+    """ClusterError: sbatch would not take a job, by what ``key`` says; ``without``: its words without that key's."""
     try:
         sbatch(["--test-only", *words])
     except RefusedError as error:
@@ -209,10 +205,7 @@ _SIGNAL_SECONDS = 60
 
 
 def filled(template: str, cluster: ClusterFile, job: Job, results: Path) -> str:
-    """The nightly script of ``job``: a line of sbatch whose placeholder has no value is left out.
-
-    ClusterError: the template asks for something that no cluster file says.
-    """
+    """The nightly script of ``job``, without lines of sbatch that have no value. ClusterError: unknown placeholders."""
     values = _values(cluster, job, results)
     lines = []
     for line in template.splitlines():
@@ -247,10 +240,7 @@ def filled_merge(template: str, cluster: ClusterFile, results: Path, arguments: 
 
 
 def signal_seconds(hours: float) -> int:
-    """How long before its end a job is signalled to stop: a minute, or an eighth of a short job.
-
-    SLURM may signal half a minute earlier, and by then pytest has seen to it that no launch is in the way.
-    """
+    """How long before its end a job is told to stop: SLURM may be half a minute early, when no launch is in the way."""
     return max(1, min(_SIGNAL_SECONDS, int(hours * 3600 / 8)))
 
 
