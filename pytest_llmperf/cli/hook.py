@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.launch.script import HOOKS, link_package
+from pytest_llmperf.run.history import find_revision, project_of
 from pytest_llmperf.run.reading import usual_observed
-from pytest_llmperf.run.revision import find_revision, project_of
 from pytest_llmperf.settings.spec import ScriptSpec
 
 __all__ = ["HOOKS", "install", "observe", "remove"]

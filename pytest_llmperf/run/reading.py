@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.run.findings import UsageError
 from pytest_llmperf.run.options import CHECK, PYTEST, Option, OptionError, table, why_no_folder
-from pytest_llmperf.run.revision import has_commit
 from pytest_llmperf.run.settings import MAX_LAUNCHES, SLURM_INI, Settings
 from pytest_llmperf.support.files import refused_at
 from pytest_llmperf.support.folders import state_folder
@@ -72,6 +71,8 @@ def read_settings(
 
         values["price"] = Price(values["price"], values["currency"] or "EUR")
     if values["against"]:
+        from pytest_llmperf.run.history import has_commit
+
         if not values["against"].startswith("git:"):
             values["against"] = _python(values["against"])
             values["against_itself"] = _environment(values["against"]) == _environment(sys.executable)

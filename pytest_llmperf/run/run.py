@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.run.findings import Coverage, Findings, UsageError
 from pytest_llmperf.run.hardware import Hardware
-from pytest_llmperf.run.revision import Revision, find_revision
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.run.conclusion import ResultCache
     from pytest_llmperf.run.derived_metrics import ModelFlops
     from pytest_llmperf.run.findings import Observer
+    from pytest_llmperf.run.history import Revision
     from pytest_llmperf.run.run_end import Finished
     from pytest_llmperf.settings.spec import Spec
 
@@ -228,6 +228,8 @@ class Run(Hardware):
     @cached_property
     def revision(self) -> Revision:
         """Of the tree under rootdir; asked for only where something is recorded."""
+        from pytest_llmperf.run.history import find_revision
+
         return find_revision(self.rootdir, self.settings.baselines)
 
     @property

@@ -16,7 +16,7 @@ from pytest_llmperf.launch.slurm.controller import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.run.findings import ALL, Coverage, Observer, file_of, unused_baselines
-from pytest_llmperf.run.revision import project_of
+from pytest_llmperf.run.history import keep, project_of
 from pytest_llmperf.run.static_check import record_static
 from pytest_llmperf.run.whole_run import (
     LateVerdict,
@@ -100,8 +100,6 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
             values["exit_code"] = _failed(exit_code)
             yield Trouble("--perf-json", [f"--perf-json {settings.json}: not written ({error})"])
     if launched and settings.history is not None:
-        from pytest_llmperf.run.history import keep
-
         run.notes += filter(None, [keep(settings.history, values)])
     if settings.report is not None:
         from pytest_llmperf.report.run_document import RunDocument

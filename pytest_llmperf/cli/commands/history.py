@@ -19,9 +19,8 @@ from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import ASCII
-from pytest_llmperf.run.history import History, of_project, scattering
+from pytest_llmperf.run.history import History, of_project, project_of, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
-from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.support import formats, user_input
 from pytest_llmperf.support.user_input import nearest
 

@@ -17,7 +17,7 @@ from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.run.derived_metrics import ModelFlops, figures
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.revision import Revision
+from pytest_llmperf.run.history import Revision
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import launch_of
 from tests.golden import Golden

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.run.revision import project_of
+from pytest_llmperf.run.history import project_of
 
 
 @pytest.mark.parametrize(

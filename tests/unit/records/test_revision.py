@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.run.revision import Revision, find_revision
+from pytest_llmperf.run.history import Revision, find_revision
 
 
 class TestRevision:

@@ -33,7 +33,7 @@ JOINTS = {
     "run/learning_cases": 17,
     "run/paired_comparison": 18,
     "run/run": 16,
-    "run/run_end": 20,
+    "run/run_end": 19,
     "run/runner": 25,
     "run/static_check": 16,
     "run/tuning/recheck": 15,
