@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection:
-    """The result of a bisection."""
+    """Its result."""
 
     good: Candidate
     bad: Candidate
@@ -112,8 +112,7 @@ class Bisector:
         self, caller: Caller, spec: Spec, order: BisectionOrder, history: History, watch: Callable[[str], None]
     ) -> None:
         self._caller, self._spec, self._order, self._history, self._watch = caller, spec, order, history, watch
-        self._policy = caller.policy(spec)
-        self._steps: list[Step] = []
+        self._policy, self._steps = caller.policy(spec), list[Step]()
 
     def run(self, span: Span) -> Bisection:
         """Search between the ends of ``span`` until one is left, or none can tell more, or time is over.

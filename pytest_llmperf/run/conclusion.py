@@ -26,6 +26,7 @@ from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.findings import CaseFailedError, Concluded, DidNotTrainError
 from pytest_llmperf.settings.spec import Spec, is_narrower
 from pytest_llmperf.settings.train_spec import TrainSpec, known_failure
+from pytest_llmperf.support.formats import first_n
 
 _BEFORE = "concluded before the job was requeued"
 
@@ -119,10 +120,9 @@ class Recorder:
         changed = self._run.revision.changed
         # A test that nobody has committed yet is what everybody records first, and replaces nothing.
         if changed and baseline is not None and not self._settings.reason:
-            more = f" and {len(changed) - _MOST_FILES} more" if len(changed) > _MOST_FILES else ""
             raise BaselineError(
                 f"{spec.id}: not recorded over what is stored, the working tree has uncommitted changes "
-                f"({', '.join(changed[:_MOST_FILES])}{more}); commit them, or say why with --perf-reason"
+                f"({first_n(changed, _MOST_FILES)}); commit them, or say why with --perf-reason"
             )
 
     def recorded(
@@ -295,11 +295,9 @@ class Scaling:
             return None
         narrow = caller.run.result_cache.narrow(wide, scaled_from)
         candidates = [scaled_from] if scaled_from else wide.narrower()
-        for spec in [] if narrow is not None or caller.run.settings.against else candidates:
-            baseline = recorder.find(spec)
-            if baseline is not None:
-                narrow = Narrow(gpus=spec.gpus, launches=baseline.launches, baseline=baseline, in_this_run=False)
-                break
+        for spec in [] if caller.run.settings.against else candidates:
+            if narrow is None and (stored := recorder.find(spec)) is not None:
+                narrow = Narrow(gpus=spec.gpus, launches=stored.launches, baseline=stored, in_this_run=False)
         return cls(caller, caller.policy(wide), narrow)
 
     def joined(self, judgement: Judgement, launches: Sequence[Launch], baseline: Baseline | None) -> Judgement:

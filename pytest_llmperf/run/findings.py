@@ -66,37 +66,28 @@ class Findings:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
         if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.phases):
             return None
-        values = {
-            "results": [codec.plain(result) for result in self.results],
-            "planned": [vars(planned) for planned in self.planned],
-            "skipped": [vars(skipped) for skipped in self.skipped],
-            "digests": self.digests,
-            "said": said,
-            "spent": vars(self.spent),
-        }
+        names = ("results", "planned", "skipped", "digests", "spent")
+        values = {name: codec.plain(getattr(self, name)) for name in names} | {"said": said}
         self.results, self.planned, self.skipped, self.digests, self.spent = [], [], [], [], Spent()
         return values
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Take in what another process sent."""
         self.results += [codec.read(CaseResult, result) for result in values["results"]]
-        self.planned += [Planned(**planned) for planned in values["planned"]]
-        self.skipped += [Skipped(**skipped) for skipped in values["skipped"]]
+        self.planned += [codec.read(Planned, planned) for planned in values["planned"]]
+        self.skipped += [codec.read(Skipped, skipped) for skipped in values["skipped"]]
         self.digests += values["digests"]
-        self.spent += Spent(**values["spent"])
+        self.spent += codec.read(Spent, values["spent"])
 
 
 class LaunchObserver(Protocol):
-    """Sees one launch."""
+    """Sees one launch: how far it is, the record that it leaves, and that nothing more is shown of it."""
 
-    def update(self, progress: Progress) -> None:
-        """It has come so far."""
+    def update(self, progress: Progress) -> None: ...
 
-    def finished(self, launch: Launch) -> None:
-        """It has left its record."""
+    def finished(self, launch: Launch) -> None: ...
 
-    def clear(self) -> None:
-        """Nothing more is shown of it."""
+    def clear(self) -> None: ...
 
 
 class Observer(Protocol):
@@ -198,19 +189,16 @@ class Coverage:
         if not self.nodes:
             return "no perf test was collected; run the whole suite"
         unsure = sorted(node for node in self.nodes if self.said.get(node) != ALL)
-        if unsure:
-            more = [f"{len(unsure) - _MOST_NODES} more"] if len(unsure) > _MOST_NODES else []
-            names = ", ".join([*unsure[:_MOST_NODES], *more])
-            return f"not every perf test said all that it runs: {names}"
-        return ""
+        more = [f"{len(unsure) - _MOST_NODES} more"] if len(unsure) > _MOST_NODES else []
+        names = ", ".join([*unsure[:_MOST_NODES], *more])
+        return f"not every perf test said all that it runs: {names}" if names else ""
 
 
 def is_whole(plan: ResultsDocument) -> bool:
     """Whether a dry run's ``--perf-json`` is of a run that asked every test."""
-    if plan.suite is None:
+    if plan.suite is None or plan.suite.stopped or plan.unfinished:
         return False
-    asked_all = {*plan.suite.coverage.nodes} <= {*plan.suite.coverage.said}
-    return asked_all and not plan.suite.stopped and not plan.unfinished
+    return {*plan.suite.coverage.nodes} <= {*plan.suite.coverage.said}
 
 
 def file_of(node: str) -> str:
@@ -225,13 +213,13 @@ def unused_baselines(entries: Iterable[Entry], digests: AbstractSet[str], covera
     the file is gone, only the whole suite knows whether its tests moved.
     """
     files, whole = coverage.files(), not coverage.doubts()
-    unused = []
-    for entry in entries:
+
+    def is_unused(entry: Entry) -> bool:
         file = file_of(entry.recorded_by)
-        known = file in files or (whole and not (root / file).exists())
-        if known and entry.digest not in digests and coverage.said.get(entry.recorded_by) != STOPPED:
-            unused.append(entry.path)
-    return sorted(unused)
+        is_known = file in files or (whole and not (root / file).exists())
+        return is_known and entry.digest not in digests and coverage.said.get(entry.recorded_by) != STOPPED
+
+    return sorted(entry.path for entry in entries if is_unused(entry))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -186,7 +186,7 @@ class Hardware:
         return replace(machine, gpus=(*machine.gpus, *([like] * missing))), line
 
     def words_for_as_much(self) -> list[str]:
-        """Before a command line: what takes as many nodes and GPUs of the site as this run has."""
+        """Before a command line: for as many nodes and GPUs of the site as this run has."""
         with self._usable_site() as site:
             return site.words_for_as_much(os.environ)
 
@@ -277,22 +277,14 @@ def new_run_folder(home: Path, job: str | None) -> Path:
 
 
 def prune(home: Path) -> None:
-    """Remove all but the newest that are over; the run that begins is one of those kept."""
-    runs = sorted(path for path in home.iterdir() if _RUN_NAME.fullmatch(path.name))
-    for old in runs[: -_KEPT_RUNS + 1]:
-        if _is_over(old):
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _is_over(run: Path) -> bool:
-    """Whether nobody writes in this run's folder any more, as far as this host can tell."""
+    """Remove all but the newest in which nobody writes any more; the run that begins is one of those kept."""
     import psutil
 
-    if psutil.pid_exists(int(run.name.rpartition("-")[2])):
-        return False
-    # It may be of another host or container, where its pid is another's: then only what was written tells.
-    try:
-        changed = max(path.stat().st_mtime for path in (run, *run.iterdir()))
-    except OSError:  # somebody else prunes it
-        return False
-    return time.time() - changed > _UNTOUCHED_SECONDS
+    runs = sorted(path for path in home.iterdir() if _RUN_NAME.fullmatch(path.name))
+    for old in runs[: -_KEPT_RUNS + 1]:
+        with suppress(OSError):  # somebody else prunes it
+            # It may be of another host or container, where its pid is another's: then only what was written tells.
+            changed = max(path.stat().st_mtime for path in (old, *old.iterdir()))
+            is_alive = psutil.pid_exists(int(old.name.rpartition("-")[2]))
+            if not is_alive and time.time() - changed > _UNTOUCHED_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)

@@ -111,7 +111,7 @@ def scattering(machines: Iterable[str], baselines: Path) -> dict[str, Scattering
 
 @dataclass(frozen=True)
 class RunHistories:
-    """The histories of the cases of some runs, for their page: of those that two runs measured at least."""
+    """Of the cases of some runs, for their page: of those that two runs measured at least."""
 
     cases: tuple[CaseHistory, ...] = ()
     troubles: tuple[str, ...] = ()
@@ -151,7 +151,6 @@ class Revision:
     """Files that differ from the commit, or that could decide what runs and are in none; baselines apart."""
 
     def document(self) -> dict[str, Any]:
-        """Return what ``--perf-json`` says of it; nothing outside of version control."""
         return {"revision": {"commit": self.commit, "changed": len(self.changed)}} if self.commit else {}
 
 
@@ -182,29 +181,22 @@ def find_revision(root: Path, baselines: Path) -> Revision:
 
 
 def has_commit(root: Path, name: str) -> bool:
-    """Whether ``name`` is a revision of the project at ``root``; none is where that is no git checkout."""
+    """Whether ``name`` is a revision of the project at ``root``."""
     return bool(_git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"))
 
 
 def _untracked(root: Path, baselines: Path) -> list[str]:
     """Sources and configuration under ``root`` that git neither tracks nor ignores, by their names from there."""
-    names = _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
-    paths = [Path(name) for name in names]
+    paths = list(map(Path, _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")))
     # An environment inside of the tree is told by the versions of its packages.
     environments = {path.parent for path in paths if path.name == "pyvenv.cfg"}
-    return [
-        str(path)
-        for path in paths
-        if _decides(path)
-        and environments.isdisjoint(path.parents)
-        and not (root / path).resolve().is_relative_to(baselines.resolve())
-    ]
 
+    def decides(path: Path) -> bool:  # most JSON is what a run has written
+        is_source = path.suffix in _SOURCES or (path.suffix == ".json" and "config" in path.stem)
+        is_others = "site-packages" in path.parts or not environments.isdisjoint(path.parents)
+        return is_source and not is_others and not (root / path).resolve().is_relative_to(baselines.resolve())
 
-def _decides(path: Path) -> bool:
-    # Most JSON is what a run has written.
-    is_source = path.suffix in _SOURCES or (path.suffix == ".json" and "config" in path.stem)
-    return is_source and "site-packages" not in path.parts
+    return [str(path) for path in paths if decides(path)]
 
 
 def _git(root: Path, *arguments: str) -> str:

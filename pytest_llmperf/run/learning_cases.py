@@ -196,9 +196,6 @@ def asked_curve(caller: Caller, runner: Runner, spec: Spec, known: JudgedCurve |
     return CurveCheck(caller, runner, spec, known)
 
 
-# ``perf.same_training``: a spec made small beside its plain form, tensor by tensor.
-
-
 def parity(caller: Caller, runner: Runner, case: Case, specs: Sequence[TrainSpec]) -> Concluded:
     """Whether each of ``specs``, small, is no further from the truth than rounding takes its plain form."""
     if not caller.run.site.is_here:

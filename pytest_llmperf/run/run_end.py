@@ -32,6 +32,7 @@ from pytest_llmperf.run.whole_run import (
 from pytest_llmperf.settings.spec import read_spec
 from pytest_llmperf.support import MADE_BY
 from pytest_llmperf.support.files import files_digest, write_text
+from pytest_llmperf.support.formats import first_n
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run
@@ -140,10 +141,7 @@ def _late(run: Run, verdicts: Sequence[LateVerdict]) -> list[str]:
 
 def idle_line(nodes: Sequence[str]) -> str:
     """The tests that take ``perf`` and passed without it."""
-    more = f" and {len(nodes) - _MOST_NODES} more" if len(nodes) > _MOST_NODES else ""
-    return (
-        f"takes perf and calls nothing of it: {', '.join(nodes[:_MOST_NODES])}{more}; check a spec, or drop the fixture"
-    )
+    return f"takes perf and calls nothing of it: {first_n(nodes, _MOST_NODES)}; check a spec, or drop the fixture"
 
 
 def _failed(exit_code: int) -> int:

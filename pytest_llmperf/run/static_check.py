@@ -172,11 +172,10 @@ _IRRELEVANT = frozenset({"python", "numpy"})
 
 @dataclass(frozen=True)
 class NoStep:
-    """Why nothing is known of a case's step."""
+    """Why nothing is known of a case's step; it ``is_lost`` where it should be: green would be a lie."""
 
     why: str
     is_lost: bool
-    """Whether it should be: green would be a lie."""
 
 
 def step_of(caller: Caller, spec: Spec, stored: Collection[StaticStep]) -> StaticStep | NoStep:
@@ -204,8 +203,7 @@ def _of_script(caller: Caller, spec: ScriptSpec, stored: Collection[StaticStep])
     second = _launched(caller, spec, 2)
     if isinstance(second, NoStep) or first == second:
         return second
-    names = sorted({*first.operators.items()} ^ {*second.operators.items()})
-    name = names[0][0]
+    name, _ = min({*first.operators.items()} ^ {*second.operators.items()})
     apart = f"{first.operators.get(name, 0):g} and {second.operators.get(name, 0):g} of {name}"
     why = f"its small form does not repeat itself, two launches had {apart} a step; seed= may make it"
     return NoStep(f"{spec.id}: not claimed: {why}", is_lost=bool(stored))
