@@ -66,9 +66,10 @@ class Cases:
         if (concluded := self._earlier(case)) is not None:
             self._run.result_cache.add(Measured(spec, concluded.result, self._recorder.find(spec)))
             return concluded
+        if self._settings.against:
+            return self._against(case, spec, scaled_from)
         with failures(self._caller, case):
-            how = self._against if self._settings.against else self._beside_baseline
-            return how(case, spec, scaled_from)
+            return self._beside_baseline(case, spec, scaled_from)
 
     def _beside_baseline(self, case: Case, spec: Spec, scaled_from: Spec | None) -> Concluded:
         cache = self._run.result_cache
@@ -157,9 +158,11 @@ class Cases:
         return self._concluded(case, LAUNCHES, partial(search.check, case, spec))
 
     def _concluded(self, case: Case, launches: int, check: Callable[[], Concluded]) -> Concluded:
-        """Return what an earlier start of the job concluded of ``case``, or a plan, or what ``check`` does."""
-        if (concluded := self._earlier(case)) is not None:
-            return concluded
+        """What an earlier start of the job concluded of ``case``, or else this one."""
+        return self._earlier(case) or self._asked(case, launches, check)
+
+    def _asked(self, case: Case, launches: int, check: Callable[[], Concluded]) -> Concluded:
+        """A plan, or what ``check`` does."""
         withheld = self._caller.ask(case, launches)
         if withheld:
             return Concluded(result=self._caller.result(case, PLANNED, withheld))
@@ -176,7 +179,6 @@ class Cases:
         return concluded
 
     def _need_launches(self, case: Case) -> None:
-        """End the test at a case that is not told without a launch, where nothing is launched."""
         self._caller.name(case)
         if self._settings.static:
             self._caller.skip(case, f"{case.id}: {case.takes}")
@@ -197,17 +199,16 @@ class Cases:
         if self._settings.other_revision and not spec.is_script:
             why = "holds scripts, whose code is the project's; name the Python of another environment"
             raise CaseFailedError(f"{spec.id}: --perf-against {self._settings.against} {why}")
-        withheld = self._caller.ask(case, 2 * fewest_launches(self._settings.launches, spec))
-        if withheld:
-            return Concluded(result=self._caller.result(case, PLANNED, withheld))
-        if asks_for_curve(self._caller, spec):
+
+        def environments() -> Concluded:
             unjudged = "its loss curve is not judged: --perf-against holds against another environment"
-            case = replace(case, notes=(*case.notes, unjudged))
-        scaling = Scaling.of(self._caller, self._recorder, spec, scaled_from)
-        result = PairedComparison(self._caller, self._runner, spec).environments(case, scaling)
-        self._run.result_cache.add(Measured(spec, result, None))
-        made = Concluded(result=result, held_against=f"turns with {self._settings.against}")
-        return conclude(self._caller, case, made)
+            told = replace(case, notes=(*case.notes, unjudged)) if asks_for_curve(self._caller, spec) else case
+            scaling = Scaling.of(self._caller, self._recorder, spec, scaled_from)
+            result = PairedComparison(self._caller, self._runner, spec).environments(told, scaling)
+            self._run.result_cache.add(Measured(spec, result, None))
+            return Concluded(result=result, held_against=f"turns with {self._settings.against}")
+
+        return self._asked(case, 2 * fewest_launches(self._settings.launches, spec), environments)
 
 
 # What a wider case may have otherwise than the narrow one that it is scaled from. One GPU has nothing to shard.

@@ -1,34 +1,40 @@
-"""Hardware: where a run's launches go, and what they may use, as its settings ask for it. Found on first use.
+"""Hardware: where a run's launches go, what they may use, as its settings ask for it, and the job that holds it.
 
 ``UsageError`` says that the site cannot serve or lacks GPUs, ``RunEndedError`` that all nodes of a job are lost and
-another start may go on.
+another start may go on. That has what is kept of each case as it is concluded: on the shared file system beside the
+runs, in a folder named by the job, which a requeue does not change.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_llmperf.launch.site import Site
 from pytest_llmperf.launch.slurm.controller import job_key, uses_slurm
-from pytest_llmperf.run.findings import CaseFailedError, RunEndedError, UsageError
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.findings import CaseFailedError, Concluded, RunEndedError, UsageError
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.support import formats
+from pytest_llmperf.support import codec, formats
 from pytest_llmperf.support.folders import private_folder
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu
     from pytest_llmperf.launch.machine import Machine
     from pytest_llmperf.launch.site import Site
-    from pytest_llmperf.run.job import Job
+
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
 #: "try again later".
@@ -107,11 +113,10 @@ class Hardware:
     @cached_property
     def job(self) -> Job:
         """Keeps what the next start of its job needs, and counts; nothing where none comes."""
-        from pytest_llmperf.run.job import Job, NoJob
-
-        if not self._goes_on:
-            return NoJob()
-        return Job(self.rootdir / ".llmperf", self.site, self.arguments, resume=self.settings.resume)
+        home, site = self.rootdir / ".llmperf" / "jobs", self.site if self._goes_on else None
+        if site is None:
+            return Job(home, "", ())
+        return Job(home, site.key, self.arguments, resume=self.settings.resume, restarts=site.restarts, site=site)
 
     @cached_property
     def _goes_on(self) -> bool:
@@ -288,3 +293,116 @@ def prune(home: Path) -> None:
             is_alive = psutil.pid_exists(int(old.name.rpartition("-")[2]))
             if not is_alive and time.time() - changed > _UNTOUCHED_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)
+
+
+_KEPT_SECONDS = 14 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class _Begun:
+    restarts: int
+    launches: tuple[Launch, ...]
+
+
+class Job:
+    """The cases that one job has concluded, those that it has begun, and its GPU-hours, through its restarts."""
+
+    def __init__(  # noqa: PLR0913 - the facts of one job
+        self,
+        home: Path,
+        key: str,
+        arguments: Sequence[str],
+        *,
+        resume: bool = False,
+        restarts: int = 0,
+        site: Site | None = None,
+    ) -> None:
+        """``arguments`` are pytest's: a job may run the suite more than once, each time with others.
+
+        Only a run that is to ``resume`` goes on with what is there. Where ``key`` is empty, since nothing starts it
+        anew, nothing is kept; without a ``site`` nothing is counted.
+        """
+        self.folder, self._arguments, self._resume = home / key, [str(word) for word in arguments], resume
+        self._is_kept, self._restarts, self._site, self._gpus, self._start = bool(key), restarts, site, 0, time.time()
+        with suppress(OSError):
+            for old in home.iterdir() if key else ():
+                with suppress(OSError):  # a stray file, or a job that another run forgets just now
+                    if time.time() - max(path.stat().st_mtime for path in (old, *old.iterdir())) > _KEPT_SECONDS:
+                        shutil.rmtree(old, ignore_errors=True)
+
+    def find(self, nodeid: str, digest: str) -> Concluded | None:
+        """What an earlier start concluded of a case."""
+        return codec.load(Concluded, self._path(nodeid, digest)) if self._resume else None
+
+    def keep(self, concluded: Concluded) -> str:
+        """A line about what went wrong, if anything did."""
+        if not self._is_kept:
+            return ""
+        self.note_spent()  # a node that dies tells nothing any more
+        result = concluded.result
+        why = codec.keep(self._path(result.nodeid, result.digest), concluded, lasts=True)
+        return f"{result.id}: not kept for a requeue ({why})" if why else ""
+
+    def begun(self, nodeid: str, digest: str) -> tuple[Launch, ...]:
+        """Launches of a case that an earlier start did not conclude."""
+        found = codec.load(_Begun, self._path(nodeid, digest, "begun-")) if self._resume else None
+        # This start's own are of an attempt of this test that is over.
+        return () if found is None or found.restarts == self._restarts else found.launches
+
+    def begin(self, nodeid: str, digest: str, launches: Sequence[Launch]) -> None:
+        """What a case has launched decides nothing yet: all that is lost otherwise is time."""
+        if self._is_kept:
+            codec.keep(self._path(nodeid, digest, "begun-"), _Begun(self._restarts, tuple(launches)), lasts=True)
+
+    def spent_before(self) -> float:
+        """GPU-hours of this job's earlier starts; infinite where a note of one makes no sense."""
+        own = f"spent-{self._restarts}.json"
+        found = [_spent(path) for path in self.folder.glob("spent-*.json") if path.name != own]
+        return sum(gpu_hours for gpu_hours, _ in filter(None, found))
+
+    def noted(self) -> tuple[float, float] | None:
+        """GPU-hours of this start, and until when they count; ``None`` where nothing was noted, infinite as above."""
+        return _spent(self.folder / f"spent-{self._restarts}.json")
+
+    def note(self, gpu_hours: float, until: float) -> None:
+        codec.keep(self.folder / f"spent-{self._restarts}.json", [gpu_hours, until])
+
+    def _path(self, nodeid: str, digest: str, prefix: str = "") -> Path:
+        what = json.dumps([nodeid, digest, self._arguments])
+        return self.folder / f"{prefix}{hashlib.sha256(what.encode()).hexdigest()[:24]}.json"
+
+    def charge(self) -> None:
+        """Count the GPUs of the site for as long as this process runs; a job that shrinks has other processes then."""
+        if self._site is not None:
+            self._gpus, self._start = len(self._site.machine().gpus), self._site.began()
+
+    def budget_ends(self, gpu_hours: float | None, say: Callable[[str], None]) -> float | None:
+        """In seconds since the epoch; ``None``: never."""
+        if gpu_hours is None or not self._gpus:
+            return None
+        spent, until = self.noted() or (0.0, self._start)
+        spent += self.spent_before()
+        if math.isinf(spent):
+            say(f"{self.folder}/spent-*.json: no number of GPU-hours; --perf-budget is taken as used up")
+        return max(until, self._start) + max(0.0, gpu_hours - spent) * 3600 / self._gpus
+
+    def note_spent(self) -> None:
+        """GPU-hours so far, idle ones too: they are what the job is charged for."""
+        if self._gpus:
+            (spent, until), now = self.noted() or (0.0, self._start), time.time()
+            if math.isinf(spent):
+                return  # the note could not be read just now, or makes no sense: nothing better is known to put there
+            # From where the last note ended, whoever wrote it: processes side by side count their time once.
+            self.note(spent + self._gpus * max(0.0, now - until) / 3600, max(now, until))
+
+
+def _spent(path: Path) -> tuple[float, float] | None:
+    try:
+        match json.loads(path.read_text(encoding="utf-8")):
+            case [int() | float() as gpu_hours, int() | float() as until] if 0 <= gpu_hours < math.inf > until >= 0:
+                return float(gpu_hours), float(until)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, OverflowError, RecursionError):
+        pass
+    return math.inf, 0.0  # nobody knows what that start spent, and a budget must not grow by it

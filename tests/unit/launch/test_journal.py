@@ -22,9 +22,9 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.run import job as jobs
+from pytest_llmperf.run import hardware
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.job import Journal
+from pytest_llmperf.run.hardware import Job
 from pytest_llmperf.support import interpreter
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -48,8 +48,8 @@ NO_NOTES = [
 
 class TestJournal:
     def test_a_requeued_job_finds_what_it_concluded(self, tmp_path: Path) -> None:
-        assert Journal(tmp_path, "7", ["-k", "x"], resume=True).keep(concluded()) == ""
-        assert Journal(tmp_path, "7", ["-k", "x"], resume=True).find("t.py::t", SPEC.digest) == concluded()
+        assert Job(tmp_path, "7", ["-k", "x"], resume=True).keep(concluded()) == ""
+        assert Job(tmp_path, "7", ["-k", "x"], resume=True).find("t.py::t", SPEC.digest) == concluded()
 
     @pytest.mark.parametrize(
         ("key", "arguments", "resume"), [("8", ["a"], True), ("7", ["b"], True), ("7", ["a"], False)]
@@ -57,24 +57,24 @@ class TestJournal:
     def test_another_job_another_run_of_it_or_one_that_starts_anew_does_not(
         self, tmp_path: Path, key: str, arguments: list[str], resume: bool
     ) -> None:
-        Journal(tmp_path, "7", ["a"], resume=True).keep(concluded())
-        assert Journal(tmp_path, key, arguments, resume=resume).find("t.py::t", SPEC.digest) is None
+        Job(tmp_path, "7", ["a"], resume=True).keep(concluded())
+        assert Job(tmp_path, key, arguments, resume=resume).find("t.py::t", SPEC.digest) is None
 
     def test_launches_that_decided_nothing_are_another_starts(self, tmp_path: Path) -> None:
-        journal, launches = Journal(tmp_path, "7", [], resume=True), concluded().result.launches
-        again = Journal(tmp_path, "7", [], resume=True, restarts=1)
+        journal, launches = Job(tmp_path, "7", [], resume=True), concluded().result.launches
+        again = Job(tmp_path, "7", [], resume=True, restarts=1)
         assert journal.begun("t.py::t", SPEC.digest) == ()
         journal.begin("t.py::t", SPEC.digest, launches)
         assert again.begun("t.py::t", SPEC.digest) == launches
         assert journal.begun("t.py::t", SPEC.digest) == (), "a test that is run again begins again"
-        assert Journal(tmp_path, "7", [], resume=False, restarts=1).begun("t.py::t", SPEC.digest) == ()
+        assert Job(tmp_path, "7", [], resume=False, restarts=1).begun("t.py::t", SPEC.digest) == ()
         assert journal.find("t.py::t", SPEC.digest) is None, "nothing is concluded"
         (path,) = (tmp_path / "7").iterdir()
         path.write_text('{"restarts": 0, "launches": [1]}')
         assert again.begun("t.py::t", SPEC.digest) == ()
 
     def test_a_loss_that_is_no_number_survives(self, tmp_path: Path) -> None:
-        journal = Journal(tmp_path, "7", [], resume=True)
+        journal = Job(tmp_path, "7", [], resume=True)
         journal.keep(concluded(math.nan))
         found = journal.find("t.py::t", SPEC.digest)
         assert found is not None
@@ -82,7 +82,7 @@ class TestJournal:
 
     @pytest.mark.parametrize("text", ["{", "[" * 100_000, "[]", '{"result": 1}'], ids=["cut", "deep", "list", "number"])
     def test_a_broken_entry_is_run_again(self, tmp_path: Path, text: str) -> None:
-        journal = Journal(tmp_path, "7", [], resume=True)
+        journal = Job(tmp_path, "7", [], resume=True)
         journal.keep(concluded())
         for path in (tmp_path / "7").iterdir():
             path.write_text(text)
@@ -90,10 +90,10 @@ class TestJournal:
 
     def test_what_cannot_be_kept_is_told(self, tmp_path: Path, golden: Golden) -> None:
         (tmp_path / "7").write_text("in the way")
-        golden(Journal(tmp_path, "7", [], resume=True).keep(concluded()))
+        golden(Job(tmp_path, "7", [], resume=True).keep(concluded()))
 
     def test_the_budget_counts_earlier_starts(self, tmp_path: Path) -> None:
-        starts = [Journal(tmp_path, "7", [], resume=True, restarts=restarts) for restarts in range(3)]
+        starts = [Job(tmp_path, "7", [], resume=True, restarts=restarts) for restarts in range(3)]
         for restarts, hours in ((0, 1.5), (1, 2.0), (1, 2.5)):
             starts[restarts].note(hours, 7.0)
         assert (starts[2].spent_before(), starts[1].spent_before()) == (4.0, 1.5)
@@ -101,19 +101,19 @@ class TestJournal:
 
     @pytest.mark.parametrize("text", [*NO_NOTES, ""])
     def test_a_note_that_makes_no_sense_leaves_nothing_of_a_budget(self, tmp_path: Path, text: str) -> None:
-        first, second, third = (Journal(tmp_path, "7", [], resume=True, restarts=number) for number in range(3))
+        first, second, third = (Job(tmp_path, "7", [], resume=True, restarts=number) for number in range(3))
         first.note(1.5, 7.0)
         (tmp_path / "7" / "spent-1.json").write_text(text)
         assert (third.spent_before(), second.spent_before()) == (math.inf, 1.5)
 
     def test_old_jobs_are_forgotten(self, tmp_path: Path) -> None:
-        Journal(tmp_path, "6", [], resume=True).keep(concluded())
+        Job(tmp_path, "6", [], resume=True).keep(concluded())
         for path in ((tmp_path / "6"), *(tmp_path / "6").iterdir()):
             os.utime(path, (0, 0))
         for name in ("0-notes", "9-notes"):  # whichever comes first in the listing, a file of somebody's stays
             (tmp_path / name).write_text("mine")
             os.utime(tmp_path / name, (0, 0))
-        Journal(tmp_path, "7", [], resume=True)
+        Job(tmp_path, "7", [], resume=True)
         assert {path.name for path in tmp_path.iterdir()} == {"0-notes", "9-notes"}
 
 
@@ -136,24 +136,24 @@ def clock() -> Iterator[Clock]:
         return told.start
 
     with (
-        mock.patch.object(jobs, "time", told),
+        mock.patch.object(hardware, "time", told),
         mock.patch.object(controller, "start_time", start_time),
     ):
         yield told
 
 
-def job_of(folder: Path, gpus: int, restarts: int = 0) -> jobs.Job:
+def job_of(folder: Path, gpus: int, restarts: int = 0) -> Job:
     wanted: Any = None
     site = SlurmSite(wanted, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)})
     vars(site)["cluster"] = SimpleNamespace(
         allocation=SimpleNamespace(job_id="7"), machine=SimpleNamespace(gpus=range(gpus))
     )
-    job = jobs.Job(folder, site, (f"gpus{gpus}",), resume=True)
+    job = Job(folder / "jobs", site.key, (f"gpus{gpus}",), resume=True, restarts=site.restarts, site=site)
     job.charge()
     return job
 
 
-def budget_ends(job: jobs.Job, budget: float) -> float:
+def budget_ends(job: Job, budget: float) -> float:
     """In hours since the epoch."""
     return cast("float", job.budget_ends(budget, lambda _: None)) / 3600
 

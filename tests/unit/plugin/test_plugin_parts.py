@@ -31,8 +31,7 @@ from pytest_llmperf.run.baseline_comparison import BaselineComparison
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.run.findings import CaseFailedError, Findings
-from pytest_llmperf.run.hardware import prune
-from pytest_llmperf.run.job import NoJob
+from pytest_llmperf.run.hardware import Job, prune
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.runner import Runner
 from tests.fakes import launch_of
@@ -228,7 +227,7 @@ class TestRunner:
             run_folder=home,
             on_cpu=True,
             site=Site(wanted),
-            job=NoJob(),
+            job=Job(Path(), "", ()),
             rootdir=Path(),
             settings=SimpleNamespace(launches=1, memory_limit_bytes=0, trace=True, timeout_seconds=1.0),
             launch_seconds=1.0,
@@ -385,7 +384,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
         result_cache=SimpleNamespace(launches=[]),
         on_cpu=False,
         machine_kind="m",
-        job=NoJob(),
+        job=Job(Path(), "", ()),
         num_gates=1,
         model_flops=ModelFlops(),
     )
