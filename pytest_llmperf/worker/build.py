@@ -45,52 +45,36 @@ _CAUSAL_ANYWAY = frozenset({"gpt_neox", "gpt_neox_japanese"})
 # A prefix that is seen by all: no setting makes it a plain causal model.
 _NEVER_CAUSAL = frozenset({"cpmant"})
 
-_LONGEST_REASON = 300
-
 
 @contextmanager
 def of_what_cannot_be_built(model_type: str) -> Iterator[None]:
-    """In here transformers builds a configuration or a model of it; what it does not take is the configuration's fault.
-
-    Raises:
-        RefusedError: it does not take it.
-    """
+    """Refuse a configuration that transformers does not take, in here, for itself or for a model of it."""
     try:
         yield
     except (MemoryError, RuntimeError):  # a lack of memory, or of a device
         raise
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        raise RefusedError(
-            f"{transformers_version()} cannot build {model_type} from this configuration: {why[:_LONGEST_REASON]}"
-        ) from error
+        line = f"{transformers_version()} cannot build {model_type} from this configuration: {why[:300]}"
+        raise RefusedError(line) from error
 
 
 def check_direction(hf_config: Any) -> None:
-    """Whether a model of this configuration is causal; of one that was built, since some classes set what makes it so.
-
-    Raises:
-        RefusedError: it is not.
-    """
-    name = hf_config.model_type
+    """Refuse a model that is not causal, by its configuration once it was built: some classes set what makes it so."""
+    name, expected = hf_config.model_type, "its tokens see those after them; expected a causal"
     if name in _NEVER_CAUSAL:
-        raise RefusedError(
-            f"{name} is no causal model, its tokens see those after them; expected a causal language model"
-        )
+        raise RefusedError(f"{name} is no causal model, {expected} language model")
     for key, values, instead in _SEES_AHEAD:
         value = getattr(hf_config, key, None)
         if value in values and name not in _CAUSAL_ANYWAY:
-            raise RefusedError(
-                f"{name} with {key}={value} is no causal model, its tokens see those after them; expected a causal "
-                f'one: write "{key}": {instead} into its configuration'
-            )
+            write = f'write "{key}": {instead} into its configuration'
+            raise RefusedError(f"{name} with {key}={value} is no causal model, {expected} one: {write}")
 
 
 def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration of a causal language model, as transformers has it; without a cache, which training lacks.
 
-    Of a model that also sees or hears it is the text part's, where that is a causal language model by itself: token
-    rows use nothing else, and the other parts would get no gradient.
+    Of a model that also sees or hears it is the text part's: the other parts would get no gradient.
 
     Raises:
         RefusedError: transformers has no such model, or does not take this configuration.
@@ -100,8 +84,7 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
             f"{transformers_version()} has no model type {config['model_type']!r}, and code that comes with a model is "
             "never run; expected a type that it has"
         )
-    # A fresh configuration each time: a failed attention name stays on the object it was tried on.
-    # And a copy: transformers writes into the parts of what it is given.
+    # Fresh each time, since a failed attention's name stays on it; a copy, since transformers writes into its parts.
     with of_what_cannot_be_built(config["model_type"]):
         hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
     if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -121,34 +104,25 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``.
 
     Raises:
+        FileNotFoundError: the spec's folder of weights is not there.
         RefusedError: transformers has no such model, or not with this attention, or it is not causal.
     """
     choose_sdpa(spec)
     hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
     check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
-    model = model_with_weights(spec, hf_config, device, dtype=dtype, attn_implementation=spec.attention)
-    check_direction(model.config)
-    precision.to_fp8(spec, model)
-    return model
-
-
-def model_with_weights(
-    spec: TrainSpec, hf_config: PreTrainedConfig, device: torch.device, **arguments: Any
-) -> PreTrainedModel:
-    """The model of ``hf_config`` on ``device``, as transformers makes it with ``arguments``.
-
-    Raises:
-        FileNotFoundError: the spec's folder of weights is not there.
-        RefusedError: transformers does not build it.
-    """
+    arguments = {"dtype": dtype, "attn_implementation": spec.attention}
     if spec.weights is None:
         # Drawing 1.2e9 weights takes a minute on the host and half a second on the GPU.
         with device, of_what_cannot_be_built(hf_config.model_type):
-            return AutoModelForCausalLM.from_config(hf_config, **arguments)
-    if not Path(spec.weights).is_dir():
+            model = AutoModelForCausalLM.from_config(hf_config, **arguments)
+    elif Path(spec.weights).is_dir():
+        arguments |= {"config": hf_config, "local_files_only": True}
+        model = AutoModelForCausalLM.from_pretrained(spec.weights, **arguments).to(device)
+    else:
         raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
-    model = AutoModelForCausalLM.from_pretrained(spec.weights, config=hf_config, local_files_only=True, **arguments)
-    return model.to(device)
+    check_direction(model.config)
+    precision.to_fp8(spec, model)
+    return model
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
@@ -184,9 +158,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
     )
 
 
-# Unused settings: what a configuration describes and the model that was built does not do. A setting counts as used
-# where the code of the model, of its configuration or of what all models share says its name.
-
+# Of what a configuration describes: what no step would do.
 _NOT_OF_A_STEP = (
     NOT_WORK
     # Told by themselves.
@@ -201,10 +173,7 @@ _OF_OTHERS = ("_token_id", "_token_index", "_config")
 
 # What all families share, beside the files of their own.
 _SHARED = r"transformers\.(modeling_\w+|masking_utils|activations|cache_utils|loss\.loss_utils|integrations\.moe)"
-
-_FURTHER = re.compile(r"mtp|nextn")
-
-_MOST = 6
+_FURTHER, _MOST = re.compile(r"mtp|nextn"), 6
 
 
 def unused_settings(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
@@ -229,6 +198,7 @@ def unused_settings(config: Mapping[str, Any], model: PreTrainedModel) -> Iterat
 
 
 def _unused(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
+    """What the code of the model, of its configuration and of what all models share does not say the name of."""
     text, kind = config.get("text_config"), type(model.config)
     settings = {**config, **text} if isinstance(text, Mapping) else config
     if isinstance(text, Mapping) and kind.model_type != config.get("model_type"):
@@ -237,7 +207,7 @@ def _unused(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
     modules |= {name for name in list(sys.modules) if re.fullmatch(_SHARED, name)}
     sources = (_source(name) for name in modules if not name.startswith("torch."))
     words = {word for source in sources for word in re.findall(r"[A-Za-z_]\w+", source)}
-    own = _source(kind.__module__)
+    own = _source(kind.__module__)  # that computes with a name: a field that is declared alone has no effect
     has_further = any(_FURTHER.search(name) for name, _ in model.named_modules())
     for name, value in settings.items():
         # Of what is off, empty or another part's nothing is asked.
@@ -246,13 +216,10 @@ def _unused(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
         names = {name, kind.attribute_map.get(name, name)} | {k for k, v in kind.attribute_map.items() if v == name}
         # Layers that predict further tokens are spoken of where text is generated; who has some names them so.
         is_further = _FURTHER.search(name) and not has_further
-        if is_further or not any(each in words or _reads(own, each) for each in names):
+        any_of_them = "|".join(map(re.escape, names))
+        computed = re.search(rf"(self\.|kwargs\.\w+\(\s*[\"\'])({any_of_them})\b", own)
+        if is_further or not (computed or names & words):
             yield name
-
-
-def _reads(source: str, name: str) -> bool:
-    """Whether a configuration's code computes with ``name``: a field that is declared alone has no effect."""
-    return re.search(rf"self\.{re.escape(name)}\b|kwargs\.\w+\(\s*[\"\']{re.escape(name)}\b", source) is not None
 
 
 def _source(module: str) -> str:

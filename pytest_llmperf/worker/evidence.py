@@ -1,7 +1,6 @@
 """What was active in a launch and what it was set up with, read off the objects that trained and not off the request.
 
-All of a setup is exact and the same in every launch of a spec under the same software. ``judge/exact.py`` holds it
-against the baseline's, so that nothing of it changes in silence.
+All of a setup is the same in every launch of a spec under the same software: it is held against the baseline's.
 """
 
 from __future__ import annotations
@@ -50,23 +49,23 @@ attention_kernel = attention.attention_kernel
 def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
     """Let each setting's witness watch a training, before its Trainer is made.
 
-    What is returned is called once, after all that is timed: it gives all that they saw, as a record holds it.
+    What is returned gives all that they saw, as a record holds it; called once, after all that is timed.
     """
     witnesses: Mapping[str, Callable[[Training], Any]] = {
         "run": _run,
         "precision": precision.Witness(spec, model),
         "attention": attention.witness,
         "liger": liger.Witness(),
-        "compilation": compilation.witness,
+        "compilation": lambda training: compilation.seen_compilation(training.wrapped),
         "optimizer": lambda training: seen_optimizer(training.optimizer),
         "recomputation": compilation.recomputation_witness,
-        "parallelism": parallelism.witness,
+        "parallelism": lambda training: parallelism.seen_parallelism(
+            training.wrapped, training.trainer.args.world_size
+        ),
         "data": data.witness,
         "setup": lambda training: {"setup": setup(training.trainer, training.model, training.optimizer)},
     }
-    return lambda trainer: gathered(
-        {name: partial(witness, Training(trainer, model)) for name, witness in witnesses.items()}
-    )
+    return lambda trainer: gathered({name: partial(each, Training(trainer, model)) for name, each in witnesses.items()})
 
 
 def _run(training: Training) -> RunEvidence:
@@ -122,8 +121,7 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 def optional_functions(model: nn.Module) -> dict[str, str]:
     """By name, the packages whose code runs for what transformers has a fall-back of: ``causal_conv1d_fn: fla``.
 
-    A modeling module has them as functions that wrap the package's own or its fall-back, as names that are imported or
-    ``None``, as flags (``is_fast_path_available``), and modules keep some as attributes.
+    A modeling module has them as functions, as names that are imported or ``None``, and as flags; modules keep some.
     """
     found: dict[str, str] = {}
     owners = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}  # FSDP makes classes anew
@@ -162,8 +160,6 @@ def _reached(value: Any, depth: int) -> Iterator[str]:
                     yield from _reached(cell.cell_contents, depth + 1)
 
 
-# Sources.
-
 # Whose code runs in a step beside the model's own, of a package too large to be read as a whole.
 _OF_A_STEP = re.compile(
     r"transformers\.(trainer\w*|optimization|masking_utils|cache_utils|activations|pytorch_utils|modeling_\w+"
@@ -171,24 +167,16 @@ _OF_A_STEP = re.compile(
     r"|integrations\.(\w*attention|moe|liger|fsdp|accelerate))"
 )
 
-# Packages of which each file may have a part in a step.
+# Packages of which each file may have a part in a step, and what Python itself runs at its start.
 _WHOLE = ("accelerate", "liger_kernel", "flash_attn", "torchao", "bitsandbytes")
-
-# Run by Python itself at its start, where they are.
 _AT_START = ("sitecustomize", "usercustomize")
 
 
 def _sources(model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, str]]:
-    """Digests of the Python files whose code a step runs, by module: a patched one has the same version.
-
-    Of transformers each module of the model's side that was imported, of smaller packages all of their files at once.
-    """
+    """Digests of the Python files whose code a step runs, by module; of smaller packages all files at once."""
     things: list[Any] = [*type(model).__mro__, *(type(module) for module in model.modules()), type(optimizer)]
-    things += [
-        _attention_function(model),
-        getattr(model, "loss_function", None),
-        *map(environment.forward, model.modules()),
-    ]
+    things += [_attention_function(model), getattr(model, "loss_function", None)]
+    things += map(environment.forward, model.modules())
     names = {getattr(each, "__module__", None) or "" for each in things} | {*_AT_START}
     names |= {name for name in sys.modules if _OF_A_STEP.fullmatch(name)}
     for name in sorted(names):

@@ -34,9 +34,7 @@ class Request:
     passing: PassingRanges | None = None
     """With which step times the launch passes; ``None``: its median has to be known."""
     trace: bool = True
-    """Whether steps are traced after those that are timed."""
     inspect: bool = True
-    """Whether one step more is looked at in full."""
     all_steps: bool = False
     """Whether it takes all its steps, whatever is known before."""
     calibrations: str = ""
@@ -64,15 +62,13 @@ _LONGEST_MESSAGE = 300
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` so that a reader sees the old file or the new one, never a part."""
     write_text(path, json.dumps(value), lasts=False)
 
 
 def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how: str = "") -> None:
     """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it.
 
-    A refusal is its own line and nothing else: no rank erred, and where in the code it was said helps nobody. ``how``
-    is how it is known that memory ran out, where ``error`` does not say so itself.
+    A refusal is its own line and nothing else. ``how`` is known that memory ran out, where ``error`` does not say so.
     """
     message, lines = str(error), list[str]()
     if kind != "refused":

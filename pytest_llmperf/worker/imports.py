@@ -16,7 +16,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-# Enough to tell two files apart, and short enough for a line.
+# Of a digest: enough to tell two files apart, and short enough for a line.
 DIGITS = 12
 
 # Looked at whatever their size and date say: what a step runs most of.
@@ -77,10 +77,7 @@ def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[t
 
 @cache
 def known() -> tuple[Mapping[str, list[str]], Mapping[str, metadata.Distribution]]:
-    """The names of the distributions that have each package, and the distributions by name.
-
-    All that is installed is looked at: a second where hundreds are, once for all forks of a process.
-    """
+    """The names of the distributions that have each package, and those by name; once for all forks of a process."""
     first = reversed(list(metadata.distributions()))  # the first on the path counts
     return metadata.packages_distributions(), {name: each for each in first if (name := each.metadata["Name"])}
 
@@ -94,8 +91,7 @@ def _imported_distributions() -> tuple[metadata.Distribution, ...]:
     return tuple(distributions[name] for name in names)
 
 
-#: What each rank of each launch has imported when it has trained, and torchrun. Nothing else may stand here: a record
-#: tells of the sources of all that its rank imported.
+#: What each rank has imported when it has trained, and torchrun. Nothing else: a record tells of all that was imported.
 EVERY_RANK = (
     "torch",
     "torch.distributed.run",
@@ -140,8 +136,7 @@ _IMPORTS: Mapping[str, Callable[[str], object]] = {
 
 
 def sources() -> dict[str, int]:
-    """When every imported file that is installed nowhere was changed last, in nanoseconds, and the folders of what is
-    installed, which change with the packages in them."""
+    """When each imported file that is installed nowhere was changed last, in ns, and the installed ones' folders."""
     own = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
     files = {str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     wanted = {path for path in sys.path if Path(path).name in _INSTALLED}

@@ -76,10 +76,6 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
             dist.destroy_process_group()
 
 
-# More than this left behind by a size that is done, and the next one would not be told the truth.
-_LEFT_BEHIND = 64 * 2**20
-
-
 def _try_sizes(
     spec: TrainSpec, search: Search, train: Callable[[TrainSpec], Trained], folder: Path, headroom: Headroom
 ) -> None:
@@ -89,23 +85,19 @@ def _try_sizes(
     """
     tried: list[tuple[int, int | None]] = []
     while (size := search.next()) is not None:
-        peak = _peak_of(replace(spec, micro_batch_size=size), train, headroom)
+        headroom.forget()
+        peak = None
+        try:
+            peak = train(replace(spec, micro_batch_size=size)).record.peak_allocated_bytes
+        except Exception as error:
+            with headroom.lifted():
+                lack = lack_of_memory(error, headroom)
+            if lack is None:
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors that were too many
         search.note(size, peak)
         tried.append((size, peak))
         write_json(folder / "sizes.json", tried)
         gc.collect()
-        if still_allocated() > _LEFT_BEHIND:
+        if still_allocated() > 64 * 2**20:  # left behind: the next size would not be told the truth
             return
-
-
-def _peak_of(spec: TrainSpec, train: Callable[[TrainSpec], Trained], headroom: Headroom) -> int | None:
-    headroom.forget()
-    try:
-        return train(spec).record.peak_allocated_bytes
-    except Exception as error:
-        with headroom.lifted():
-            lack = lack_of_memory(error, headroom)
-        if lack is None:
-            raise
-        traceback.clear_frames(error.__traceback__)  # they hold the tensors that were too many
-        return None

@@ -182,7 +182,16 @@ def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Call
                 model.set_requires_gradient_sync(number == num_micro_batches)
             # Of many, all but the first are as the second.
             with counter.times(1 if number < num_micro_batches else spec.gradient_accumulation_steps - number + 1):
-                _forward_and_backward(spec, model, counter, ids, functions)
+                counter.part, autocast = "activations", _autocast(spec)
+                with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None), functions():
+                    output = model(input_ids=ids, labels=ids)
+                if autocast is not None and output.logits is not None:
+                    output.logits = output.logits.float()  # accelerate gives back fp32
+                loss = output.loss
+                del output  # as the Trainer does: only the graph keeps what it needs
+                counter.part = "gradients"
+                loss.backward()
+                del loss
         micro_batches = counter.take()
         for own, gradient in zip(updated, gradients, strict=True):
             own.grad = gradient
@@ -213,21 +222,6 @@ def _updated(model: Any, counter: StorageCounter) -> tuple[list[torch.nn.Paramet
     counter.ignore(found)
     counter.ignore([parameter.grad for parameter in found])
     return found, pieces
-
-
-def _forward_and_backward(
-    spec: TrainSpec, model: Any, counter: StorageCounter, ids: torch.Tensor, functions: Callable[[], GpuFunctions]
-) -> None:
-    counter.part = "activations"
-    autocast = _autocast(spec)
-    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None), functions():
-        output = model(input_ids=ids, labels=ids)
-    if autocast is not None and output.logits is not None:
-        output.logits = output.logits.float()  # accelerate gives back fp32
-    loss = output.loss
-    del output  # as the Trainer does: only the graph keeps what it needs
-    counter.part = "gradients"
-    loss.backward()
 
 
 def _update(optimizer: torch.optim.Optimizer, counter: StorageCounter) -> None:

@@ -40,7 +40,7 @@ class Training:
 
 
 def seen_optimizer(optimizer: Any) -> OptimizerEvidence:
-    """Transformers makes it by its name; bitsandbytes' tell of their states, of others the class says it."""
+    """As it says of itself; bitsandbytes' tell of their states, of others the class says it."""
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     return OptimizerEvidence(
         optimizer=type(optimizer).__name__,

@@ -31,14 +31,10 @@ def transformers_version() -> str:
 
 def attentions_of(kind: type) -> tuple[str, ...]:
     """The attentions that the model class ``kind`` says it has; one that says nothing is taken to have it."""
+    found = ("eager", *(name for name, said in _SAID_BY.items() if getattr(kind, said, True)))
     # Where a class lists kernels of its own, transformers takes one of them in the place of what was asked for.
-    own = getattr(kind, "_compatible_flash_implementations", None)
-    return tuple(
-        name
-        for name in ATTENTIONS
-        if name == "eager"
-        or (getattr(kind, _SAID_BY[name], True) and (name != "flash_attention_2" or not own or name in own))
-    )
+    own = getattr(kind, "_compatible_flash_implementations", None) or found
+    return tuple(name for name in ATTENTIONS if name in found and (name != "flash_attention_2" or name in own))
 
 
 def check_attention(kind: type, hf_config: Any, asked: str) -> None:
@@ -73,8 +69,6 @@ def choose_sdpa(spec: TrainSpec) -> None:
 
 
 class _AttentionOps(TorchDispatchMode):
-    """Collects the names of the attention operators that are called."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
@@ -89,9 +83,9 @@ class _AttentionOps(TorchDispatchMode):
 def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
     """The attention operators that one more sequence calls, after all steps; empty: plain matrix products.
 
-    ``unknown`` where the sequence does not go through, for want of memory or because an operator cannot be watched.
-    flex_attention is not tried, since it would compile once more for a batch of one; nor is a sharded model, of which
-    all ranks must gather the weights: one that failed alone would leave the others waiting.
+    ``unknown`` where the sequence does not go through. flex_attention is not tried, since it would compile once more;
+    nor is a sharded model, of which all ranks must gather the weights: one that failed alone would leave the others
+    waiting.
     """
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return UNKNOWN

@@ -32,25 +32,16 @@ def arguments(spec: TrainSpec) -> Mapping[str, Any]:
 
 
 def compile_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
-    """Compile each repeated layer in place; they share their code, so that the first one's graphs serve all.
-
-    Source: PyTorch's recipe of regional compilation.
-    """
+    """Compile each repeated layer in place, by PyTorch's recipe of regional compilation: they share their code."""
     if not spec.torch_compile or spec.torch_compile_scope != "layers":
         return
     repeated = set(model._no_split_modules or ())  # noqa: SLF001 - transformers' one list of them
     layers = [module for module in model.modules() if type(module).__name__ in repeated]
     if not layers:
-        raise RefusedError(
-            f"{type(model).__name__} names no repeated layers to compile: use torch_compile_scope='model'"
-        )
+        line = f"{type(model).__name__} names no repeated layers to compile: use torch_compile_scope='model'"
+        raise RefusedError(line)
     for layer in layers:
         layer.compile(mode=spec.torch_compile_mode)
-
-
-def witness(training: Training) -> CompilationEvidence:
-    """Of the model as the Trainer wraps it."""
-    return seen_compilation(training.wrapped)
 
 
 def seen_compilation(model: nn.Module | None) -> CompilationEvidence:
@@ -58,10 +49,14 @@ def seen_compilation(model: nn.Module | None) -> CompilationEvidence:
     modules = list(model.modules()) if model is not None else []
     # Not by truth: a compiled model answers that by a length, which it has none of.
     compiled = [module for module in modules if _compiled(module) is not None]
-    is_whole = any(hasattr(module, "_orig_mod") for module in modules)
+    is_whole, mode = any(hasattr(module, "_orig_mod") for module in modules), ""
+    if compiled:
+        options = _compiled(compiled[0]).get_compiler_config() or {}  # torch.compile makes them of its mode
+        autotune = bool(options.get("max_autotune")) and bool(options.get("coordinate_descent_tuning"))
+        mode = _MODES[autotune, bool(options.get("triton.cudagraphs"))]
     return CompilationEvidence(
         torch_compile=len(compiled) > 0,
-        torch_compile_mode=_mode(_compiled(compiled[0])) if compiled else "",
+        torch_compile_mode=mode,
         torch_compile_scope="model" if is_whole else "layers" if compiled else "",
         compiled_modules=sorted({type(getattr(module, "_orig_mod", module)).__name__ for module in compiled}),
         compiled_graphs=dict(dynamo.counters["stats"]).get("unique_graphs", 0),
@@ -74,13 +69,6 @@ def _compiled(module: nn.Module) -> Any:
     """What dynamo wrapped to run in the place of ``module``; ``None``: nothing, as under TORCHDYNAMO_DISABLE."""
     wrapped = module if hasattr(module, "_orig_mod") else module._compiled_call_impl
     return wrapped if hasattr(wrapped, "get_compiler_config") else None
-
-
-def _mode(compiled: Any) -> str:
-    """The mode as torch.compile turned it into options of its compiler."""
-    options = compiled.get_compiler_config() or {}
-    autotune = bool(options.get("max_autotune")) and bool(options.get("coordinate_descent_tuning"))
-    return _MODES[autotune, bool(options.get("triton.cudagraphs"))]
 
 
 # (autotuned, CUDA graphs) -> mode.

@@ -38,7 +38,7 @@ def witness(training: Training) -> DataEvidence:
     )
 
 
-# Its end is a matter of milliseconds after that of its pipe.
+# A worker's end is a matter of milliseconds after that of its pipe.
 _SECONDS = 1.0
 
 # Source: torch/utils/data (_utils/signal_handling.py and dataloader.py), and torch/_utils.py of what a worker raises.
@@ -51,10 +51,7 @@ class DataWorkerError(Exception):
 
 
 def bind_workers(loader: Any) -> None:
-    """Let the workers that ``loader`` forks later end with this process, however it ends.
-
-    By itself a worker looks for its rank every five seconds, and one that has a batch to hand over never does.
-    """
+    """Let the workers that ``loader`` forks later end with this process: one with a batch to hand over never looks."""
     own = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
     if own.num_workers:
         own.worker_init_fn = partial(_begin, os.getpid(), own.worker_init_fn)

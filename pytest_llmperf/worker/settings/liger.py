@@ -23,7 +23,6 @@ def liger_kernels(spec: TrainSpec) -> dict[str, bool] | None:
 
 
 def arguments(spec: TrainSpec) -> Mapping[str, Any]:
-    """Of the Trainer."""
     return {"use_liger_kernel": spec.liger, "liger_kernel_config": liger_kernels(spec)}
 
 
@@ -52,7 +51,6 @@ class Witness(logging.Handler):
 
 def liger_forwards(model: nn.Module) -> list[str]:
     """Of each module whose forward pass is one of Liger's, that function's name."""
-
     found = []
     for module in model.modules():
         forward = getattr(module.forward, "__func__", module.forward)

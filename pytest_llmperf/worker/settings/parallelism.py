@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from pytest_llmperf.observe.device import collectives
 from pytest_llmperf.settings.parallelism import ParallelismEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings import Training
 
 # FSDP lets go of a layer's weights when its forward pass is done, and gathers them again in the backward pass.
 RESHARD_AFTER_FORWARD = True
@@ -49,12 +48,8 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def witness(training: Training) -> ParallelismEvidence:
-    """How the ranks share the work, and the sizes of the mesh that the weights are sharded over."""
-    return seen_parallelism(training.wrapped, training.trainer.args.world_size)
-
-
 def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence:
+    """How the ranks share the work, and the sizes of the mesh that the weights are sharded over."""
     modules = list(model.modules()) if model is not None else []
     sharded = next((module for module in modules if isinstance(module, FSDPModule)), None)
     if sharded is None:

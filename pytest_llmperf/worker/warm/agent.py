@@ -175,27 +175,18 @@ def flush() -> None:
 
 
 # Source: linux/prctl.h.
-_SET_PDEATHSIG = 1
-_SET_CHILD_SUBREAPER = 36
+SET_PDEATHSIG = 1
+SET_CHILD_SUBREAPER = 36
 
 
 def die_with(parent: int, number: signal.Signals) -> None:
     """Get signal ``number`` as soon as the thread of ``parent`` that forked this process ends; at once where it has."""
-    _prctl(_SET_PDEATHSIG, number)
+    prctl(SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 
-def outlive_parent() -> None:
-    _prctl(_SET_PDEATHSIG, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of what descends from here and has lost its own."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 

@@ -99,9 +99,9 @@ class ForkServer:
     def serve(self, needs: Sequence[str] | None) -> NoReturn:
         """Import (``None``: what every rank does), tell of it, and do what is asked until nobody asks any more."""
         try:
-            agent.adopt_orphans()
+            agent.prctl(agent.SET_CHILD_SUBREAPER, 1)  # whoever reaps what has lost its own parent is known then
             self._channel.send(self._imports(needs))
-            agent.outlive_parent()  # from here on the channel tells that nobody is there, and agents are ended first
+            agent.prctl(agent.SET_PDEATHSIG, 0)  # the channel tells it from here on
             while True:
                 select.select([self._channel.fileno(), self._children.fileno()], [], [])
                 for pid, status in self._children.ended():

@@ -163,17 +163,6 @@ class Tokens:
         return len(self.lengths)
 
 
-def path_of(facts: dict[str, Any]) -> Path:
-    """The file that keeps the tokens that ``facts`` are all about, under today's versions, for launches to come."""
-    facts = dict(facts)
-    for name in ("datasets", "tokenizers", "transformers"):
-        facts[name] = ""
-        with suppress(PackageNotFoundError):
-            facts[name] = version(name)
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder("tokens") / f"{key}.npz"
-
-
 def kept(path: Path) -> Tokens | None:
     """Return what ``path`` holds; ``None`` where it is not there, or none of ours: it can be made anew."""
     try:
@@ -422,8 +411,13 @@ def _sources(spec: TrainSpec) -> dict[str, Any]:
 
 def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
-    facts = {**_sources(spec), "format": spec.text_files.format, "special": spec.has_padding}
-    path = path_of(facts)
+    facts: dict[str, Any] = {**_sources(spec), "format": spec.text_files.format, "special": spec.has_padding}
+    for name in ("datasets", "tokenizers", "transformers"):
+        facts[name] = ""
+        with suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    path = cache_folder("tokens") / f"{key}.npz"
     several = dist.is_initialized()
     tokens = None
     if not several or dist.get_rank() == 0:

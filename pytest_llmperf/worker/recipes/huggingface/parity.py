@@ -45,7 +45,7 @@ from pytest_llmperf.worker.recipes.huggingface.small_trainer import (
 # As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
 _ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 
-# One tensor at a time, as on a CPU: what a GPU chooses by itself is a faster form, and none to hold others against.
+# One tensor at a time, as on a CPU: what a GPU chooses by itself is a faster form.
 _PLAIN: Mapping[str, Any] = {"foreach": False}
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -63,16 +63,11 @@ def plain_updates(
     gradients: Sequence[Mapping[str, torch.Tensor]],
     decaying: Collection[str],
 ) -> list[dict[str, torch.Tensor]]:
-    """The update of each step: its ``weights`` as they were before it, and its ``gradients`` as the optimizer has them.
-
-    Weights of the names ``decaying`` decay. A weight without a gradient stays.
-    """
+    """The update of each step, of its ``weights`` before it and its ``gradients``; what is ``decaying`` decays."""
     own = {name: torch.nn.Parameter(values.clone()) for name, values in weights[0].items()}
-    groups = [
-        {"params": [own[name] for name in own if name in decaying], "weight_decay": WEIGHT_DECAY},
-        {"params": [own[name] for name in own if name not in decaying], "weight_decay": 0.0},
-    ]
-    plain = _OPTIMIZERS[optimizer]([group for group in groups if group["params"]], LEARNING_RATE)
+    kinds = {WEIGHT_DECAY: own.keys() & {*decaying}, 0.0: own.keys() - {*decaying}}
+    groups = [{"params": [own[name] for name in own if name in of], "weight_decay": d} for d, of in kinds.items() if of]
+    plain = _OPTIMIZERS[optimizer](groups, LEARNING_RATE)
     updates = []
     for before, given in zip(weights, gradients, strict=True):
         with torch.no_grad():
@@ -88,9 +83,6 @@ def plain_updates(
 # Half the distance from 1 to the next number of the type.
 _ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4}
 
-# What clipping adds to a norm before it divides by it.
-_CLIPPING_EPSILON = 1e-6
-
 
 @dataclass(frozen=True)
 class Truth:
@@ -100,27 +92,27 @@ class Truth:
     gradients: Sequence[Mapping[str, torch.Tensor]]
 
     def save(self, path: Path) -> None:
-        """Whole, or not at all."""
         with replacing(path, lasts=False) as file:
             torch.save({"losses": list(self.losses), "gradients": [dict(one) for one in self.gradients]}, file)
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> Truth:
-        """As ``save`` left it, on ``device``, wherever it was made."""
         return cls(**torch.load(path, map_location=device, weights_only=True))
 
 
 def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> TrainingErrors:
     """The figures of one training of ``spec``, as this rank saw it.
 
-    Of an optimizer that has no plain form only the first step is held against the truth, and no update: the later
-    steps have other weights.
+    Of an optimizer that has no plain form only the first step, and no update: the later steps have other weights.
     """
     optimizer = true_optimizer(spec)
     steps = spec.steps if optimizer else 1
     norms = [_total(one) for one in truth.gradients[:steps]]
     tensors = [*_compared(GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
-    lost = 0.0
+    clipping, lost = list[float](), 0.0
+    for before, after in zip(map(_total, seen.gradients), map(_total, seen.clipped), strict=True):
+        expected = before * min(1.0, LONGEST_GRADIENT / (before + 1e-6))  # what clipping adds to a norm
+        clipping.append(after / expected - 1 if expected else 0.0)
     if optimizer:
         updates = plain_updates(optimizer, seen.weights, seen.clipped, seen.decaying)
         tensors += _compared(UPDATE, seen.updates, updates)
@@ -137,7 +129,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         losses=tuple(seen.losses[:steps]),
         true_losses=tuple(truth.losses[:steps]),
         true_norms=tuple(norms),
-        clipping_errors=tuple(_clipping_errors(seen)),
+        clipping_errors=tuple(clipping),
         tensors=tuple(tensors),
         product_types=seen.product_types,
         true_optimizer=not keeps_states_short(spec),
@@ -169,13 +161,6 @@ def _compared(
             )
 
 
-def _clipping_errors(seen: SmallSteps) -> Iterator[float]:
-    for before, after in zip(seen.gradients, seen.clipped, strict=True):
-        norm = _total(before)
-        expected = norm * min(1.0, LONGEST_GRADIENT / (norm + _CLIPPING_EPSILON))
-        yield _total(after) / expected - 1 if expected else 0.0
-
-
 def _total(tensors: Mapping[str, torch.Tensor]) -> float:
     return float(sum(norm**2 for norm in _fetched(one.norm() for one in tensors.values())) ** 0.5)
 
@@ -191,8 +176,8 @@ def make_small_trainings(
 ) -> None:
     """Leave the figures of each in the launch's folder, and where this launch makes it, the truth of each seed."""
     config = small_config(request.model_config, order.shrinks)
-    # What is imported stays: the Trainer collects garbage at each training's begin and end. To collect it once before
-    # that would be a third of a warm launch: a fork copies every page that holds an object then.
+    # What is imported stays: the Trainer collects garbage at each training's begin and end, and a fork copies every
+    # page that holds an object then.
     gc.freeze()
 
     def train(spec: TrainSpec, **how: Any) -> SmallSteps:
@@ -208,10 +193,6 @@ def make_small_trainings(
         write_json(request.folder / ERRORS_FILE, [codec.plain(one) for one in errors])
 
 
-def _truth_file(folder: Path, seed: int) -> Path:
-    return folder / f"truth-{seed}.pt"
-
-
 def _plain(
     plain: TrainSpec, number: int, order: ParityOrder, folder: Path, train: Callable[..., SmallSteps]
 ) -> Iterator[TrainingErrors]:
@@ -223,7 +204,7 @@ def _plain(
     exact = replace(spec, optimizer=learnt_by(spec))
     seen = train(in_fp32(replace(exact, optimizer=true_optimizer(spec) or "adamw_torch")), is_plain=True, double=True)
     truth = Truth(seen.losses, seen.gradients)
-    truth.save(_truth_file(folder, spec.seed))
+    truth.save(folder / f"truth-{spec.seed}.pt")
     # FSDP computes with copies of the weights in 16 bits where others compute under autocast.
     own = exact if order.gathered == "no" else replace(exact, mixed_precision="no")
     forms = [(OWN, own, order.gathered)]
@@ -237,16 +218,15 @@ def _plain(
 
 def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps]) -> Iterator[TrainingErrors]:
     """``spec`` in its own precision and in fp32, of all ranks; on other ranks than the first one nothing."""
-    forms = {OWN: spec, FP32: in_fp32(spec)}
-    if forms[FP32].digest == spec.digest:
-        del forms[FP32]
+    exact = in_fp32(spec)
+    forms = {OWN: spec} | ({} if exact.digest == spec.digest else {FP32: exact})
     for number in range(PARITY_BESIDE):
         seed = spec.seed + number
         truth: Truth | None = None
         for form, one in forms.items():
             of_seed = replace(one, seed=seed)
             seen = train(of_seed)
-            truth = truth or Truth.load(_truth_file(folder, seed), seen.device)
+            truth = truth or Truth.load(folder / f"truth-{seed}.pt", seen.device)
             found = from_ranks(errors_of(form, of_seed, seen, truth))
             if found:
                 yield merged_errors(found)

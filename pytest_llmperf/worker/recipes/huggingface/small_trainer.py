@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -28,25 +28,13 @@ from pytest_llmperf.worker.settings.precision import DTYPES, force_tf32
 
 
 class DoublePrecision(TorchFunctionMode):
-    """While it is on, whoever asks for fp32 is given fp64.
+    """While it is on, whoever asks for fp32 is given fp64, as transformers' norms, softmax and losses do."""
 
-    transformers' models compute norms, softmax and the loss in fp32 whatever they are.
-    """
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        _types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if function is torch.Tensor.float:
-            function = torch.Tensor.double
-        return function(*map(_wider, args), **{name: _wider(value) for name, value in (kwargs or {}).items()})
-
-
-def _wider(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        args = [torch.float64 if value is torch.float32 else value for value in args]
+        wider = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return function(*args, **wider)
 
 
 _ADDED = "parametrizations"
@@ -75,16 +63,11 @@ def plain_name(name: str) -> str:
     return ".".join(parts[:-1] if _ADDED in name and parts[-1] == "original" else parts)
 
 
-# Of what multiplies or is added element by element: around what the model begins it with.
-_SPREAD = 0.1
-
-
 def set_initial_weights(model: nn.Module, seed: int) -> None:
     """Give each parameter of ``model`` values that depend on ``seed`` and the parameters' order alone, to the last bit.
 
-    Matrices keep what passes through them at its size, which a model's own initialisation does not at these widths:
-    attention would look everywhere alike, and whatever is wrong with it would hardly show. What begins as one or zero
-    differs from element to element, so that it matters which of them is used where.
+    Matrices keep what passes through them at its size, or attention would look everywhere alike at these widths. What
+    begins as one or zero differs from element to element, so that it matters which of them is used where.
     """
     parameters = list(model.parameters())
     drawn = _drawn(seed, tuple(parameter.shape for parameter in parameters))
@@ -93,7 +76,7 @@ def set_initial_weights(model: nn.Module, seed: int) -> None:
             if parameter.ndim > 1:
                 wide = values * parameter.shape[-1] ** -0.5
             else:
-                wide = parameter.detach().float().cpu() + _SPREAD * values
+                wide = parameter.detach().float().cpu() + 0.1 * values
             # What fp16's range and bf16's digits both hold, wider types hold too.
             parameter.copy_(wide.to(torch.float16).to(torch.bfloat16).float())
 
@@ -111,8 +94,8 @@ _PADDING, _IGNORED, _FULL = 0, -100, 4
 class UnevenRows(Dataset[dict[str, torch.Tensor]]):
     """``length`` rows of random tokens, one in four of them full and the others down to an eighth as long.
 
-    Equal ones would hide how losses are averaged. No attention mask: in a causal model nothing that counts sees padding
-    that follows it, and a mask would call for other kernels than the measured training has.
+    Equal ones would hide how losses are averaged. Nothing that counts sees the padding that follows it: there is no
+    mask.
     """
 
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
@@ -120,8 +103,7 @@ class UnevenRows(Dataset[dict[str, torch.Tensor]]):
         self._rows = []
         for number in range(length):
             tokens = torch.randint(vocabulary_size, (sequence_length,), generator=generator)
-            shortest = max(2, sequence_length // 8)
-            counted = int(torch.randint(shortest, sequence_length + 1, (), generator=generator))
+            counted = int(torch.randint(max(2, sequence_length // 8), sequence_length + 1, (), generator=generator))
             labels = tokens.clone()
             if number % _FULL:
                 tokens[counted:], labels[counted:] = _PADDING, _IGNORED
@@ -139,9 +121,8 @@ Tensors = Mapping[str, torch.Tensor]
 _HOST = torch.device("cpu")
 
 #: Beside the Trainer's defaults. An update is many times what fp32 weights can tell apart, weights decay enough for
-#: that to be seen, and no gradient is as short as its limit: whoever clips otherwise, or not at all, is seen too.
+#: that to be seen, and no gradient is as short as its limit: whoever clips otherwise is seen too.
 LEARNING_RATE, WEIGHT_DECAY, LONGEST_GRADIENT = 1e-3, 0.1, 0.1
-
 
 # What is kept of a training fills no more of a device than this; else the host keeps it.
 _MOST_KEPT_BYTES = 2 * GIB
@@ -163,16 +144,10 @@ class SmallSteps:
     """Before the step."""
     updates: list[Tensors] = field(default_factory=list)
     decaying: frozenset[str] = frozenset()
-    """Parameters that decay."""
     product_types: dict[str, str] = field(default_factory=dict)
     """In which type each linear layer's products came out, by its name."""
 
-    def watch_products(self, model: nn.Module) -> None:
-        for name, module in model.named_modules():
-            if isinstance(module, (nn.Linear, Conv1D)):
-                module.register_forward_hook(partial(self._product, plain_name(name)))
-
-    def _product(self, name: str, _module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+    def product(self, name: str, _module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
         self.product_types[name] = str(output.dtype).removeprefix("torch.")
 
 
@@ -268,19 +243,13 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         seen = SmallSteps(device=place_for(num_parameters, spec.steps, device))
         if not spec.torch_compile:  # a look from inside would change what is compiled
-            seen.watch_products(model)
-        trainer = SmallTrainer(
-            model=model,
-            args=arguments,
-            train_dataset=UnevenRows(
-                length=SEQUENCES * (spec.steps + 1),
-                sequence_length=spec.sequence_length,
-                vocabulary_size=model.config.get_text_config().vocab_size,
-                seed=spec.seed,
-            ),
-            callbacks=[_Watch(model, seen)],
-            seen=seen,
-        )
+            for name, module in model.named_modules():
+                if isinstance(module, (nn.Linear, Conv1D)):
+                    module.register_forward_hook(partial(seen.product, plain_name(name)))
+        size, length = model.config.get_text_config().vocab_size, SEQUENCES * (spec.steps + 1)
+        rows = UnevenRows(length=length, sequence_length=spec.sequence_length, vocabulary_size=size, seed=spec.seed)
+        watch = _Watch(model, seen)
+        trainer = SmallTrainer(model=model, args=arguments, train_dataset=rows, callbacks=[watch], seen=seen)
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
         force_tf32(spec, device)
         trainer.train()

@@ -67,7 +67,7 @@ def train(
     def seen() -> Trained:
         facts = evidence(trainer)
         facts |= data.evidence(len(observed.measurement.step_seconds) * spec.sequences_per_step)
-        facts |= observed.ending.evidence | (checkpoint.evidence if checkpoint else {})
+        facts |= observed.ending.evidence | ({"checkpoint_bytes": checkpoint.num_bytes} if checkpoint else {})
         facts |= {"remarks": remarks} if remarks else {}
         return observed.trained(rates, parameters=model.num_parameters(), evidence=facts)
 
@@ -102,9 +102,7 @@ def _plan(spec: TrainSpec, request: Request) -> Plan:
 
 
 # How DistributedDataParallel says that weights had no part in the loss; it numbers those that it reduces.
-_UNREDUCED = re.compile(
-    r"Expected to have finished reduction.*did not receive grad for rank \d+:((?: \d+)+)", re.DOTALL
-)
+_UNREDUCED = re.compile(r"(?s)Expected to have finished reduction.*did not receive grad for rank \d+:((?: \d+)+)")
 
 # How operators say that what they are given has several types.
 _SEVERAL_TYPES = re.compile(r"same dtype|expected scalar type")
@@ -114,9 +112,8 @@ class WatchedTrainer(Trainer):
     """Tells of each micro-batch its loss, which stays on its device, and the tokens it was given."""
 
     def __init__(self, model: Any, arguments: TrainingArguments, data: TrainingData, marks: StepMarks) -> None:
-        super().__init__(
-            model=model, args=arguments, train_dataset=data.samples, data_collator=data.collator, callbacks=[marks]
-        )
+        given = {"train_dataset": data.samples, "data_collator": data.collator, "callbacks": [marks]}
+        super().__init__(model=model, args=arguments, **given)
         self._observed, self._inspection = marks.observed, marks.inspection
 
     @property
@@ -125,10 +122,7 @@ class WatchedTrainer(Trainer):
         return self._inspection if self._inspection and self._inspection.is_running else None
 
     def train_watched(self, *, alone: bool) -> Exception | None:
-        """Train, and return what has ended a step that is not timed: that takes nothing from what was measured before.
-
-        ``alone``: no other rank waits for this one.
-        """
+        """Train; where no other rank waits for this one, return what has ended a step that is not timed."""
         try:
             with explained():
                 self.train()
@@ -236,9 +230,7 @@ class StepMarks(TrainerCallback):
 
     def on_save(self, _args: Any, _state: Any, control: TrainerControl, **_: Any) -> None:
         if self.checkpoint:
-            self.checkpoint.end()
-            self.heartbeat.enter("gathering")
-            self.checkpoint.remove()
+            self.checkpoint.end(self.heartbeat)
             control.should_training_stop = not self.observed.go_on()
 
 
@@ -254,16 +246,8 @@ class Checkpoint:
     """The Trainer's, for which there may be nothing yet."""
     num_bytes: int = 0
 
-    @property
-    def evidence(self) -> dict[str, int]:
-        return {"checkpoint_bytes": self.num_bytes}
-
     def check_room(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Whether there is room for what is known of it: before the first step its weights alone.
-
-        Raises:
-            RefusedError: there is not.
-        """
+        """Refuse where there is no room for what is known of it: before the first step its weights alone."""
         tensors = list[torch.Tensor](model.parameters())
         for state in optimizer.state.values() if optimizer is not None else ():
             tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
@@ -275,14 +259,12 @@ class Checkpoint:
                 f"{memory(free)} left; make room there, or leave it out"
             )
 
-    def end(self) -> None:
-        """It was written, on this rank: wait for the others."""
+    def end(self, beat: Heartbeat) -> None:
+        """It was written, on this rank: wait for the others, and once all have counted remove it on each node."""
         if dist.is_initialized():
             dist.barrier()
         self.num_bytes = sum(path.stat().st_size for path in self.folder.rglob("checkpoint-*/**/*") if path.is_file())
-
-    def remove(self) -> None:
-        """On each node, once all have counted."""
+        beat.enter("gathering")
         if dist.is_initialized():
             dist.barrier()
         if os.environ["LOCAL_RANK"] == "0":
