@@ -52,13 +52,13 @@ class HostPart:
         self, agent: ForkedAgent | None, seconds: float, progress: ProgressReader, watched: HealthWatch
     ) -> process.Ended:
         """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm."""
-        folder, script, begin = self.folder, self.script, process.start
+        folder, script = self.folder, self.script
+        work = script.work if script else None
         how: dict[str, Any] = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun, self.node)}
         if script:
             how = script.ends(seconds, progress, self.node)
-        where = script.work if script else None
         ended = process.watch(
-            lambda: agent or begin(self.command, environment=self.environment, log=self.log, folder=where),
+            lambda: agent or process.start(self.command, environment=self.environment, log=self.log, folder=work),
             timeout_seconds=seconds,
             pid_files=lambda: () if self.node else folder.glob("rank-*.pid"),
             poll=lambda: watched.look(progress.poll()),
