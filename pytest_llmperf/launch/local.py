@@ -156,7 +156,8 @@ class LocalSite(Site):
             self._servers.prepare(server_key(python, os.environ, on_gpu=not on_cpu))
 
     def warm_start(self, say: Say) -> WarmStart | None:
-        return WarmStart.asked(self._wanted.start, self._servers, say, self._said)
+        start = self._wanted.start
+        return None if start == "cold" else WarmStart(self._servers, say, is_required=start == "warm", said=self._said)
 
     @contextmanager
     def lease(

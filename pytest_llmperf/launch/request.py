@@ -87,13 +87,6 @@ class WarmStart:
     """Whether a launch that cannot begin warm fails."""
     said: set[str] = field(default_factory=set, compare=False)
 
-    @classmethod
-    def asked(
-        cls, start: str, servers: ServerPool | None, say: Callable[[str], None], said: set[str]
-    ) -> WarmStart | None:
-        """As ``--perf-start`` says; ``None`` where launches begin cold."""
-        return None if start == "cold" else cls(servers, say, is_required=start == "warm", said=said)
-
     def agent(
         self, request: LaunchRequest, environment: Mapping[str, str], waiting: Callable[[], object]
     ) -> ForkedAgent | None:

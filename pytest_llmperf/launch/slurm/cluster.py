@@ -22,7 +22,7 @@ from pathlib import Path
 from pytest_llmperf.launch import device
 from pytest_llmperf.launch.device import RECORD, RECORDING, VISIBLE, Gpu
 from pytest_llmperf.launch.machine import Machine, find_machine
-from pytest_llmperf.launch.process import package_path
+from pytest_llmperf.launch.process import package_path, start
 from pytest_llmperf.launch.scratch import SCRATCH
 from pytest_llmperf.launch.site import SlurmOptions, listed
 from pytest_llmperf.launch.slurm import controller
@@ -232,31 +232,36 @@ class Srun:
         """The Python on the nodes, where ``asked`` is wanted."""
         return self.options.python if asked == sys.executable and self.options.python else asked
 
-    def words(self, nodes: Sequence[str], *options: str, name: str, gpus_per_node: int) -> list[str]:
-        """srun with one task on each of ``nodes``, which has all the CPUs that the job has there."""
+    def start(  # noqa: PLR0913 - what a step is
+        self,
+        name: str,
+        nodes: Sequence[str],
+        command: Sequence[str],
+        *options: str,
+        worker: Mapping[str, str],
+        gpus_per_node: int,
+        log: Path,
+        record: str = "",
+        stdin: int = subprocess.DEVNULL,
+    ) -> subprocess.Popen[bytes]:
+        """Start ``command`` once on each of ``nodes``, with all the CPUs that the job has there, as a ``worker`` would
+        have its environment. OSError where srun cannot be started."""
         gres = ["--gres=none"] if self.on_cpu else [f"--gres=gpu:{gpus_per_node}"]
         if not any(node.granted_gpus for node in self.cluster.nodes):
             gres = []  # SLURM gives whole nodes here, and knows nothing of GPUs
         words = f"--cpus-per-task={self.cluster.cpus_per_node}", "--export=ALL", *options, *gres, *self.options.srun
-        return controller.step_words(nodes, name, *words, cpu_bind=self.options.cpu_bind)
-
-    def environment(self, worker: Mapping[str, str]) -> dict[str, str]:
-        """srun's own environment, where its tasks are to have the ``worker``'s."""
+        srun = controller.step_words(nodes, name, *words, cpu_bind=self.options.cpu_bind)
         environment = controller.step_environment(worker)
-        if not self.on_cpu:
-            environment.pop(VISIBLE, None)
-        return environment
-
-    def variables(self, worker: Mapping[str, str], record: str = "") -> dict[str, str]:
-        """What of the ``worker``'s was set by us, and what changes speed of the caller's; said past any container."""
+        # Said past any container: what of the worker's was set by us, and what changes speed of the caller's.
         own = {name: value for name, value in worker.items() if os.environ.get(name) != value}
-        found = {**passed_on(dict(os.environ)), **own}
+        variables = {**passed_on(dict(os.environ)), **own}
         if not self.on_cpu:
-            found.pop(VISIBLE, None)  # SLURM sets it, on each node its own
-            found = {**RECORDING, **({RECORD: record} if record else {}), **found}
+            for found in (environment, variables):
+                found.pop(VISIBLE, None)  # SLURM sets it, on each node its own
+            variables = {**RECORDING, **({RECORD: record} if record else {}), **variables}
         if self.options.scratch:
-            found[SCRATCH] = self.options.scratch
-        return found
+            variables[SCRATCH] = self.options.scratch
+        return start([*srun, *self.options.wrapped(command, variables)], environment=environment, log=log, stdin=stdin)
 
 
 def endpoint(first: NodeFacts, folder: Path) -> str:

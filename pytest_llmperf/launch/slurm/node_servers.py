@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.launch import process
 from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.fork_servers import ColdStartError, needs
 from pytest_llmperf.launch.process import package_path, python_path
@@ -116,13 +115,11 @@ class _Step:
             environment |= NO_GPU
         server = [srun.python(), "-m", "pytest_llmperf.launch.slurm.node", "server"]
         server += [self.name, str(folder), "cpu" if srun.on_cpu else "gpu", srun.python()]
-        command = [
-            # Each lasts for itself: neither a node nor a server that fails ends the others.
-            *srun.words(nodes, "--wait=0", "--no-kill", name=self.name, gpus_per_node=srun.cluster.gpus_per_node),
-            *srun.options.wrapped(server, srun.variables(environment)),
-        ]
-        environment = srun.environment(environment)
-        self._process = process.start(command, environment=environment, log=self._log, stdin=subprocess.PIPE)
+        # Each lasts for itself: neither a node nor a server that fails ends the others.
+        lasting, stdin, gpus = ("--wait=0", "--no-kill"), subprocess.PIPE, srun.cluster.gpus_per_node
+        self._process = srun.start(
+            self.name, nodes, server, *lasting, worker=environment, gpus_per_node=gpus, log=self._log, stdin=stdin
+        )
         self._lifeline: Any = self._process.stdin
 
     @property

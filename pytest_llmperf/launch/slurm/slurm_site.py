@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NoReturn
 
 from pytest_llmperf.launch import outcome, process
@@ -155,14 +155,10 @@ class SlurmLauncher:
                 agent = self._agent(request, nodes, per_node, offer, seconds)
                 if script:
                     agent[agent.index("--") + 1 :] = script.command
-                variables = self._srun.variables(worker, record=str(folder / "trace-rank-"))
-                command = [
-                    *self._srun.words(names, "--input=none", "--wait=60", name=step, gpus_per_node=per_node),
-                    *self._srun.options.wrapped(agent, variables),
-                ]
-                environment = self._srun.environment(worker)
+                begin = partial(self._srun.start, step, names, agent, "--input=none", "--wait=60", worker=worker)
+                record, log = str(folder / "trace-rank-"), folder / "srun.log"
                 ended = process.watch(
-                    lambda: process.start(command, environment=environment, log=folder / "srun.log"),
+                    partial(begin, gpus_per_node=per_node, log=log, record=record),
                     timeout_seconds=seconds + _BEYOND_SECONDS,
                     poll=progress.poll,
                 )
@@ -303,7 +299,8 @@ class SlurmSite(Site):
             self._servers.prepare()
 
     def warm_start(self, say: Say) -> WarmStart | None:
-        return WarmStart.asked(self._wanted.start, None, say, self._said)
+        start = self._wanted.start
+        return None if start == "cold" else WarmStart(None, say, is_required=start == "warm", said=self._said)
 
     @contextmanager
     def lease(self, *_: object, **__: object) -> Iterator[tuple[()]]:
