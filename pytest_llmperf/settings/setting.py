@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_llmperf.support import codec
+
 if TYPE_CHECKING:  # both are made of settings, whose functions only take them
     from pytest_llmperf.settings.registry import Evidence
     from pytest_llmperf.settings.train_spec import TrainSpec
@@ -160,26 +162,11 @@ class Setting:
     """Fields that are neither active nor inactive there."""
 
 
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "str": str,
-    "int": int,
-    "bool": bool,
-    "float": (int, float),
-    "Mapping": Mapping,
-    "Sequence": (list, tuple),
-}
-
-
 def read_evidence(kind: type[_T], stored: Mapping[str, Any]) -> _T:
     """The ``kind`` of evidence that a record holds; what is not there, or of another type, is not claimed."""
-    found = {}
-    for each in fields(kind):  # type: ignore[arg-type]
-        value = stored.get(each.name)
-        if value is None and each.name in stored:
-            value = each.metadata.get("null")
-        if value is not None and isinstance(value, _KINDS[str(each.type).partition("[")[0].partition(" ")[0]]):
-            found[each.name] = value
-    return kind(**found)
+    nulls = {each.name: each.metadata.get("null") for each in fields(kind)}  # type: ignore[arg-type]
+    found = {name: stored[name] if stored[name] is not None else null for name, null in nulls.items() if name in stored}
+    return codec.read_lenient(kind, {name: value for name, value in found.items() if value is not None}) or kind()
 
 
 def stored_evidence(evidence: Any) -> dict[str, Any]:
