@@ -1,27 +1,44 @@
-"""What one rank of a launch does: the training that is measured, a search for the batch size, or small trainings."""
+"""One rank of a launch: a training that is measured and its record, a search for the batch size, or small trainings."""
 
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from statistics import median
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from pytest_llmperf.observe.device import is_gpu, own_device, still_allocated
+from pytest_llmperf.observe.environment import environment
+from pytest_llmperf.observe.reference_work import slowest
+from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, lack_of_memory, watched
-from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.records.launch import Trained
+from pytest_llmperf.records.launch import (
+    ENVIRONMENT_FILE,
+    MEASURED_FILE,
+    RECORD_FILE,
+    Environment,
+    Later,
+    RankRecord,
+    Trained,
+    launch_of,
+    merged_evidence,
+)
+from pytest_llmperf.records.learning import merged_learning
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
-from pytest_llmperf.worker.folder import Request, write_json
-from pytest_llmperf.worker.launch_record import Recorder
+from pytest_llmperf.support import codec
+from pytest_llmperf.worker.folder import Request, write_failure, write_json
+from pytest_llmperf.worker.imports import loaded
 from pytest_llmperf.worker.settings.data import explained
 
 
@@ -62,7 +79,7 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
             headroom.cap(device, request.memory_limit_bytes)
         to_train = Injection.from_environment(spec.gpus).mutated(spec, rank)
         if request.search:
-            _try_sizes(to_train, request.search, train, folder, headroom)
+            _try_sizes(to_train, request, train, headroom)
             return
         if request.parity:
             # Imported here: no launch that measures needs it, and a record tells of all that was imported.
@@ -76,15 +93,13 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
             dist.destroy_process_group()
 
 
-def _try_sizes(
-    spec: TrainSpec, search: Search, train: Callable[[TrainSpec], Trained], folder: Path, headroom: Headroom
-) -> None:
-    """Search, and leave ``sizes.json``: each size tried, in order, with its peak allocated bytes or none.
+def _try_sizes(spec: TrainSpec, request: Request, train: Callable[[TrainSpec], Trained], headroom: Headroom) -> None:
+    """Leave ``sizes.json``: each size tried, in order, with its peak allocated bytes or none.
 
     It ends early where memory is not returned: fresh launches then go on from what is known.
     """
     tried: list[tuple[int, int | None]] = []
-    while (size := search.next()) is not None:
+    while request.search and (size := request.search.next()) is not None:
         headroom.forget()
         peak = None
         try:
@@ -95,9 +110,94 @@ def _try_sizes(
             if lack is None:
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold the tensors that were too many
-        search.note(size, peak)
+        request.search.note(size, peak)
         tried.append((size, peak))
-        write_json(folder / "sizes.json", tried)
+        write_json(request.folder / "sizes.json", tried)
         gc.collect()
         if still_allocated() > 64 * 2**20:  # left behind: the next size would not be told the truth
             return
+
+
+_Own = TypeVar("_Own")
+
+# Beside ten times what its steps should take: the profiler's own start, and what it has seen, read in Python.
+_TRACE_SECONDS, _TRACE_STEPS = 120.0, 10 * TRACED_STEPS
+
+
+def from_ranks(own: _Own) -> list[_Own]:
+    """The ``own`` of all ranks in their order; on other ranks than the first one nothing."""
+    if not dist.is_initialized():
+        return [own]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(own, found if dist.get_rank() == 0 else None)
+    return found if dist.get_rank() == 0 else []
+
+
+class Recorder:
+    """Gathers what all ranks saw; rank 0 leaves it in the launch's folder."""
+
+    def __init__(self, folder: Path, rank: int, spec: TrainSpec, started_at: str, device: torch.device) -> None:
+        self._folder, self._rank, self._spec = folder, rank, spec
+        self._started_at = started_at
+        self._limit: threading.Timer | None = None
+        self._shares: list[tuple[RankRecord, Mapping[str, Any]]] = []  # of all ranks
+        self._environment: Environment | None = None
+        if rank == 0:  # what is not as it was is told of a launch that fails, too
+            self._environment = environment(device)
+            write_json(folder / ENVIRONMENT_FILE, codec.plain(self._environment))
+
+    def measured(self, trained: Trained) -> None:
+        """All that is timed is over: traced and inspected steps have to end in time, on each rank, or all are ended.
+
+        A rank that fails in them, or waits for one that did, has nobody to tell; the launcher finds what was measured.
+        """
+        self._gather(trained)
+        self._leave([Later()] * len(self._shares), MEASURED_FILE)
+        seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.record.step_seconds)
+        self._limit = threading.Timer(seconds, self._end, [seconds])
+        self._limit.daemon = True
+        self._limit.start()
+
+    def finished(self, trained: Trained) -> None:
+        """All is over; what was gathered before is not gathered again."""
+        if self._limit is None:
+            self._gather(trained)
+        self._leave(from_ranks(trained.later), RECORD_FILE)
+        if self._limit:
+            self._limit.cancel()
+        if self._rank == 0:
+            (self._folder / MEASURED_FILE).unlink(missing_ok=True)
+
+    def _gather(self, trained: Trained) -> None:
+        """All but what ranks see later; the launcher adds its wall time and health."""
+        self._shares, self._trained = from_ranks((trained.record, trained.evidence)), trained
+        self._loaded = loaded()
+
+    def _leave(self, later: Sequence[Later], name: str) -> None:
+        """On rank 0, what was gathered with what was seen ``later`` by each rank."""
+        if self._environment is None:
+            return
+        records, spec = tuple(record for record, _ in self._shares), self._spec
+        kernels = [
+            {**own, "attention_kernel": one.attention_kernel} for (_, own), one in zip(self._shares, later, strict=True)
+        ]
+        launch = launch_of(
+            spec,
+            self._started_at,
+            self._trained,
+            [one.trace for one in later],
+            gradient_norms=self._trained.gradient_norms,
+            # Of one rank its canary is the launch's.
+            ranks=records if len(records) > 1 else (replace(records[0], canary={}),),
+            evidence=merged_evidence(kernels),
+            environment=replace(self._environment, loaded=self._loaded),
+            canary=slowest([record.canary for record in records]),
+            planned_steps=spec.steps if len(self._trained.record.step_seconds) < spec.steps else 0,
+            learning=merged_learning([one.learning for one in later]),
+        )
+        write_json(self._folder / name, codec.plain(launch))
+
+    def _end(self, seconds: float) -> None:
+        error = TimeoutError(f"they did not end within {seconds:.0f} s")
+        write_failure(self._folder, self._rank, error, "error")
+        os._exit(1)  # the rank itself waits for others, or for its device

@@ -85,10 +85,10 @@ def test_what_stays_the_same_is_gathered_once(trace: bool, tmp_path: Path) -> No
     once = (
         "seen, own = [], module.environment; "
         "module.environment = lambda device: seen.append(device) or (own(device) if len(seen) == 1 else 1 / 0); "
-        "told, real = [], module.Launch; "
-        "module.Launch = lambda **of: told.append(of) or (real(**of) if len(told) == 1 else 1 / 0)"
+        "told, real = [], module.loaded; "
+        "module.loaded = lambda: told.append(1) or (real() if len(told) == 1 else 1 / 0)"
     )
-    patched = in_the_rank(tmp_path, "pytest_llmperf.worker.launch_record", once)
+    patched = in_the_rank(tmp_path, "pytest_llmperf.worker.rank_job", once)
     launch = launched(SPEC, tmp_path / "run", variables=patched, trace=trace)
     assert launch.environment.versions["torch"]
     assert launch.evidence["attention_kernel"] not in ("", "unknown")
@@ -110,7 +110,7 @@ _ON_RANK_1 = (
     ],
 )
 def test_what_breaks_or_hangs_on_one_rank_costs_the_trace_alone(what: str, why: str, tmp_path: Path) -> None:
-    patched = in_the_rank(tmp_path, "pytest_llmperf.worker.launch_record", _ON_RANK_1.format(what=what))
+    patched = in_the_rank(tmp_path, "pytest_llmperf.worker.rank_job", _ON_RANK_1.format(what=what))
     two = TrainSpec(**{**SPEC.to_dict(), "gpus": 2})
     launch = launched(two, tmp_path / "run", variables=patched)
     assert launch.trace.none.startswith(why)

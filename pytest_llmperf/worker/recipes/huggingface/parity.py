@@ -33,7 +33,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.folder import Request, write_json
-from pytest_llmperf.worker.launch_record import from_ranks
+from pytest_llmperf.worker.rank_job import from_ranks
 from pytest_llmperf.worker.recipes.huggingface.small_trainer import (
     LEARNING_RATE,
     LONGEST_GRADIENT,
