@@ -33,12 +33,9 @@ def accept(
 ) -> Baseline:
     """The baseline after the launches of ``result``, held against ``judged``, were accepted as ``entry``.
 
-    Launches within tolerance join those that are there; ones beyond it replace them, since two speeds are not one
-    population. The anchor stays.
-
-    Raises:
-        BaselineChangedError: the launches were judged against another baseline than there is by now.
-        BaselineError: they are invalid, or, without a reason, worse beyond tolerance or of something that changed.
+    The anchor stays. Launches within tolerance join those that are there; ones beyond it replace them, since two speeds
+    are not one population. BaselineChangedError: there is another baseline than ``judged`` by now. BaselineError: the
+    launches are invalid, or, without a reason, worse beyond tolerance or of something that changed.
     """
     launches = result.launches
     if not launches:
@@ -92,22 +89,14 @@ _MOST_CHANGES = 3
 
 
 def _refuse_unexplained(spec: Spec, result: CaseResult) -> None:
-    """What only a reason makes acceptable."""
     checks, by_reason = result.checks, 'accept it with --perf-reason "why"'
-    undecided = [check for check in checks if check.verdict == "inconclusive"]
+    better = [check for check in checks if check.verdict == "inconclusive" and _is_beyond(check, worse=False)]
+    other = [check for check in checks if check.verdict == "changed"]
     alone = [check for check in checks if check.verdict == "improved" and len(result.launches) < _PROVEN_BY]
     refused = (
         ("worse beyond tolerance", [check for check in checks if _is_beyond(check, worse=True)], by_reason),
-        (
-            "other counts or names than in the baseline",
-            [check for check in checks if check.verdict == "changed"],
-            by_reason,
-        ),
-        (
-            "better beyond tolerance, and not proven",
-            [check for check in undecided if _is_beyond(check, worse=False)],
-            f"let --perf-launches 4 tell, or {by_reason}",
-        ),
+        ("other counts or names than in the baseline", other, by_reason),
+        ("better beyond tolerance, and not proven", better, f"let --perf-launches 4 tell, or {by_reason}"),
         ("one launch alone replaces no baseline", alone, f"let --perf-launches {_PROVEN_BY} tell, or {by_reason}"),
     )
     for what, those, how in refused:
@@ -231,7 +220,6 @@ def _best_level(check: Check, past: Sequence[float], usual: Spread) -> tuple[int
 
 
 def _allowed(check: Check, level: float) -> float:
-    """How much worse than ``level`` passes."""
     tolerance = check.tolerance or 0.0
     metric = METRICS[check.metric]
     if check.higher_is_better:

@@ -189,28 +189,28 @@ class _Stored:
 
     def launch(self, record: Mapping[str, Any]) -> Launch:
         evidence, ranks = record.get("evidence"), record.get("ranks")
-        found = {**record, "environment": _referred(record, "environment", self.environments)}
+        found = {**_referred(record, "environment", self.environments)}
         if isinstance(evidence, Mapping) and "setup" in evidence:
-            setup = _referred(evidence, "setup", self.setups)
+            found["evidence"] = _referred(evidence, "setup", self.setups)
+            setup = found["evidence"]["setup"]
             for topic in _TOPICS:
                 if not isinstance(setup.get(topic, {}), Mapping):
                     raise ValueError(f"{topic} of a setup is {setup[topic]!r}, expected an object")
-            found["evidence"] = {**evidence, "setup": setup}
         if isinstance(ranks, (list, tuple)):
-            found["ranks"] = [self._rank(rank) for rank in ranks]
+            found["ranks"] = [
+                _referred(rank, "calibration", self.calibrations)
+                if isinstance(rank, Mapping) and "calibration" in rank
+                else rank
+                for rank in ranks
+            ]
         return codec.read(Launch, found)
 
-    def _rank(self, rank: object) -> object:
-        if not isinstance(rank, Mapping) or "calibration" not in rank:
-            return rank
-        return {**rank, "calibration": _referred(rank, "calibration", self.calibrations)}
 
-
-def _referred(record: Mapping[str, Any], name: str, shelf: Mapping[str, Any]) -> Any:
+def _referred(record: Mapping[str, Any], name: str, shelf: Mapping[str, Any]) -> dict[str, Any]:
     key = record.get(name)
     if not isinstance(key, str) or key not in shelf:
         raise ValueError(f"{name} is {key!r}, expected one of {', '.join(shelf) or 'none'}")
-    return shelf[key]
+    return {**record, name: shelf[key]}
 
 
 def size_of(baseline: Baseline) -> str:

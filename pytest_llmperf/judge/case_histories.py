@@ -251,7 +251,15 @@ class SharedEffects:
             for point in one.points:
                 by_unit.setdefault(unit_of(one, point), []).append((number, point))
         enough = {unit: each for unit, each in by_unit.items() if len({n for n, _ in each}) >= _FEWEST_CASES}
-        effects = _polished(enough)
+        # Median polish.
+        effects = dict.fromkeys(enough, 0.0)
+        for _ in range(_ROUNDS):
+            of_case: dict[int, list[float]] = {}
+            for unit, each in enough.items():
+                for number, point in each:
+                    of_case.setdefault(number, []).append(point.log - effects[unit])
+            centres = {number: median(logs) for number, logs in of_case.items()}
+            effects = {unit: median(point.log - centres[n] for n, point in each) for unit, each in enough.items()}
         began = {unit: min(longest[n].results[point.run].began for n, point in each) for unit, each in enough.items()}
         order = sorted(effects, key=lambda unit: (began[unit], unit))
         places = {run: number for number, run in enumerate(dict.fromkeys(run for run, _ in order))}
@@ -286,18 +294,6 @@ def unit_of(timeline: Timeline, point: Point) -> Unit:
     return timeline.results[point.run].run, point.site
 
 
-def _polished(units: Mapping[Unit, Sequence[tuple[int, Point]]]) -> dict[Unit, float]:
-    effects = dict.fromkeys(units, 0.0)
-    for _ in range(_ROUNDS):
-        of_case: dict[int, list[float]] = {}
-        for unit, each in units.items():
-            for number, point in each:
-                of_case.setdefault(number, []).append(point.log - effects[unit])
-        centres = {number: median(logs) for number, logs in of_case.items()}
-        effects = {unit: median(point.log - centres[number] for number, point in each) for unit, each in units.items()}
-    return effects
-
-
 #: Of a case, the newest ones: its covariance has the square of them, and a second's work. Nights of five years.
 MOST_RUNS = 2000
 # Of its standard errors: what a case and its GPUs' other cases did in opposite directions is no change of the case.
@@ -330,59 +326,49 @@ def histories(
     for machine, known in scattering.items():
         own = [one for case, one in timelines.items() if case[0] == machine]
         for group in groups(own):
-            told = _Group.of(group, known)
+            shared = SharedEffects.of(group if known.are_gpus else ())
+            # The changes of all of them, each with the time at which a run began it.
+            common, changes = Timeline((), shared.points), list[tuple[str, ChangePoint]]()
+            if common.points:
+                levels = find_levels(common.logs, common.scatter(known.noise), common.runs)
+                changes = [(shared.began[change.index], change) for change in levels.changes]
             for one in group:
                 case = (machine, one.results[0].digest, one.results[0].project)
                 if asked is None or case[:2] in asked:
-                    found[case] = told.history(one)
+                    found[case] = _history(one, known, shared, changes)
     return [found[case] for case in cases if case in found]
 
 
-@dataclass(frozen=True)
-class _Group:
-    """What the cases of a group tell of one another."""
-
-    known: Scattering
-    shared: SharedEffects
-    changes: Sequence[tuple[str, ChangePoint]]
-    """Of all of them, each with the time at which a run began it."""
-
-    @classmethod
-    def of(cls, group: Sequence[Timeline], known: Scattering) -> _Group:
-        shared = SharedEffects.of(group if known.are_gpus else ())
-        common = Timeline((), shared.points)
-        if not common.points:
-            return cls(known, shared, ())
-        levels = find_levels(common.logs, common.scatter(known.noise), common.runs)
-        return cls(known, shared, [(shared.began[change.index], change) for change in levels.changes])
-
-    def history(self, timeline: Timeline) -> CaseHistory:
-        if not timeline.points:
-            return CaseHistory(timeline.results, ())
-        if not self.known.are_gpus:  # times are noise there, and exact counts tell alone
-            counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
-            own_segments = segments(timeline, self.known.noise, counted, {}, are_times=False)
-            return CaseHistory(timeline.results, own_segments)
-        alone = self.shared.without(timeline)
-        own = find_levels(alone.logs, alone.scatter(self.known.noise), alone.runs)
-        changes = {change.index: change for change in own.changes}
-        shared: dict[int, float] = {}
-        # The changes of all cases, by where they are in this series, from which they have been taken off.
-        began = [timeline.results[point.run].began for point in alone.points]
-        told = [point.left < 1 for point in alone.points]
-        for at, common in self.changes:
-            index = bisect_left(began, at)
-            if 0 < index < len(told) and told[index - 1] and told[index]:
-                near = next((each for each in (index, index - 1, index + 1) if each in changes), index)
-                mine, shared[near] = changes.get(near, ChangePoint(near, 0.0, 0.0, 1.0)), common.log
-                least = min(mine.probability, common.probability)
-                changes[near] = ChangePoint(near, mine.log + common.log, math.hypot(mine.error, common.error), least)
-        kept = [
-            change
-            for change in changes.values()
-            if change.index not in shared or abs(change.log) >= max(LEAST_CHANGE, _SEEN * change.error)
-        ]
-        kept.sort(key=lambda change: change.index)
-        noise = self.known.noise
-        steps = host_steps(timeline, noise, kept)
-        return CaseHistory(timeline.results, segments(timeline, noise, kept, shared), steps)
+def _history(
+    timeline: Timeline,
+    known: Scattering,
+    common_effects: SharedEffects,
+    common_changes: Sequence[tuple[str, ChangePoint]],
+) -> CaseHistory:
+    if not timeline.points:
+        return CaseHistory(timeline.results, ())
+    if not known.are_gpus:  # times are noise there, and exact counts tell alone
+        counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
+        return CaseHistory(timeline.results, segments(timeline, known.noise, counted, {}, are_times=False))
+    alone = common_effects.without(timeline)
+    own = find_levels(alone.logs, alone.scatter(known.noise), alone.runs)
+    changes = {change.index: change for change in own.changes}
+    shared: dict[int, float] = {}
+    # The changes of all cases, by where they are in this series, from which they have been taken off.
+    began = [timeline.results[point.run].began for point in alone.points]
+    told = [point.left < 1 for point in alone.points]
+    for at, common in common_changes:
+        index = bisect_left(began, at)
+        if 0 < index < len(told) and told[index - 1] and told[index]:
+            near = next((each for each in (index, index - 1, index + 1) if each in changes), index)
+            mine, shared[near] = changes.get(near, ChangePoint(near, 0.0, 0.0, 1.0)), common.log
+            least = min(mine.probability, common.probability)
+            changes[near] = ChangePoint(near, mine.log + common.log, math.hypot(mine.error, common.error), least)
+    kept = [
+        change
+        for change in changes.values()
+        if change.index not in shared or abs(change.log) >= max(LEAST_CHANGE, _SEEN * change.error)
+    ]
+    kept.sort(key=lambda change: change.index)
+    own_segments = segments(timeline, known.noise, kept, shared)
+    return CaseHistory(timeline.results, own_segments, host_steps(timeline, known.noise, kept))

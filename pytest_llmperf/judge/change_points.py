@@ -1,22 +1,11 @@
-"""Change points of a series whose scatter has known parts: E-divisive in the metric of that scatter.
+"""Change points of a series whose scatter has known parts: E-divisive (Matteson and James 2014) in the metric of that
+scatter, divided and merged as Hunter does it (Fleming et al. 2023); docs/explanation/history.md has the formulas.
 
-E-divisive (Matteson and James 2014) divides a series where the divergence between what is before and after is largest,
-divides the parts again, and asks a permutation test whether it may; Hunter (Fleming et al. 2023, now Apache Otava) asks
-Student's t instead, and merges what does not hold. Both take nights for exchangeable. They are not: all that ran on one
-host share its deviation, and a series that moves to another host moves by it.
-
-With exponent 2 the divergence between two parts is the squared difference of their means, times nm/(n + m): its square
-in units of its own variance, where nights are independent. Here it is taken in units of the variance that it really
-has. With y = logarithms of step times, V = their covariance (hosts, sites, sessions and launches, each times who
-shares it), X = the levels found so far and s = the step at a candidate, generalised least squares gives
-
-    P = V^-1 - V^-1 X (X' V^-1 X)^-1 X' V^-1,    change = s'Py / s'Ps,    variance of it = 1 / s'Ps,
-
-and the candidate whose change is most standard errors is divided at, if Student's t with Satterthwaite's degrees of
-freedom says so at a level that all candidates share (Bonferroni). Where a series leaves one host for another, s and
-the host are nearly the same direction: the variance is that of two hosts, and no number of nights makes it less. A
-change on the same host, or one that other hosts show too, has the small one. At the end each change point is asked
-again beside all others, and the weakest goes as long as one does not hold (Hunter's merging).
+Nights are not exchangeable: all that ran on one host share its deviation. So a step is a generalised least squares
+estimate beside all others, and where a series leaves one host for another its variance is that of two hosts, however
+many nights there are. The candidate whose change is most standard errors is divided at, if Student's t (degrees of
+freedom: Satterthwaite) says so at a level that all candidates share (Bonferroni); at the end the weakest goes while
+one does not hold beside the others.
 """
 
 from __future__ import annotations
@@ -150,7 +139,6 @@ def _projected(precision: Array, starts: Sequence[int]) -> Array:
 
 
 def _best(values: Array, precision: Array, found: Sequence[int], candidates: Sequence[int]) -> int | None:
-    """The candidate whose change is most of its standard errors."""
     if not candidates:
         return None
     left = _projected(precision, found)
@@ -165,7 +153,6 @@ def _best(values: Array, precision: Array, found: Sequence[int], candidates: Seq
 
 
 def _change(values: Array, precision: Array, scatter: Covariance, others: Sequence[int], index: int) -> ChangePoint:
-    """The change at ``index`` beside those at ``others``."""
     step = (np.arange(len(values)) >= index).astype(float)
     weights = _projected(precision, others) @ step
     weights /= weights @ step
@@ -180,14 +167,12 @@ def _holds(change: ChangePoint, num_candidates: int) -> bool:
 
 
 def _changes(values: Array, precision: Array, scatter: Covariance, starts: Sequence[int]) -> list[ChangePoint]:
-    """Each beside the others."""
     return [_change(values, precision, scatter, [each for each in starts if each != one], one) for one in starts]
 
 
 def _merged(
     values: Array, precision: Array, scatter: Covariance, found: Sequence[int], num_candidates: int
 ) -> list[int]:
-    """Those of ``found`` that hold beside one another."""
     kept = list(found)
     while True:
         changes = _changes(values, precision, scatter, kept)

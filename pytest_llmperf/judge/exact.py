@@ -84,7 +84,7 @@ def _sum(stored: StoredTrace) -> str:
     return hashlib.sha256(json.dumps([counts, others, sorted(stored.versions.items())]).encode()).hexdigest()[:16]
 
 
-_MOST_NAMES = 3
+_MOST_NAMES, _NAME_WIDTH = 3, 60
 
 
 def count_checks(
@@ -184,7 +184,6 @@ def count_of(launch: Launch, name: str) -> float | None:
 
 
 def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
-    """What came and what went, the most frequent first."""
     if name not in COUNTED:
         return ""
     then, now = named(name, stored.trace), named(name, newest.trace)
@@ -201,7 +200,6 @@ Counts = dict[tuple[str, str], float]
 
 
 def _moved(then: Counts, now: Counts) -> tuple[list[str], list[str]]:
-    """How much less and how much more of each name, most first."""
     apart = sorted((-abs(now.get(key, 0.0) - then.get(key, 0.0)), key[1], key) for key in {*then, *now})
     gone, come = list[str](), list[str]()
     for size, name, key in apart:
@@ -210,14 +208,9 @@ def _moved(then: Counts, now: Counts) -> tuple[list[str], list[str]]:
     return gone, come
 
 
-_NAME_WIDTH = 60
-
-
 def _listed(names: Sequence[str]) -> str:
-    shown = [
-        name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH // 2]}...{name[-_NAME_WIDTH // 2 :]}"
-        for name in names
-    ]
+    half = _NAME_WIDTH // 2
+    shown = [name if len(name) <= _NAME_WIDTH else f"{name[:half]}...{name[-half:]}" for name in names]
     return first_n(shown, _MOST_NAMES)
 
 

@@ -68,23 +68,19 @@ def learn(observations: Sequence[Observation]) -> Model | None:
     several = [units for units in on_units.values() if len(units) > 1]
     if len(several) < _LEAST_SERIES or len(set().union(*several)) < _LEAST_UNITS:
         return None
-    model = Model(loadings=_expected(observations))
+    clocks: dict[str, list[float]] = {}
+    for each in observations:
+        clocks.setdefault(each.series, []).extend([each.clock_mhz] if each.clock_mhz else [])
+    highest = max((clock for told in clocks.values() for clock in told), default=0.0)
+    limited = {
+        name: min(1.0, (1 - median(told) / highest) / _LIMITED) if told else 0.5 for name, told in clocks.items()
+    }
+    model = Model(loadings={name: expected_loading(share, name) for name, share in limited.items()})
     with one_thread():
         for _ in range(_ROUNDS):
             model = _better(model, panel)
     hosts = Incidence(panel.units)["host"].shape[1]
     return replace(model, effects_df=EFFECTS_DF + hosts - 1)
-
-
-def _expected(observations: Sequence[Observation]) -> dict[str, Loading]:
-    clocks: dict[str, list[float]] = {}
-    for each in observations:
-        clocks.setdefault(each.series, []).extend([each.clock_mhz] if each.clock_mhz else [])
-    highest = max((clock for several in clocks.values() for clock in several), default=0.0)
-    return {
-        name: expected_loading(min(1.0, (1 - median(several) / highest) / _LIMITED) if several else 0.5, name)
-        for name, several in clocks.items()
-    }
 
 
 def _better(model: Model, panel: Panel) -> Model:
@@ -178,6 +174,7 @@ class _Stored:
     """What each case asks of the same stored observations, found once."""
 
     def __init__(self, observations: Sequence[Observation]) -> None:
+        self.observations, self._less = observations, dict[frozenset[Measurement], _Stored]()
         launches = [each for each in observations if not each.is_calibration]
         self.measurements = {each.measurement for each in observations}
         self.series: dict[str, list[Observation]] = {}
@@ -186,6 +183,15 @@ class _Stored:
         self.usual_logs = _usual_of_calibrations(observations)
         self.told_apart = {device for device, _ in compared(launches)}
         self.of_gpus = [each for each in observations if each.tells_of_gpu]
+
+    def without(self, measurements: frozenset[Measurement]) -> _Stored:
+        """The others."""
+        if not measurements:
+            return self
+        if measurements not in self._less:
+            kept = [each for each in self.observations if each.measurement not in measurements]
+            self._less[measurements] = _Stored(kept)
+        return self._less[measurements]
 
 
 class _Sums:
@@ -237,6 +243,7 @@ class Knowledge:
     seen: Sequence[Observation] = field(default=())
     """By this run so far."""
     _told: dict[tuple[str, frozenset[Observation]], Posterior] = field(default_factory=dict, compare=False, repr=False)
+    _shown: dict[int, tuple[Launch, list[Observation]]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[Launch]]) -> Knowledge | None:
@@ -251,11 +258,14 @@ class Knowledge:
     def with_seen(self, launches: Sequence[Launch]) -> Knowledge:
         """Beside what a run's ``launches`` show; what a baseline keeps of the same is left out, else it counted twice.
         A calibration of today may be stored by now, and launches that another start of a SLURM job has made."""
-        seen = {each.measurement: each for each in observations_of(launches) if self._believes(each)}
-        again = self._of_stored.measurements & seen.keys()
-        stored = [each for each in self.stored if each.measurement not in again] if again else self.stored
-        found = Knowledge(self.model, stored, tuple(seen.values()))
-        found.__dict__.update({"_sums": self._sums} | ({} if again else {"_of_stored": self._of_stored}))
+        for launch in launches:  # which a run keeps, and shows again with each case
+            if id(launch) not in self._shown:
+                self._shown[id(launch)] = launch, [each for each in observations_of([launch]) if self._believes(each)]
+        shown = (each for launch in launches for each in self._shown[id(launch)][1])
+        seen = {each.measurement: each for each in shown}
+        stored = self._of_stored.without(frozenset(self._of_stored.measurements & seen.keys()))
+        found = Knowledge(self.model, stored.observations, tuple(seen.values()))
+        found.__dict__.update(_sums=self._sums, _of_stored=stored)
         return found
 
     @cached_property
@@ -383,7 +393,6 @@ def _usual_of_calibrations(observations: Sequence[Observation]) -> dict[str, flo
 
 
 def _cases(seen: Sequence[Observation]) -> dict[str, set[str]]:
-    """Of each device those that were on it."""
     cases: dict[str, set[str]] = {}
     for each in seen:
         if not each.is_calibration:

@@ -112,13 +112,8 @@ def judge_curve(trained: Mapping[int, Sequence[float]], stored: Mapping[int, Seq
     seeds = tuple(trained)
     everything = spreads(list(stored.values()))
     parts, looks = [], []
-    for span, spread, now, then in zip(
-        spans(len(next(iter(stored.values())))),
-        everything,
-        zip(*(parts_of(trained[seed]) for seed in seeds), strict=True),
-        zip(*(parts_of(stored[seed]) for seed in seeds), strict=True),
-        strict=True,
-    ):
+    both = (zip(*(parts_of(side[seed]) for seed in seeds), strict=True) for side in (trained, stored))
+    for span, spread, now, then in zip(spans(len(stored[seeds[0]])), everything, *both, strict=True):
         look = _look(now, then, spread, len(stored), tests=2 * len(everything))  # one in each direction
         looks.append(look)
         parts.append(
@@ -159,16 +154,16 @@ def _decided(
         return word, f"{_beside(worst, of_seeds)}: {_HOW[word]}"
     if len(trained) < len(stored):
         return "undecided", _beside(furthest, of_seeds)
-    if all(look and _is_nothing(spread, look) for spread, look in zip(everything, looks, strict=True)):
+    # Whether each difference is none, and cannot well be as much as another seed's.
+    if all(
+        look
+        and abs(look.difference) <= spread.nothing
+        and abs(look.difference) + look.error * quantile(_CONFIDENCE, look.df) <= spread.sd
+        for spread, look in zip(everything, looks, strict=True)
+    ):
         return "same", _beside(furthest, of_seeds)
     least = (furthest.seen or 0.0) / furthest.stored
     return "undecided", f"{_beside(furthest, of_seeds)}, only {least:.2%} or more would have been told"
-
-
-def _is_nothing(spread: SeedSpread, look: _Look) -> bool:
-    """Whether a difference is none, and cannot well be as much as another seed's."""
-    reach = abs(look.difference) + look.error * quantile(_CONFIDENCE, look.df)
-    return abs(look.difference) <= spread.nothing and reach <= spread.sd
 
 
 def _look(

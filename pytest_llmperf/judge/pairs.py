@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.policy import CONFIRMED_BY, Outlook, Policy, Rule
@@ -40,17 +40,15 @@ class Bounds:
 
     def __post_init__(self) -> None:
         what = f"{self.of}_" if self.of else ""
-        for name, bound in self._both():
-            if bound is not None and not is_positive(bound):
+        for name, bound in self:
+            if not is_positive(bound):
                 raise ValueError(f"{what}{name}={bound!r} must be a positive ratio, e.g. 1.2")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ValueError(f"at_least={self.at_least} is above at_most={self.at_most}: no ratio can keep both")
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        return ((name, bound) for name, bound in self._both() if bound is not None)
-
-    def _both(self) -> tuple[tuple[str, Any], ...]:
-        return ("at_least", self.at_least), ("at_most", self.at_most)
+        both = ("at_least", self.at_least), ("at_most", self.at_most)
+        return ((name, bound) for name, bound in both if bound is not None)
 
     def check(self, what: str, ratio: float, verdict: Verdict | None, interval: str = "") -> Check:
         """The check of the ``ratio`` of throughputs, or memories, that they bound."""

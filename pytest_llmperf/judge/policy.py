@@ -295,7 +295,13 @@ def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: b
         found = passing_range(launch, difference, tolerance, closest)
         return replace(found, error=min(found.error, most_error), stalls=stalls, steps=steps)
 
-    to_come = [_to_come(launch, day) for launch in baseline.launches]
+    # Of each one of the same site on that day, as if its median were known.
+    of_steps = dict.fromkeys(("waiting_seconds", "real_tokens", "allocated_bytes", "step_tokens"), ())
+    to_come = []
+    for launch in baseline.launches:
+        told: dict[str, Any] = {"step_seconds": (launch.median_step_seconds,) * _STEPS, "calibration": None, **of_steps}
+        ranks = tuple(replace(rank, **told) for rank in launch.ranks)
+        to_come.append(replace(launch, started_at=day, warmup_steps=1, ranks=ranks))
     # GPUs that this run knows by now, whether the baseline does or not.
     known = policy.knowledge.units if policy.knowledge else ()
     units = [unit for unit in known if len(unit.devices) == len(to_come[0].ranks)]
@@ -325,17 +331,7 @@ def passing_range(to_come: Launch, difference: Difference, tolerance: float, clo
     )
 
 
-def _to_come(launch: Launch, day: str) -> Launch:
-    """One of the same site on ``day``, as if its median were known."""
-    seconds = (launch.median_step_seconds,) * _STEPS
-    of_steps = ("waiting_seconds", "real_tokens", "allocated_bytes", "step_tokens")
-    untold: dict[str, Any] = {"calibration": None, **dict.fromkeys(of_steps, ())}
-    ranks = tuple(replace(rank, step_seconds=seconds, **untold) for rank in launch.ranks)
-    return replace(launch, started_at=day, warmup_steps=1, ranks=ranks)
-
-
 def _at(launch: Launch, unit: Unit) -> Launch:
-    """One on the hardware of ``unit``."""
     places = zip(launch.ranks, unit.devices, unit.hosts, strict=True)
     return replace(launch, ranks=tuple(replace(rank, device=gpu, host=host, boot="") for rank, gpu, host in places))
 

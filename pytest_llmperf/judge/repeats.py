@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import fmean, variance
 
 from pytest_llmperf.records.launch import Launch
@@ -69,7 +70,8 @@ class Repeats:
             same = len(traces) > 1 and all(named(metric, trace) == named(metric, traces[0]) for trace in traces)
             # Steps that are unlike, in a training that begins otherwise each time, have as many by chance alone. One
             # that begins alike and logs each tenth step does not.
-            is_chance = not losses and any(map(_are_unlike, traces))
+            counted = (count * trace.ranks for trace in traces for count in trace.counts.values())
+            is_chance = not losses and any(abs(count - round(count)) > _FRACTION for count in counted)
             known = ranges.pop(metric, (told[0], told[0]))
             if same and known == (told[0], told[0]) and not is_chance:  # a range of one trace alone is none
                 counts.append(metric)
@@ -151,10 +153,6 @@ def named(metric: str, trace: Trace) -> dict[tuple[str, str], float]:
     return {key: float(f"{count:.6g}") for key, count in trace.counts.items() if key[0] in COUNTED[metric]}
 
 
-def _are_unlike(trace: Trace) -> bool:
-    return any(abs(count * trace.ranks - round(count * trace.ranks)) > _FRACTION for count in trace.counts.values())
-
-
 def _tokens(launch: Launch, steps: int) -> tuple[object, ...]:
     return tuple(rank.step_tokens[:steps] or rank.tokens_per_step for rank in launch.ranks)
 
@@ -179,14 +177,12 @@ def _same_losses(launches: Sequence[Launch]) -> int:
 
 
 def _first_other(losses: Sequence[float], then: Sequence[float], most: int) -> tuple[int, float, float] | None:
-    """The first of ``most`` steps with another loss, that loss before and now."""
     pairs = enumerate(zip(losses[:most], then, strict=False), 1)
     others = ((step, old, now) for step, (now, old) in pairs if not math.isclose(now, old, rel_tol=_SAME_LOSS))
     return next(others, None)
 
 
 def _first_bytes(then: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> tuple[str, int, int] | None:
-    """What is other first, and how much it was and is."""
     for before, after in zip(then, now, strict=False):
         for step, (old, new) in enumerate(zip(before, after, strict=False)):
             if old != new:
@@ -211,16 +207,12 @@ def _beyond_band(launches: Sequence[Launch], stored: Sequence[Launch]) -> Iterat
 
 
 def _are_alike(a: Launch, b: Launch) -> bool:
-    """Whether both ran with the same versions, on the same kind of hardware."""
-    mine, theirs = (
-        (
-            {**one.environment.versions, "python": "", "numpy": ""},
-            one.environment.gpu,
-            *map(one.seen.run.torch.get, ("threads", "cpu_capability")),
-        )
-        for one in (a, b)
-    )
-    return mine == theirs
+    mine, theirs = ({**one.environment.versions, "python": "", "numpy": ""} for one in (a, b))
+    return mine == theirs and _hardware(a) == _hardware(b)
+
+
+def _hardware(launch: Launch) -> tuple[object, ...]:
+    return (launch.environment.gpu, *map(launch.seen.run.torch.get, ("threads", "cpu_capability")))
 
 
 # Numerics: whether a launch learns what its baseline's launches learnt, loss by loss.
@@ -262,12 +254,8 @@ _SCATTER = 3.0
 
 def changed_losses(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
     """``numerics changed at step 1: 12.178590 -> 12.180114``, of the first step that did, in the first such launch."""
-    for launch in launches:
-        known = [each for each in reference if _are_comparable(launch, each)]
-        line = _first_change(launch, known) if known else None
-        if line:
-            yield line
-            return
+    comparable = ((launch, [each for each in reference if _are_comparable(launch, each)]) for launch in launches)
+    yield from islice(filter(None, (_first_change(launch, known) for launch, known in comparable if known)), 1)
 
 
 # Nothing that leaves a training as it is moves its first loss by so much; another kernel was seen to move it by a
@@ -320,14 +308,8 @@ def _named_ratio(ratio: float, accumulation: int, ranks: int) -> str:
 
 def _are_comparable(a: Launch, b: Launch) -> bool:
     """Whether both drew the same samples in the same order, and did their sums on the same kind of hardware."""
-    mine, theirs = (
-        (one.seen.run.setup.get("samples"), one.environment.gpu, *map(one.seen.run.torch.get, _HARDWARE))
-        for one in (a, b)
-    )
-    return mine == theirs and mine[0] is not None
-
-
-_HARDWARE = ("threads", "cpu_capability")
+    mine, theirs = (one.seen.run.setup.get("samples") for one in (a, b))
+    return mine is not None and mine == theirs and _hardware(a) == _hardware(b)
 
 
 def _first_change(launch: Launch, known: Sequence[Launch]) -> str | None:

@@ -236,7 +236,10 @@ def judge_efficiency(
         check, undecided = found.check, found.undecided
         verdicts += [check.verdict] if check.verdict else []
     if terms.at_least is not None:
-        kept = _floor(launches, narrow, terms.at_least, policy)
+        # On this host, and step times compare work of one size; widths that share a global batch differ in it.
+        apart = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
+        shift = math.log(work_of(launches[0]) / work_of(narrow.launches[0])) - math.log(terms.at_least)
+        kept = keeps(shift - apart.log, [shift - each for each in apart.each], apart, policy.rule)
         verdicts.append(kept or "inconclusive")
         floor = f"; its test asks for {terms.at_least * 100:g} %"
         check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
@@ -294,7 +297,6 @@ def milder(ratio: Verdict, own: Verdict) -> Verdict:
 
 
 def _cause(of_ratio: Decision, of_own: Decision, narrow_change: float) -> str:
-    """What moved, where one of the two did and the other did not."""
     lost = [decision.verdict == "regressed" for decision in (of_ratio, of_own)]
     if all(lost) or not any(lost):
         return ""
@@ -302,15 +304,6 @@ def _cause(of_ratio: Decision, of_own: Decision, narrow_change: float) -> str:
     if lost[0]:
         return f"{told}, this case's is not shown to be slower"
     return told + (": it is not scaling that was lost" if of_ratio.verdict == "pass" else "")
-
-
-def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, policy: Policy) -> Verdict | None:
-    """Whether the efficiency on this host is ``at_least`` so much, as ``keeps`` says it."""
-    difference = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
-    # Step times compare work of one size; widths that share a global batch differ in it.
-    wide, one = (work_of(side[0]) for side in (launches, narrow.launches))
-    shift = math.log(wide / one) - math.log(at_least)
-    return keeps(shift - difference.log, [shift - each for each in difference.each], difference, policy.rule)
 
 
 def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, here: bool) -> Difference:

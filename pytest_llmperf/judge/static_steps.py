@@ -213,7 +213,6 @@ def _check(name: str, now: StaticStep, stored: StaticStep, *, gates: bool) -> Ch
 
 
 def _moved(now: Mapping[str, float], then: Mapping[str, float], unit: str) -> list[str]:
-    """How much more or less of each name, most first."""
     apart = {name: now.get(name, 0) - then.get(name, 0) for name in {*now, *then}}
     moved = sorted((-abs(change), name, change) for name, change in apart.items() if change)
     if unit in ("", "1"):
@@ -250,24 +249,20 @@ def refuse_unexplained(case: str, result: CaseResult, changed: Sequence[str]) ->
 
 def upgrade_lines(results: Sequence[CaseResult]) -> list[str]:
     """``other versions (transformers: 5.17 -> 5.23): 60 of 74 cases take another step: copies a step +32 in 58, …``."""
-    by_versions: dict[tuple[str, ...], list[CaseResult]] = {}
-    for result in results:
-        if result.differences:
-            by_versions.setdefault(result.differences, []).append(result)
-    return [f"other versions ({', '.join(versions)}): {_said(cases)}" for versions, cases in by_versions.items()]
-
-
-def _said(cases: Sequence[CaseResult]) -> str:
-    moved = [result for result in cases if result.verdict == "changed"]
-    if not moved:
-        return f"{len(cases)} case(s) take the same step; record it with --update-baselines"
-    words = [_range(metric, moved) for metric in dict.fromkeys(check.metric for check in moved[0].checks)]
-    what = f"{len(moved)} of {len(cases)} case(s) take another step: {', '.join(filter(None, words))}"
-    return f"{what}; record it with --update-baselines --perf-reason"
+    lines = []
+    for versions in dict.fromkeys(result.differences for result in results if result.differences):
+        cases = [result for result in results if result.differences == versions]
+        moved = [result for result in cases if result.verdict == "changed"]
+        what, reason = f"{len(cases)} case(s) take the same step", ""
+        if moved:
+            words = [_range(metric, moved) for metric in dict.fromkeys(check.metric for check in moved[0].checks)]
+            what = f"{len(moved)} of {len(cases)} case(s) take another step: {', '.join(filter(None, words))}"
+            reason = " --perf-reason"
+        lines.append(f"other versions ({', '.join(versions)}): {what}; record it with --update-baselines{reason}")
+    return lines
 
 
 def _range(metric: str, cases: Sequence[CaseResult]) -> str:
-    """Of those cases where it moved, from the least to the most."""
     found = [check for each in cases if (check := each.check(metric)) and check.baseline not in (None, check.value)]
     if not found:
         return ""

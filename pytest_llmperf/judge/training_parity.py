@@ -77,11 +77,6 @@ class Rounding:
         # One rounding of all gradients together: a tensor that is a small part of them is not told from that.
         return max(own, least / max(tensor.true_norm, least)) if least else own
 
-    def scalar_limit(self, training: TrainingErrors, measured: float) -> float:
-        """Of one figure a step, of which nothing averages out."""
-        factor = max((value for (kind, _), value in self.factors.items() if kind == GRADIENT), default=1.0)
-        return factor * max(measured, training.roundoff)
-
 
 def relative(training: TrainingErrors, tensor: TensorError) -> float:
     """Its error, as a fraction of its norm, or of what one rounding makes of all gradients, where that is more."""
@@ -172,7 +167,11 @@ def judge_parity(trainings: Sequence[TrainingErrors], plain: Sequence[TrainingEr
         own = [one for one in trainings if one.form == form]
         best = _nearest(own, rounding)
         troubles += _troubles(own[0], best, rounding)
-        for check in _checks(own[0].precision, best):
+        for kind in (kind for kind in (_LOSS, GRADIENT, UPDATE) if best[kind]):
+            worst = max(best[kind], key=lambda one: one.times)
+            what = f"{worst.tensor.tensor}, " if worst.tensor else ""
+            detail = f"{what}step {worst.step}, {own[0].precision}"
+            check = METRICS[f"{kind}_error"].check(worst.error, limit=worst.limit, detail=detail)
             known = checks.get(check.metric)
             if known is None or _share(check) > _share(known):
                 checks[check.metric] = check
@@ -193,7 +192,9 @@ def _nearest(trainings: Sequence[TrainingErrors], rounding: Rounding) -> dict[st
         losses = zip(loss_errors(training), training.losses, training.true_losses, strict=True)
         clipping = ((abs(error), 1 + error, 1.0) for error in training.clipping_errors)
         for kind, measured, figures in ((_LOSS, rounding.loss, losses), (_CLIPPING, rounding.clipping, clipping)):
-            limit = rounding.scalar_limit(training, measured)
+            # Of one figure a step nothing averages out.
+            factor = max((value for (kind, _), value in rounding.factors.items() if kind == GRADIENT), default=1.0)
+            limit = factor * max(measured, training.roundoff)
             for step, (error, value, true) in enumerate(figures, 1):
                 found.setdefault((kind, "", step), []).append(_Figure(step, error, limit, value, true))
     nearest: dict[str, list[_Figure]] = {kind: [] for kind in (_LOSS, GRADIENT, UPDATE, _CLIPPING)}
@@ -203,7 +204,6 @@ def _nearest(trainings: Sequence[TrainingErrors], rounding: Rounding) -> dict[st
 
 
 def _troubles(training: TrainingErrors, best: Mapping[str, Sequence[_Figure]], rounding: Rounding) -> Iterator[str]:
-    """In the order of what they follow from."""
     where = f"({training.precision})"
     for name in training.unknown:
         yield f"{name} is a parameter of one of the two alone"
@@ -257,16 +257,6 @@ def _in_words(tensor: TensorError, limit: float) -> str:
 
 def _more(count: int, of: int, what: str) -> str:
     return f" (and {count - 1} more of {of} {what})" if count > 1 else ""
-
-
-def _checks(precision: str, best: Mapping[str, Sequence[_Figure]]) -> Iterator[Check]:
-    for kind in (_LOSS, GRADIENT, UPDATE):
-        figures = best[kind]
-        if figures:
-            worst = max(figures, key=lambda one: one.times)
-            what = f"{worst.tensor.tensor}, " if worst.tensor else ""
-            detail = f"{what}step {worst.step}, {precision}"
-            yield METRICS[f"{kind}_error"].check(worst.error, limit=worst.limit, detail=detail)
 
 
 def _share(check: Check) -> float:

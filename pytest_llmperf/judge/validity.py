@@ -68,7 +68,14 @@ class Circumstances:
 def circumstances(launch: Launch, tolerance: float, experience: Experience | None = None) -> Circumstances:
     """What was around ``launch``, as far as it was seen. ``tolerance`` is the throughput's: a launch that drifts by
     more than half of it has no one speed."""
-    lines = [*neighbours(launch.health), *_unwell(launch.health)]
+    health = launch.health
+    lines = list(neighbours(health))
+    for reason, share in health.clock_reasons.items():
+        if reason in THROTTLES and share > _THROTTLED_SHARE:
+            seen = f"{health.temperature_celsius:.0f} °C, {health.sm_clock_mhz:.0f} MHz"
+            lines.append(f"clocks were lowered by {reason} in {share * 100:.0f} % of the time ({seen})")
+    if health.memory_errors:
+        lines.append(f"{health.memory_errors} new memory error(s) on the GPU (uncorrected ECC, remapped rows)")
     for name, rate in launch.canary.items() if experience and launch.environment.driver else ():
         stored = experience.canaries.get(f"{len(launch.ranks)} {name}", ()) if experience else ()
         usual = median(stored) if stored else 0.0
@@ -93,15 +100,6 @@ def injected(launches: Sequence[Launch]) -> tuple[str, ...]:
     """The faults under which ``launches`` were measured because somebody asked for them, each once."""
     faults = dict.fromkeys(launch.seen.run.injected for launch in launches)
     return tuple(f"LLMPERF_INJECT={fault}" for fault in faults if fault)
-
-
-def _unwell(health: Health) -> Iterator[str]:
-    for reason, share in health.clock_reasons.items():
-        if reason in THROTTLES and share > _THROTTLED_SHARE:
-            seen = f"{health.temperature_celsius:.0f} °C, {health.sm_clock_mhz:.0f} MHz"
-            yield f"clocks were lowered by {reason} in {share * 100:.0f} % of the time ({seen})"
-    if health.memory_errors:
-        yield f"{health.memory_errors} new memory error(s) on the GPU (uncorrected ECC, remapped rows)"
 
 
 def _is_in_order(seconds: Sequence[float]) -> bool:
@@ -136,15 +134,13 @@ def unusable(launch: Launch) -> Iterator[str]:
 
 def _bad_losses(launch: Launch) -> Iterator[str]:
     num_steps = len(launch.ranks[0].step_seconds)
-    if not launch.losses:
-        if launch.evidence.get("losses") != "unknown":
-            yield "no loss was recorded"
-    elif len(launch.losses) != num_steps:
+    if launch.losses and len(launch.losses) != num_steps:
         yield f"{len(launch.losses)} losses were recorded in {num_steps} steps"
-    for step, loss in enumerate(launch.losses, 1):
-        if not math.isfinite(loss):
-            yield f"the loss was {loss} at step {step}"
-            return  # once it is lost, every later one is
+    elif not launch.losses and launch.evidence.get("losses") != "unknown":
+        yield "no loss was recorded"
+    # Once one is lost, every later one is.
+    lost = [(step, loss) for step, loss in enumerate(launch.losses, 1) if not math.isfinite(loss)][:1]
+    yield from (f"the loss was {loss} at step {step}" for step, loss in lost)
 
 
 def disagreements(stored: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
@@ -180,7 +176,17 @@ def unlearnt(spec: TrainSpec, launch: Launch) -> Iterator[str]:
     if tied is not None and asked is not None and bool(tied) != bool(asked):
         yield f"the configuration has tie_word_embeddings={asked}, and the weights were {'' if tied else 'not '}tied"
     if learning:
-        yield from _tensors(learning)
+        steps = learning.steps
+        lines = {
+            "the optimizer does not hold {}": learning.unheld,
+            f"no gradient reached {{}}, which did not move in {steps} steps": learning.unreached,
+            f"{{}} did not move in {steps} steps, though a gradient reached them": learning.still,
+            "ranks have different gradients of {} after their exchange": learning.differing_gradients,
+            f"ranks hold different weights of {{}} after {steps} steps": learning.differing_weights,
+        }
+        if not learning.tensors:
+            yield "no parameter asks for a gradient: nothing is trained"
+        yield from (line.format(_named(names, learning)) for line, names in lines.items() if names)
         yield from _step(spec, learning)
         yield from _data(learning)
 
@@ -198,20 +204,6 @@ def notes(launches: Sequence[Launch]) -> Iterator[str]:
                 f"weights kept in 16 bits alone round such updates away (mixed precision keeps 32 bits); {USUAL}"
             )
             return
-
-
-def _tensors(learning: Learning) -> Iterator[str]:
-    steps = learning.steps
-    lines = {
-        "the optimizer does not hold {}": learning.unheld,
-        f"no gradient reached {{}}, which did not move in {steps} steps": learning.unreached,
-        f"{{}} did not move in {steps} steps, though a gradient reached them": learning.still,
-        "ranks have different gradients of {} after their exchange": learning.differing_gradients,
-        f"ranks hold different weights of {{}} after {steps} steps": learning.differing_weights,
-    }
-    if not learning.tensors:
-        yield "no parameter asks for a gradient: nothing is trained"
-    yield from (line.format(_named(names, learning)) for line, names in lines.items() if names)
 
 
 def _step(spec: TrainSpec, learning: Learning) -> Iterator[str]:
