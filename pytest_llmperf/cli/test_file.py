@@ -70,11 +70,7 @@ class TestFile:
         return f"{self.path.as_posix()}::test_tuned"
 
     def write(self, winner: TrainSpec) -> list[TrainSpec]:
-        """With ``winner`` in the place of what it beats, which it returns: the case of its model, length and GPUs.
-
-        What another search has added since is kept. CaseError: it was edited since, or what it holds in the winner's
-        place is no case of this version's; OSError: it cannot be written.
-        """
+        """With ``winner`` in the place of what it beats, which it returns. CaseError: somebody edited it; OSError."""
         case, usual = unusual_settings(winner), spec_defaults()
 
         def same(other: Mapping[str, Any]) -> bool:

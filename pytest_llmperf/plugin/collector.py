@@ -77,10 +77,7 @@ class Collector:
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_collection_finish")
     def pytest_refuse_from_worker(self, session: pytest.Session) -> None:
-        """Ask for the hardware, as the header does without xdist: a usage error that only tests met would be a crash.
-
-        Before the worker's own terminal, whose header nobody sees, asks for it too.
-        """
+        """Ask for the hardware before the worker's own terminal does, where a usage error would be a crash."""
         if hasattr(session.config, "workeroutput") and any(map(is_case, session.items)):
             with self.session.outcomes():
                 try:

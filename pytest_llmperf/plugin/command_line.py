@@ -82,10 +82,7 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def baselines_further_up(config: pytest.Config) -> str:
-    """A line about baselines further up that this run does not see: without an ini file, pytest takes a sub-folder.
-
-    Empty where there are none, or somebody said what its rootdir is.
-    """
+    """A line about baselines further up that this run does not see: pytest took a sub-folder; else empty."""
     from pytest_llmperf.support.folders import baselines_above
 
     option = config.option

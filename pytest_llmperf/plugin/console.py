@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """Writes past pytest's capture to where its reporter writes; silent where there is no reporter.
-
-    A worker of pytest-xdist has none, and its stderr is the controller's: there it tells why it waits, and no more.
-    """
+    """Writes past pytest's capture to its reporter's place; a worker of pytest-xdist only tells why it waits."""
 
     def __init__(self, config: pytest.Config, run: Callable[[], str] = str) -> None:
         """``run`` says how far the run is."""

@@ -147,10 +147,7 @@ def tell(config: pytest.Config, trouble: Trouble) -> None:
 
 
 class DidNotTrain(pytest.fail.Exception):  # type: ignore[misc, name-defined]  # pytest hides its class
-    """A launch ended without a record: ``xfail(raises=DidNotTrain, strict=True)`` waits for the day it trains.
-
-    A case that trains, and is then judged to have failed, is not meant by that.
-    """
+    """A launch ended without a record, which ``xfail(raises=DidNotTrain)`` awaits; no verdict is meant by that."""
 
     # The short summary begins with it, and has room for little: as pytest does with its own.
     __module__ = "builtins"

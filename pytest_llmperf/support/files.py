@@ -56,11 +56,7 @@ def is_left(path: Path, space: str, pid: int) -> bool:
 
 
 def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
-    """Write ``text`` so that ``path`` always holds a whole one, the old or the new; what UTF-8 cannot hold is escaped.
-
-    ``lasts``: it is on the disk when this returns. What tells of a running process need not be, and costs less.
-    Raises OSError, which names the file, where it cannot be written; what was there before is still there.
-    """
+    """Whole, or as it was before, and OSError; what UTF-8 cannot hold is escaped. ``lasts``: on the disk at return."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"), lasts=lasts)
 
 

@@ -98,7 +98,11 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     suites = [document.suite for document in documents if document.suite]
     tests = Tests.of([part.document for part in parts], [plan.document for plan in plans])
     missing = [name for name in expected if not any((folder / name).exists() for folder in folders)]
-    troubles += [*broken, *(_missing(name, folders, tests) for name in missing)]
+    for name in missing:
+        how = next(filter(None, (ended(folder / name) for folder in folders)), None)
+        why = how.told if how else f"look at its log in {', '.join(map(str, folders))}"
+        broken.append(f"{name}: missing, its job wrote no results; {why}{_left(_width_of(name), tests)}")
+    troubles += broken
     if not parts and not troubles:
         troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
     troubles += filter(None, (_trouble(part, tests) for part in parts))
@@ -152,12 +156,6 @@ def _trouble(part: ResultsFile, tests: Tests) -> str:
         return f"{name}: pytest ended with exit code {last or code}"
     # Each file is of a width that somebody asked for.
     return "" if document.results else f"{name}: no case was measured, all were skipped"
-
-
-def _missing(name: str, folders: Sequence[Path], tests: Tests) -> str:
-    how = next(filter(None, (ended(folder / name) for folder in folders)), None)
-    why = how.told if how else f"look at its log in {', '.join(map(str, folders))}"
-    return f"{name}: missing, its job wrote no results; {why}{_left(_width_of(name), tests)}"
 
 
 def _left(width: int | None, tests: Tests) -> str:
