@@ -68,11 +68,9 @@ def tolerance(text: str) -> float | None:
     return value / 100 if sign else value
 
 
-def whole(text: str, least: int = 0, most: int | None = None) -> int | None:
-    """A whole number in digits, from ``least`` to ``most``."""
-    if _WHOLE.fullmatch(text) is None or int(text) < least or (most is not None and int(text) > most):
-        return None
-    return int(text)
+def whole(text: str, least: int = 0) -> int | None:
+    """A whole number in digits, ``least`` or more."""
+    return int(text) if _WHOLE.fullmatch(text) and int(text) >= least else None
 
 
 def count(text: str) -> int | None:
@@ -111,6 +109,7 @@ def currency(text: str) -> str | None:
 _ALIKE, _SLIP = 0.5, 0.8
 # What begins alike was meant before what only shares letters: 'adamww' is an Adam.
 _STEM = 3
+_MOST = 8
 
 
 def nearest(name: str, known: Iterable[str], at_least: float = _ALIKE) -> str | None:
@@ -132,9 +131,9 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f", did you mean {found!r}?" if found else ""
 
 
-def first_few(names: Sequence[str], most: int = 8) -> str:
+def first_few(names: Sequence[str]) -> str:
     """As many as a line bears."""
-    return ", ".join(names[:most]) + (f", … ({len(names)} in all)" if len(names) > most else "")
+    return ", ".join(names[:_MOST]) + (f", … ({len(names)} in all)" if len(names) > _MOST else "")
 
 
 def _shared_start(a: str, b: str) -> int:
