@@ -57,7 +57,7 @@ class PredictionProcess:
         self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process, which close() ends
-        self._asked, self._is_open = 0, True
+        self._asked = 0
         self._unsent, self._rest = b"", b""
         self._known: dict[int, Mapping[str, Any]] = {}
 
@@ -68,11 +68,6 @@ class PredictionProcess:
         self._asked += 1
         self._exchange(0.0)
         return self._asked - 1
-
-    def end_of_questions(self) -> None:
-        """Let the process end once it has answered."""
-        self._is_open = False
-        self._exchange(0.0)
 
     def receive(self, number: int) -> Mapping[str, Any]:
         """The answer, once it is there; ``{"error": why}`` where nothing was."""
@@ -100,8 +95,6 @@ class PredictionProcess:
                 self._unsent = self._unsent[os.write(asks.fileno(), self._unsent[:4096]) :]
             except BrokenPipeError:  # it ended: its answers, or their absence, say so
                 self._unsent = b""
-        if not self._is_open and not self._unsent:
-            asks.close()
         if not readable:
             return bool(writable)
         read = os.read(answers.fileno(), 2**16)
@@ -186,7 +179,6 @@ def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | Pre
     its peak by part."""
     with closing(_Steps(operators=False)) as steps:
         steps.ask(specs)
-        steps.end_of_questions()
         for spec in specs:
             answer = steps.answer(spec, "its memory cannot be predicted")
             yield answer if isinstance(answer, PredictionError) else dict(answer["parts"])
