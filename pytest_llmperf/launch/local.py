@@ -23,7 +23,7 @@ from pytest_llmperf.launch.request import (
     worker_environment,
     write_request,
 )
-from pytest_llmperf.launch.scratch import scratch
+from pytest_llmperf.launch.scratch import Scratch, scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
@@ -111,21 +111,11 @@ class LocalLauncher:
         return replace(errors, health=run.health) if isinstance(errors, Failure) else errors
 
     def _run(self, request: LaunchRequest, watch: Watch) -> _Run | Failure:
-        folder = request.folder
-        progress = ProgressReader(folder / "progress.json", watch)
+        progress = ProgressReader(request.folder / "progress.json", watch)
         try:
-            write_request(request)
-            with scratch() as place, process.lifeline(folder) as line, request.meter.running() as lap:
-                asked = worker_environment(request, os.environ)
-                script = ScriptLaunch.of(request)
-                environment = {**asked, **place.variables, **request.variables, **line}
-                if script:
-                    environment = script.environment(environment)
-                    script.check(environment["PATH"])
-                command = script.command if script else self._command(request)
-                part = HostPart(folder, command, environment, request.gpus, script)
-                with HealthWatch(request.gpus, folder) as watched:
-                    agent = request.warm.agent(request, environment, progress.poll) if request.warm else None
+            with self._prepared(request) as (part, place), request.meter.running() as lap:
+                with HealthWatch(request.gpus, request.folder) as watched:
+                    agent = request.warm.agent(request, part.environment, progress.poll) if request.warm else None
                     ended = part.run(agent, request.timeout_seconds, progress, watched)
                     health = watched.health()
                 if agent and agent.state is State.LOST:
@@ -133,7 +123,20 @@ class LocalLauncher:
                 place.is_whole = ended.returncode == 0
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:
-            return outcome.refused(folder, error)
+            return outcome.refused(request.folder, error)
+
+    @contextmanager
+    def _prepared(self, request: LaunchRequest) -> Iterator[tuple[HostPart, Scratch]]:
+        """What can be had before anything of a launch runs, for as long as that lasts: its files, place and words."""
+        write_request(request)
+        with scratch() as place, process.lifeline(request.folder) as line:
+            script = ScriptLaunch.of(request)
+            environment = {**worker_environment(request, os.environ), **place.variables, **request.variables, **line}
+            if script:
+                environment = script.environment(environment)
+                script.check(environment["PATH"])
+            command = script.command if script else self._command(request)
+            yield HostPart(request.folder, command, environment, request.gpus, script), place
 
 
 class LocalSite(Site):
