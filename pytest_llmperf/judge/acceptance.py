@@ -265,7 +265,7 @@ def replaced(
     files have, whichever were chosen. What another choice of tests may still have is no former case."""
     own = {result.digest for result in results}
     recorded_by = {one.recorded_by for one in stored if one.digest not in own}
-    for result in results:
+    for result in (each for each in results if "::" in each.nodeid):  # a command is no test
         test = test_of(result.nodeid)
         siblings = [one for one in stored if test_of(one.recorded_by) == test and one.digest not in own]
         known = all(node in whole or node in recorded_by for node in collected if test_of(node) == test)

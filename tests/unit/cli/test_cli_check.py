@@ -71,6 +71,12 @@ def test_what_was_recorded_passes_and_what_got_slower_fails(capsys: pytest.Captu
     assert json.loads(Path("out.json").read_text())["exit_code"] == 1
 
 
+def test_a_command_is_no_test_whose_former_case_another_spec_would_replace() -> None:
+    assert check("--update-baselines=all") == 0
+    assert check("micro_batch_size=2", "--update-baselines=all") == 0
+    assert len([*Path("baselines").rglob("*.json")]) == 2
+
+
 def test_what_all_cases_share_fails_the_command_and_is_in_its_document(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
