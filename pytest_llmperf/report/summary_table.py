@@ -226,10 +226,25 @@ def _cases(results: Sequence[CaseResult]) -> Collection[CaseResult]:
 
 
 def _hint(results: Sequence[CaseResult]) -> list[str]:
-    new = sum(result.verdict == "new" and not result.updated for result in _cases(results))
-    if not new:
-        return []
-    subject, them = ("1 case has", "it") if new == 1 else (f"{new} cases have", "them")
-    is_static = any(result.check("predicted_peak_bytes") for result in results)
-    what, static = ("static figures", "--perf-static ") if is_static else ("baseline", "")
-    return [f"{subject} no {what} yet; record {them} with {static}--update-baselines=new"]
+    cases = list(_cases(results))
+    new = sum(result.verdict == "new" and not result.updated for result in cases)
+    changed = sum(map(_passes_changed, cases))
+    lines = []
+    if changed:
+        subject, them = (
+            ("1 case that is changed passes", "it") if changed == 1 else (f"{changed} that are changed pass", "them")
+        )
+        lines.append(f"{subject}: --perf-strict fails {them}")
+    if new:
+        subject, them = ("1 case has", "it") if new == 1 else (f"{new} cases have", "them")
+        is_static = any(result.check("predicted_peak_bytes") for result in results)
+        what, static = ("static figures", "--perf-static ") if is_static else ("baseline", "")
+        lines.append(f"{subject} no {what} yet; record {them} with {static}--update-baselines=new")
+    return lines
+
+
+def _passes_changed(result: CaseResult) -> bool:
+    """Whether that is to be said: on a CPU a line of its own does."""
+    rate = result.check(RATE)
+    is_so = result.verdict == "changed" or (bool(result.changed) and result.verdict in ("pass", "improved"))
+    return is_so and not result.updated and not (rate and rate.times_slower)
