@@ -249,9 +249,10 @@ class WholeTree:
     def end(self, descendants: Callable[[], set[psutil.Process]]) -> None:
         """Stop them and ``descendants``, so that none sees another go, and kill them: no handler of theirs runs.
 
-        What they alone had in shared memory goes, unless it was there before them.
+        What they alone had in shared memory goes, unless it was there before them; and the locks of extensions that
+        they built for torch: who finds one of those waits for ever.
         """
-        stopped, shared = set[psutil.Process](), set[Path]()
+        stopped, shared, locks = set[psutil.Process](), set[Path](), set[Path]()
         try:
             for _ in range(_ROUNDS):
                 found = descendants() - stopped
@@ -265,7 +266,9 @@ class WholeTree:
                     with suppress(psutil.Error):
                         process.suspend()
                 stopped |= found
-            shared = _used(process.pid for process in stopped) - self._shared_before
+            used = _used(process.pid for process in stopped)
+            shared = used - self._shared_before
+            locks = {path for path in used if path.name == "lock" and (path.parent / "build.ninja").exists()}
         finally:  # Ctrl-C leaves none of them stopped
             for process in stopped:
                 with suppress(psutil.Error):
@@ -273,7 +276,7 @@ class WholeTree:
         deadline = time.monotonic() + _GONE_SECONDS
         while any(map(is_alive, stopped)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        _remove(shared & _shared())
+        _remove((shared & _shared()) | locks)
         if self._guard:
             self._guard.kill()
             self._guard.communicate()

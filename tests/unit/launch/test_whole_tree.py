@@ -154,3 +154,20 @@ def test_memory_that_somebody_else_has_too_stays(folder: Path) -> None:
         path.unlink(missing_ok=True)
         for name in [(folder / "other").read_text()]:
             (Path("/dev/shm") / name).unlink(missing_ok=True)
+
+
+def test_the_lock_of_an_extension_that_was_being_built_goes_too(folder: Path) -> None:
+    (folder / "extension").mkdir()
+    (folder / "extension" / "build.ninja").touch()
+    files = [folder / "extension" / "lock", folder / "lock"]
+    code = f"import time; held = [open(path, 'w') for path in {[*map(str, files)]}]; time.sleep(60)"
+    process.watch(
+        lambda: process.start(
+            [sys.executable, "-c", code], environment={**os.environ, "OF": str(folder)}, log=folder / "log"
+        ),
+        timeout_seconds=30.0,
+        poll=lambda: None,
+        is_over=lambda: all(path.exists() for path in files),
+        tree=WholeTree(f"OF={folder}"),
+    )
+    assert [path.exists() for path in files] == [False, True], "whose the other one is nobody knows"
