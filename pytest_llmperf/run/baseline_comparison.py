@@ -81,16 +81,14 @@ class BaselineComparison:
         scaling: Scaling | None = None,
     ) -> None:
         """``launches`` are those that another test of this run has made of the same spec."""
-        self._caller, self._run, self._spec = caller, caller.run, spec
-        self._scaling = scaling
+        self._caller, self._run, self._spec, self._scaling = caller, caller.run, spec, scaling
         # A loss may be decided at the run's end where enough cases may be on its GPU by then to tell of that. A strict
         # run passes nothing till then, and a recording one accepts no loss without a reason.
         settings = self._run.settings
         waits = self._run.num_gates > FEWEST_CASES and not settings.strict and settings.update in (None, "prune")
         self._policy = replace(caller.policy(spec), waits=waits)
         begun = () if launches else self._run.job.begun(caller.nodeid, spec.digest)
-        self._num_begun = len(begun)
-        """What an earlier start of the SLURM job has launched, and not concluded."""
+        self._num_begun = len(begun)  # what an earlier start of the SLURM job has launched, and not concluded
         self._retry = LaunchRetry(runner, caller.observer.say)
         self._launches = launches or begun
 
@@ -118,9 +116,7 @@ class BaselineComparison:
                 calibrates=self._calibrates,
             )
             self._launches = (*self._launches, launch)
-            judgement = None
-            if number >= fewest or self._retry.spoilt:
-                judgement = self._judge(baseline)
+            judgement = self._judge(baseline) if number >= fewest or self._retry.spoilt else None
             goes_on = judgement is None or (judgement.undecided and number < most)
             if goes_on and not self._retry.spoilt:  # kept for a start that goes on with them
                 self._run.job.begin(self._caller.nodeid, self._spec.digest, self._launches)
@@ -173,9 +169,8 @@ class BaselineComparison:
             growth = growth_checks(launches, explained, self._policy.rule.budget)
             is_alone = any(check.verdict == "inconclusive" for check in growth)
             judgement = joined(judgement, growth, undecided=is_alone)
-            if baseline:
-                losses = first_loss_checks(launches, explained, spec.passes_per_step)
-                judgement = joined(judgement, losses, undecided=False)
+            losses = first_loss_checks(launches, explained, spec.passes_per_step)
+            judgement = joined(judgement, losses, undecided=False)
             phases = self._phase_checks(baseline)
             judgement = joined(judgement, phases.checks, undecided=phases.undecided)
         return self._scaling.joined(judgement, launches, baseline) if self._scaling else judgement
@@ -185,9 +180,8 @@ class BaselineComparison:
         repeats = baseline.repeats if baseline else None
         checks = count_checks(self._launches, baseline.trace if baseline else None, repeats)
         other = [check for check in checks if check.verdict in ("regressed", "changed")]
-        if not (baseline and repeats):
-            return checks
-        if not repeats.is_chance(self._launches, baseline.explained, are_counts_other=bool(other)):
+        explained = baseline.explained if baseline else ()
+        if not repeats or not repeats.is_chance(self._launches, explained, are_counts_other=bool(other)):
             return checks
         unsure = {check: replace(check, verdict="inconclusive", detail=LEARN_ANEW) for check in other}
         return tuple(unsure.get(check, check) for check in checks)

@@ -246,15 +246,13 @@ class MaxBatchSize:
                 raise _SpoiltError
 
     def _judged(self, case: Case, size: int, launch: Launch, baseline: CapacityBaseline | None) -> CaseResult:
-        check = judge_capacity(size, baseline)
+        check, peak = judge_capacity(size, baseline), launch.peak_reserved_bytes
         reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
         troubles = contradictions(short(case.specs[0], size), (launch,), self._caller.terms.inactive)
-        peak = launch.peak_reserved_bytes
-        checks = (
-            Check(metric=check.metric, value=check.value, unit=check.unit) if troubles else check,
-            METRICS["peak_reserved_bytes"].check(peak),
-            METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes),
-        )
+        if troubles:
+            check = Check(metric=check.metric, value=check.value, unit=check.unit)
+        allocated = METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes)
+        checks = (check, METRICS["peak_reserved_bytes"].check(peak), allocated)
         verdict: Verdict = "invalid" if troubles else check.verdict or "pass"
         note = f"{size} sequences fit ({memory(peak)} reserved), {size + 1} run out of memory"
         return replace(

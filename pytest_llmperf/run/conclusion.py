@@ -28,24 +28,22 @@ from pytest_llmperf.settings.spec import Spec, is_narrower
 from pytest_llmperf.settings.train_spec import TrainSpec, known_failure
 from pytest_llmperf.support.formats import first_n
 
-_BEFORE = "concluded before the job was requeued"
-
 _MOST_FILES = 3
 
 _Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
 
 
 def earlier(caller: Caller, case: Case) -> Concluded | None:
-    """Return what the job concluded of this case before it was requeued, where this run goes on with that."""
+    """What the job concluded of this case before it was requeued, where this run goes on with that."""
     kept = caller.run.job.find(caller.nodeid, case.digest)
     if not kept or caller.run.settings.dry_run:
         return None
-    notes = tuple(dict.fromkeys((*kept.result.notes, _BEFORE)))
+    notes = tuple(dict.fromkeys((*kept.result.notes, "concluded before the job was requeued")))
     return _found(caller, case, replace(kept, result=replace(kept.result, notes=notes)))
 
 
 def conclude(caller: Caller, case: Case, concluded: Concluded) -> Concluded:
-    """Keep what was ``concluded``, and tell whether the case holds or was recorded."""
+    """Keep what was ``concluded``; with whether the case fails."""
     trouble = caller.run.job.keep(concluded)
     caller.run.notes += [trouble] if trouble else []
     return _found(caller, case, concluded)
@@ -75,8 +73,7 @@ def failures(caller: Caller, case: Case) -> Iterator[None]:
         spec, failure = case.spec(error.spec_id), error.failure
         # One of several that took turns is named.
         reason = failure.reason if error.spec_id == case.id else f"{error.spec_id}: {failure.reason}"
-        baseline = Recorder(caller).find(spec)
-        differences: tuple[str, ...] = ()
+        baseline, differences = Recorder(caller).find(spec), tuple[str, ...]()
         if baseline is not None and failure.environment is not None:
             differences = baseline.launches[-1].environment.differences(failure.environment)
         caller.findings.results.append(replace(caller.result(case, "invalid", reason), differences=differences))

@@ -248,7 +248,7 @@ def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
 
 # The cases of a ``--perf-json`` document as a history keeps them, and the row that a real run leaves.
 
-#: A launch that misbehaved on purpose is no history.
+# A launch that misbehaved on purpose is no history.
 _FAULT = "LLMPERF_INJECT"
 
 # What of an environment may move a figure, in the order in which it is told.
@@ -270,8 +270,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
     launches = sorted(map(_whole, whole) if whole else _parts(records), key=lambda launch: launch.started_at)
     if not launches or not told.digest or any(record.environment.variables.get(_FAULT) for record in records):
         return None
-    commit = document.record.revision
-    # ``0123456789ab+`` where files differed from that commit; empty where nobody told.
+    commit = document.record.revision  # ``0123456789ab+`` where files differed from it; empty where nobody told
     revision = commit.commit + "+" * (commit.changed > 0) if commit and commit.commit else ""
     counted = {name: result.figure(name).value for name in COUNTED}
     return PastResult(

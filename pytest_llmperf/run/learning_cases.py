@@ -77,15 +77,14 @@ class CurveCheck:
             return result  # what is no training has no curve
         if self._judged is None:
             self._launches[self._spec.seed] = result.launches[0]
-            wrong = self._trained()
-            if wrong:
+            if wrong := self._trained():
                 return replace(result, verdict="invalid", reason=wrong)
-        return self._joined(result)
+        return result if self.is_recorded else self._joined(result)
 
     def _trained(self) -> str:
         """What contradicts a seed's spec, if anything does."""
         stored = self._stored.losses if self._stored else {}
-        seeds = self._seeds if self.is_recorded or not stored else tuple(stored)
+        seeds = self._seeds if self.is_recorded else tuple(stored) or self._seeds[:1]
         turn = Turn(launches=len(seeds) if self.is_recorded else 0)
         for seed in seeds:
             if seed not in self._launches:
@@ -95,13 +94,10 @@ class CurveCheck:
                 if wrong:
                     return joined_reasons(f"seed {seed}: {line}" for line in wrong)
                 self._launches[seed] = launch
-            if self.is_recorded:
-                continue
-            if not stored:
-                break
-            self._judged = judge_curve(self._losses, stored)
-            if self._judged.verdict != "undecided":
-                break
+            if stored and not self.is_recorded:
+                self._judged = judge_curve(self._losses, stored)
+                if self._judged.verdict != "undecided":
+                    break
         return ""
 
     @property
@@ -110,20 +106,18 @@ class CurveCheck:
         return {seed: tuple(launch.losses[: self._spec.steps]) for seed, launch in self._launches.items()}
 
     def _joined(self, result: CaseResult) -> CaseResult:
-        if self.is_recorded:
-            return result
         judged = self._judged
         if judged is None:
             why = f"no loss curve is stored, expected one at {self._store.path(LOSS_CURVES, self._spec)}; record it"
             verdict = worst_of(("new", result.verdict if result.verdict != "planned" else None))
             return replace(result, verdict=verdict, reason=why if verdict == "new" else result.reason)
-        result = replace(
-            result, loss_curve=judged, notes=(*result.notes, f"loss curve {judged.verdict}: {judged.reason}")
-        )
+        told = f"loss curve {judged.verdict}: {judged.reason}"
+        result = replace(result, loss_curve=judged)
         if judged.verdict in OTHER_LEARNING:
             before = [f"{result.verdict}: {result.reason}"] if result.verdict in FAILING else []
-            told = f"loss curve {judged.verdict}: {judged.reason}, if that was meant accept it with {_ACCEPT}"
-            return replace(result, verdict="invalid", reason=joined_reasons([told, *before]), notes=result.notes[:-1])
+            reason = joined_reasons([f"{told}, if that was meant accept it with {_ACCEPT}", *before])
+            return replace(result, verdict="invalid", reason=reason)
+        result = replace(result, notes=(*result.notes, told))
         if judged.verdict == "undecided" and result.verdict == "pass":
             return replace(result, verdict="inconclusive", reason=f"loss curve undecided: {judged.reason}")
         return result

@@ -41,7 +41,6 @@ class Option:
     fronts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Front-ends that have it, and what is different there: ``flag``, ``default``, ``help``."""
     default: Any = None
-    """What counts where nobody says anything."""
     parse: Callable[[str], Any] | None = None
     """From text; ``None``: the text is no such value."""
     expected: str = ""
@@ -50,7 +49,7 @@ class Option:
     """Whether it stays as typed, checked, until settings are read: commands that a message offers repeat it."""
     choices: tuple[str, ...] = ()
     means: Mapping[str, Any] = field(default_factory=dict)
-    """The values that choices stand for, where these are not the words."""
+    """The values of choices that are not the words."""
     metavar: str = ""
     is_switch: bool = False
     path: Literal["", "file", "folder", "store", "source"] = ""
@@ -82,7 +81,7 @@ class Option:
         return self.means.get(text, value)
 
     def words(self, front: str) -> dict[str, Any]:
-        """Return what argparse's ``add_argument`` takes. No default: ``None`` says that nobody said anything."""
+        """For argparse's ``add_argument``. No default: ``None`` says that nobody said anything."""
         default, text = self.at(front, "default"), self.at(front, "help")
         if default and "(" not in text:
             shown = f"{default:g}" if isinstance(default, float) and front != PYTEST else default
@@ -133,16 +132,12 @@ def only(*fronts: str, **changed: Mapping[str, Any]) -> dict[str, Mapping[str, A
 def add_to_pytest(parser: Any, options: Iterable[Option]) -> None:
     """Register flags and ini values with pytest's ``parser``."""
     group = parser.getgroup("llmperf", "LLM training performance (pytest-llmperf)")
-    inis = list(options)
-    for one in inis:
-        if PYTEST not in one.fronts:
-            continue
+    for one in options:
         if one.dest == "perf_update":  # spelled out: with an optional value it would take the path that follows it
             for flag, (value, what) in UPDATES.items():
                 group.addoption(flag, dest=one.dest, action="store_const", const=value, help=what)
-        else:
+        elif PYTEST in one.fronts:
             group.addoption(one.flag, **one.words(PYTEST))
-    for one in inis:
         if one.ini:
             kind = {"type": "bool", "default": False} if one.is_switch else {"default": ""}
             parser.addini(one.ini, one.ini_help or f"as {one.flag}", **kind)
@@ -151,10 +146,8 @@ def add_to_pytest(parser: Any, options: Iterable[Option]) -> None:
 def add_to_command(
     parser: Any, options: Iterable[Option], front: str, flags: Sequence[str] = (), *, has_defaults: bool = False
 ) -> None:
-    """Register the flags of ``front``, or ``flags`` of them, with a parser, or a group, of argparse.
-
-    ``has_defaults``: what nobody says has its default at once, since no settings are read of these.
-    """
+    """Register the flags of ``front``, or ``flags`` of them, with argparse; at once with defaults where no settings
+    are read of these."""
     for one in options:
         if front not in one.fronts or (flags and one.flag not in flags):
             continue

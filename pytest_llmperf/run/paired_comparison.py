@@ -196,6 +196,5 @@ class PairedComparison:
 
 
 def _diagnosed(result: CaseResult, turns: Turns) -> CaseResult:
-    """With what the newest launch of the second side does that that of the first did not."""
     before, after = turns.pairs[-1]
     return diagnosed(beside_verdict(result, before, before.trace), before.trace, after.trace)

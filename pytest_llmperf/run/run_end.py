@@ -133,7 +133,6 @@ def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
 
 
 def _late(run: Run, verdicts: Sequence[LateVerdict]) -> list[str]:
-    """A line for each, and the command that runs their tests again."""
     command = run.rerun_of([late.result.nodeid for late in verdicts]) if verdicts else ""
     again = f"run again, best with the other cases, by which their GPUs are known: {command}" if command else ""
     return [*(late.line for late in verdicts), again]
@@ -224,8 +223,8 @@ def _write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]
 
 
 def _entries(run: Run) -> list[Entry]:
-    # What a run without launches judges is of no machine kind, and of all.
-    machine, is_static = "" if run.settings.static else run.machine_kind, run.settings.static
+    is_static = run.settings.static  # what it judges is of no machine kind, and of all
+    machine = "" if is_static else run.machine_kind
     return entries_of_run(run.settings.baselines, machine, on_cpu=run.on_cpu, is_static=is_static)
 
 

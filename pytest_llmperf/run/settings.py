@@ -105,7 +105,6 @@ class Settings:
         static="refused",
         repeated=True,
     )
-    """Of each case that is held against a baseline."""
     loss_curve: bool = switch(
         "--perf-loss-curve",
         _BOTH,
@@ -114,7 +113,6 @@ class Settings:
         repeated=True,
         ini="perf_loss_curve",
     )
-    """Of each case that is held against a baseline, where it can."""
     strict: bool = switch(
         "--perf-strict",
         only(PYTEST, check={"help": "also fail on improved, inconclusive or changed cases"}),
@@ -130,7 +128,6 @@ class Settings:
         static="refused",
         repeated=True,
     )
-    """Empty holds cases against their baselines."""
     start: str = option(
         "--perf-start",
         _ALL,
@@ -221,7 +218,6 @@ class Settings:
         ini_help="price of a GPU-hour, e.g. 2.10",
         **_PRICE,
     )
-    """``None``: costs are in GPU-hours."""
     currency: str | None = option(
         "--perf-currency",
         _PYTEST,
@@ -239,7 +235,6 @@ class Settings:
         ini="perf_history",
         ini_help="as --perf-history; a relative path is looked up from the rootdir",
     )
-    """``None``: none."""
     timeout_seconds: float = option(
         "--perf-timeout",
         only(PYTEST, check=_EACH, bisect=_EACH, script=_EACH, tune=_EACH | {"default": 180.0}),
@@ -287,7 +282,6 @@ class Settings:
         ini="perf_machine",
         ini_help="your name for this machine kind, instead of the hardware's",
     )
-    """Empty where the hardware's name serves."""
     slurm: SlurmOptions = field(default_factory=_no_slurm_options)
     width: Width | None = None
     """Of which tests alone are run, by ``width_gpus`` and ``plan``; ``None``: all."""
@@ -298,7 +292,7 @@ class Settings:
 
     @property
     def tolerances(self) -> Mapping[str, float]:
-        """By metric, what the ini file sets."""
+        """Of the ini file, by metric."""
         said = {name: getattr(self, f"{name}_tolerance") for name in TOLERANCES}
         return {TOLERANCES[name]: value for name, value in said.items() if value is not None}
 

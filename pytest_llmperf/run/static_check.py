@@ -210,7 +210,6 @@ def _of_script(caller: Caller, spec: ScriptSpec, stored: Collection[StaticStep])
 
 
 def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | NoStep:
-    """What a step of one launch of its small form did."""
     run, few = caller.run, min(spec.steps, max(_MOST_STEPS, spec.warmup_steps + 2))
     ranks = spec.gpus if "{gpus}" in spec.tiny else 0
     env = {**spec.env, **NO_GPU}

@@ -62,7 +62,7 @@ class WholeRun:
 
     @property
     def line(self) -> str:
-        """``all cases, by 2.9 % (2.3 to 3.5), after calibration: …``; empty where it is no news."""
+        """Empty where it is no news."""
         change, unclear = self.change, sum(map(_is_its_gpus_alone, self.results))
         if change is None or not (change.is_news or self.verdict in FAILING_IF_STRICT) or change.together < MOST:
             told = f"{unclear} of {len(self.results)} cases inconclusive: slower beyond tolerance, {_UNTOLD}; {_ASK}"
@@ -72,8 +72,7 @@ class WholeRun:
         cases = f"{change.cases} cases on {change.gpus} GPU{'s' * (change.gpus > 1)}"
         if self.verdict == "inconclusive":
             return f"all cases slower, {by}, {_UNTOLD}: {cases}, {unclear} inconclusive; {_ASK}"
-        way = "slower" if change.log > 0 else "faster"
-        told = "which their GPUs alone may do (not calibrated)"
+        way, told = ("slower" if change.log > 0 else "faster"), "which their GPUs alone may do (not calibrated)"
         if change.is_known:
             told = "after calibration" if change.is_calibrated else "on GPUs that their baselines know"
         return (
@@ -83,7 +82,7 @@ class WholeRun:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return what ``--perf-json`` says of that change; nothing where none was looked for."""
+        """For ``--perf-json``; nothing where no change was looked for."""
         if self.unjudged:
             return {"unjudged": self.unjudged}
         if self.change is None:
@@ -142,7 +141,7 @@ def _judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
 
 
 def _is_its_gpus_alone(result: CaseResult) -> bool:
-    """Whether it is undecided for a loss that only its GPU would explain."""
+    """Undecided, for a loss that only its GPU would explain."""
     return result.verdict == "inconclusive" and any(check.detail == ONLY_ITS_GPU for check in result.checks)
 
 
@@ -180,8 +179,8 @@ def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None
         where = f"{case.gpus} GPU(s)" if case.gpus else "CPU"
         seconds = "unknown" if case.seconds is None else f"{case.seconds:.0f} s"
         lines.append(f"{number:4d}. {case.id}  {case.launches} launch(es) on {where}, {seconds}")
-    known = [case for case in planned if case.seconds is not None]
-    wall = sum(case.seconds or 0.0 for case in known)
+    known = [case.seconds for case in planned if case.seconds is not None]
+    wall = sum(known)
     launches = sum(case.launches for case in planned)
     budget = f" of {budget_gpu_hours:g}" if budget_gpu_hours is not None else ""
     total = (
