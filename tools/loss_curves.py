@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.judge.loss_curves import judge_curve, spans, spreads
+from pytest_llmperf.judge.trainings import judge_curve, spans, spreads
 from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart

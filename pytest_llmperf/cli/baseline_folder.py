@@ -13,8 +13,14 @@ from typing import Any, Generic, TypeVar
 
 from pytest_llmperf.cli.answer import CaseError, NotStoredError
 from pytest_llmperf.judge import store
-from pytest_llmperf.judge.baseline import CAPACITY, Baseline, BaselineStore, CapacityBaseline
-from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
+from pytest_llmperf.judge.baseline import (
+    CAPACITY,
+    LOSS_CURVES,
+    Baseline,
+    BaselineStore,
+    CapacityBaseline,
+    CurveBaseline,
+)
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
 from pytest_llmperf.report.text import one_line

@@ -15,12 +15,12 @@ from pytest_llmperf.judge.baseline import (
     ANY_MACHINE,
     Baseline,
     BaselineStore,
+    CurveBaseline,
     Entry,
     StepBaseline,
     StoredStep,
     entry_of,
 )
-from pytest_llmperf.judge.loss_curves import CurveBaseline
 from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Store, file_name, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.loss_curves import FEWEST_SEEDS
+from pytest_llmperf.judge.baseline import FEWEST_SEEDS
 from pytest_llmperf.judge.run_effects import Terms
 from pytest_llmperf.plugin.reports import failed
 from pytest_llmperf.records.result import Reference

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import refuse_injected
-from pytest_llmperf.judge.loss_curves import FEWEST_STEPS, LOSS_CURVES, CurveBaseline, SeedCurve, judge_curve
+from pytest_llmperf.judge.baseline import FEWEST_STEPS, LOSS_CURVES, CurveBaseline, SeedCurve
 from pytest_llmperf.judge.store import BaselineError, Store
-from pytest_llmperf.judge.training_parity import Parity, judge_parity
+from pytest_llmperf.judge.trainings import Parity, judge_curve, judge_parity
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.result import FAILING, OTHER_LEARNING, CaseResult, JudgedCurve, joined_reasons, worst_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
+from pytest_llmperf.judge.baseline import LOSS_CURVES, CurveBaseline
 from pytest_llmperf.judge.store import Store
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.training_parity import Parity, judge_parity
+from pytest_llmperf.judge.trainings import Parity, judge_parity
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.records.learning import ParityOrder, TrainingErrors

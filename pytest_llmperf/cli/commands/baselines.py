@@ -27,10 +27,10 @@ from pytest_llmperf.cli.baseline_folder import (
 )
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.acceptance import best, since_reason
-from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, size_of
+from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, CurveBaseline, size_of
 from pytest_llmperf.judge.exact import changes
-from pytest_llmperf.judge.loss_curves import CurveBaseline, spans, spreads
 from pytest_llmperf.judge.store import Accepted
+from pytest_llmperf.judge.trainings import spans, spreads
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured, rate_of
 from pytest_llmperf.report.table import Column

@@ -11,8 +11,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.night.night_results import unused
-from pytest_llmperf.judge.baseline import BaselineStore
-from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline, SeedCurve
+from pytest_llmperf.judge.baseline import LOSS_CURVES, BaselineStore, CurveBaseline, SeedCurve
 from pytest_llmperf.judge.store import Store
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -16,20 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.judge.baseline import BaselineStore
-from pytest_llmperf.judge.loss_curves import (
-    FEWEST_STEPS,
-    LOSS_CURVES,
-    CurveBaseline,
-    SeedCurve,
-    Span,
-    judge_curve,
-    parts_of,
-    spans,
-    spreads,
-)
+from pytest_llmperf.judge.baseline import FEWEST_STEPS, LOSS_CURVES, BaselineStore, CurveBaseline, SeedCurve
 from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError, Store, parse, text_of
+from pytest_llmperf.judge.trainings import Span, judge_curve, parts_of, spans, spreads
 from pytest_llmperf.records.result import OTHER_LEARNING, CurveWord, JudgedCurve
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.judge.training_parity import judge_parity
+from pytest_llmperf.judge.trainings import judge_parity
 from pytest_llmperf.records.learning import FP32, GRADIENT, OWN, UPDATE, TensorError, TrainingErrors, merged_errors
 from pytest_llmperf.run.cases import need_the_same_training
 from pytest_llmperf.run.findings import CaseFailedError

@@ -1,15 +1,195 @@
-"""Parity: one training beside the truth, no further from it than rounding takes the plain form; else what differs."""
+"""Whether a training still learns what it did, seed beside the same seed; and one training beside the truth, no further
+from it than rounding takes the plain form, else what differs. Pure.
+
+Curves are held by one-sided tests in both directions, as for MLPerf's reference convergence points, where also what
+converges faster is refused. A seed's order of rows and its initial weights are in both trainings of a pair and cancel;
+if they no longer do, pairs only scatter more, and the tests hold all the same.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from itertools import pairwise
+from statistics import fmean, median_low, stdev, variance
 
+from pytest_llmperf.judge.baseline import FEWEST_STEPS
+from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.learning import FP32, GRADIENT, UPDATE, TensorError, TrainingErrors
 from pytest_llmperf.records.metrics import METRICS
-from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.result import Check, CurveWord, JudgedCurve, JudgedPart
+
+# Parts: the losses of a training as a few means, each over as many steps as all before it.
+
+_PARTS = 4
+
+
+@dataclass(frozen=True)
+class Span:
+    """Steps, counted from 1."""
+
+    first: int
+    last: int
+
+
+def spans(steps: int) -> tuple[Span, ...]:
+    """Those of a training of so many steps: ``2 to 12, 13 to 25, 26 to 50, 51 to 100``; ValueError: there are fewer
+    than ``FEWEST_STEPS``."""
+    if steps < FEWEST_STEPS:
+        raise ValueError(f"{steps} steps, expected {FEWEST_STEPS} or more")
+    ends = [1, *(steps >> shift for shift in reversed(range(_PARTS)))]
+    return tuple(Span(before + 1, end) for before, end in pairwise(ends))
+
+
+def parts_of(losses: Sequence[float]) -> tuple[float, ...]:
+    """The mean loss of each span, in nats a token."""
+    return tuple(fmean(losses[span.first - 1 : span.last]) for span in spans(len(losses)))
+
+
+# Spread: how far apart trainings of other seeds are in each part, and what difference beside that is none.
+
+# Of a standard deviation between seeds: the mean of sixteen trainings is not known better than that.
+_SHARE = 0.25
+# Of the loss: about twice what rounding was seen to do to one, and a part is a mean of many.
+_ROUNDING = 0.001
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """Of one part."""
+
+    mean: float
+    """Nats a token."""
+    sd: float
+
+    @property
+    def nothing(self) -> float:
+        """Up to here a difference in the mean loss is none, in nats."""
+        return max(_SHARE * self.sd, _ROUNDING * self.mean)
+
+
+def spreads(curves: Sequence[Sequence[float]]) -> tuple[SeedSpread, ...]:
+    """Of each part, over the losses of two seeds or more."""
+    by_part = zip(*map(parts_of, curves), strict=True)
+    return tuple(SeedSpread(fmean(part), stdev(part)) for part in by_part)
+
+
+#: False alarms of a case that learns what it did, in one run at most.
+ALARMS = 0.001
+# A quarter for what two seeds show, where only gross faults do.
+_EARLY_SHARE, _EARLY_SEEDS = 0.25, 2
+# Of the interval in which a difference is looked for, each side.
+_CONFIDENCE = 0.95
+_HOW: Mapping[CurveWord, str] = {
+    "worse": "it learns more slowly",
+    "faster": "it learns faster than it may, as with labels that leak",
+}
+# Nine digits are kept of a loss.
+_LAST_DIGIT = 5e-9
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How far a part's trainings are from what is stored, and how well that is known."""
+
+    difference: float
+    error: float
+    df: float
+    level: float
+    """Of false alarms, in one direction."""
+
+
+def judge_curve(trained: Mapping[int, Sequence[float]], stored: Mapping[int, Sequence[float]]) -> JudgedCurve:
+    """The losses of the seeds that were ``trained``, the first of the ``stored`` ones, each as many. One seed tells
+    that all is as it was. Where it does not, the next ones have to be trained: ``undecided``, until all that are stored
+    were, or two show a fault that no seed would."""
+    seeds = tuple(trained)
+    everything = spreads(list(stored.values()))
+    parts, looks = [], []
+    both = (zip(*(parts_of(side[seed]) for seed in seeds), strict=True) for side in (trained, stored))
+    for span, spread, now, then in zip(spans(len(stored[seeds[0]])), everything, *both, strict=True):
+        look = _look(now, then, spread, len(stored), tests=2 * len(everything))  # one in each direction
+        looks.append(look)
+        parts.append(
+            JudgedPart(
+                first=span.first,
+                last=span.last,
+                loss=fmean(now),
+                # Two are held against the mean of all, so that is what they stand beside.
+                stored=fmean(now) - look.difference if look else fmean(then),
+                nothing=spread.nothing,
+                # The least difference that is told from nothing.
+                seen=spread.nothing + look.error * quantile(1 - look.level, look.df) if look else None,
+            )
+        )
+    word, reason = _decided(trained, stored, everything, looks, parts)
+    return JudgedCurve(verdict=word, reason=reason, seeds=seeds, stored_seeds=len(stored), parts=tuple(parts))
+
+
+def _decided(
+    trained: Mapping[int, Sequence[float]],
+    stored: Mapping[int, Sequence[float]],
+    everything: Sequence[SeedSpread],
+    looks: Sequence[_Look | None],
+    parts: Sequence[JudgedPart],
+) -> tuple[CurveWord, str]:
+    of_seeds = f"{len(trained)} of {len(stored)} seeds"
+    pairs = ((now, then) for seed, losses in trained.items() for now, then in zip(losses, stored[seed], strict=True))
+    if all(abs(now - then) <= _LAST_DIGIT * abs(then) for now, then in pairs):
+        return "same", f"the same to the last digit ({of_seeds})"
+    furthest = max(parts, key=lambda part: abs(part.difference) / part.nothing)
+    if len(trained) == 1:
+        is_near = all(abs(part.difference) <= part.nothing for part in parts)
+        return ("same" if is_near else "undecided"), _beside(furthest, of_seeds)
+    told = [part for part in parts if part.seen is not None and abs(part.difference) > part.seen]
+    if told:
+        worst = max(told, key=lambda part: abs(part.difference) / (part.seen or math.inf))
+        word: CurveWord = "worse" if worst.difference > 0 else "faster"
+        return word, f"{_beside(worst, of_seeds)}: {_HOW[word]}"
+    if len(trained) < len(stored):
+        return "undecided", _beside(furthest, of_seeds)
+    # Whether each difference is none, and cannot well be as much as another seed's.
+    if all(
+        look
+        and abs(look.difference) <= spread.nothing
+        and abs(look.difference) + look.error * quantile(_CONFIDENCE, look.df) <= spread.sd
+        for spread, look in zip(everything, looks, strict=True)
+    ):
+        return "same", _beside(furthest, of_seeds)
+    least = (furthest.seen or 0.0) / furthest.stored
+    return "undecided", f"{_beside(furthest, of_seeds)}, only {least:.2%} or more would have been told"
+
+
+def _look(
+    now: Sequence[float], then: Sequence[float], spread: SeedSpread, num_stored: int, *, tests: int
+) -> _Look | None:
+    """Two of the seeds are held against all that are stored, all of them in pairs; between there is no test."""
+    num = len(now)
+    if num == num_stored:
+        share = 1 - _EARLY_SHARE if num > _EARLY_SEEDS else 1.0
+        differences = [mine - theirs for mine, theirs in zip(now, then, strict=True)]
+        return _Look(fmean(differences), stdev(differences) / math.sqrt(num), num - 1, ALARMS * share / tests)
+    if num != _EARLY_SEEDS:
+        return None
+    # Of equal variance: so few of the one side have none of their own worth knowing.
+    df = num + num_stored - 2
+    pooled = (variance(now) * (num - 1) + spread.sd**2 * (num_stored - 1)) / df
+    error = math.sqrt(pooled * (1 / num + 1 / num_stored))
+    return _Look(fmean(now) - spread.mean, error, df, ALARMS * _EARLY_SHARE / tests)
+
+
+def _beside(part: JudgedPart, of_seeds: str) -> str:
+    """``loss of steps 51 to 100 is 5.672, 5.613 is stored: +1.05 %, up to 0.19 % is nothing (5 of 5 seeds)``."""
+    share = part.difference / part.stored
+    nothing = part.nothing / part.stored
+    return (
+        f"loss of steps {part.first} to {part.last} is {part.loss:.4f}, {part.stored:.4f} is stored: {share:+.2%}, "
+        f"up to {nothing:.2%} is nothing ({of_seeds})"
+    )
+
+
+# Parity: one training beside the truth.
 
 _Key = tuple[str, str, int]
 """A kind, a tensor and a step."""
@@ -45,13 +225,9 @@ class Rounding:
         for exact in sorted({training.true_optimizer for training in trainings}):
             alike = [training for training in trainings if training.true_optimizer is exact]
             by_seed = _by_seed(alike)
-            unclear = {
-                _key(tensor)
-                for one in alike
-                for tensor in one.tensors
-                # No more than one rounding of all gradients together.
-                if tensor.true_norm <= _least(one, tensor)
-            }
+            # No more than one rounding of all gradients together.
+            tensors = ((one, tensor) for one in alike for tensor in one.tensors)
+            unclear = {_key(tensor) for one, tensor in tensors if tensor.true_norm <= _least(one, tensor)}
             for key, seeds in by_seed.items():
                 usual[key] = max(usual.get(key, 0.0), median_low(seeds))
             for kind, step in {(kind, step) for kind, _, step in by_seed}:
@@ -93,7 +269,6 @@ def loss_errors(training: TrainingErrors) -> Iterator[float]:
 
 
 def _by_seed(trainings: Sequence[TrainingErrors]) -> dict[_Key, list[float]]:
-    """The relative errors of each tensor, one of each seed: the largest that it has."""
     found: dict[_Key, dict[int, float]] = {}
     for training in trainings:
         for tensor in training.tensors:
@@ -183,7 +358,6 @@ _LOSS, _CLIPPING = "loss", "clipping"
 
 
 def _nearest(trainings: Sequence[TrainingErrors], rounding: Rounding) -> dict[str, list[_Figure]]:
-    """By kind, of several seeds each figure where it is nearest to the truth."""
     found: dict[_Key, list[_Figure]] = {}
     for training in trainings:
         for tensor in training.tensors:
@@ -225,7 +399,6 @@ def _troubles(training: TrainingErrors, best: Mapping[str, Sequence[_Figure]], r
 
 
 def _far(figures: Sequence[_Figure]) -> Iterator[tuple[int, str]]:
-    """Of the first step that has any: what is further off than it may be, the furthest told."""
     step = min((one.step for one in figures if one.times > 1), default=None)
     if step is not None:
         of_step = [one for one in figures if one.step == step]
