@@ -58,8 +58,6 @@ def worst_replay(replays: Sequence[ReplayedUpdate]) -> ReplayedUpdate:
 #: Why a record of before such steps has none.
 OLDER = "recorded before a step was inspected"
 
-_UNREPLAYED = ReplayedUpdate(none="recorded before updates were replayed")
-
 
 @dataclass(frozen=True)
 class TensorSeen:
@@ -94,7 +92,7 @@ class _Inspected:
     """Of a sample of weights, in learning rates, without the decay and what rounding does."""
     update_bound: float = math.inf
     """No update of this optimizer is larger, in learning rates; infinite where nobody knows."""
-    replay: ReplayedUpdate = _UNREPLAYED
+    replay: ReplayedUpdate = ReplayedUpdate(none="recorded before updates were replayed")
     learning_rates: tuple[float, float] = (0.0, 0.0)
     """Least and most of the optimizer's groups."""
     scheduled_rate: float = 0.0

@@ -78,13 +78,8 @@ class Check:
         return self.tolerance is not None
 
     @property
-    def is_wide(self) -> bool:
-        """Whether what is a multiple worse passes, as speed does on a CPU: a gate against hanging, and no other."""
-        return self.times_slower is not None
-
-    @property
     def times_slower(self) -> float | None:
-        """How many times as much passes by its tolerance, where that is a multiple. Noise makes no gate so wide."""
+        """How many times as much passes, where that is a multiple: a gate against hanging, as speed has on a CPU."""
         return 1 + self.tolerance if self.tolerance is not None and self.tolerance >= 1 else None
 
 

@@ -25,13 +25,8 @@ _NOT_WORK = frozenset(
     "pad_token_id pretraining_tp _attn_implementation".split()
 )
 
-# Families whose arithmetic is the plain decoder's, with the matrices of their feed-forward block
-# (gated: up, gate, down; plain: up, down).
-_GATED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "smollm3", "olmo2"})
-_PLAIN = frozenset({"opt", "gpt2", "gpt_neox"})
-
-# Families of which a count finds the formula's FLOPs to the last one, and the sizes that they need to be told: those
-# they would not take from their other sizes.
+# Families whose arithmetic is the plain decoder's: a count finds the formula's FLOPs to the last one. Each with the
+# sizes that it needs to be told: those it would not take from its other sizes.
 _OF_THE_FORMULA: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama", "phi3", "olmo2", "gpt_neox"), ("intermediate_size",)),
     **dict.fromkeys(("mistral", "qwen2", "smollm3"), ("intermediate_size", "num_key_value_heads")),
@@ -39,6 +34,8 @@ _OF_THE_FORMULA: Mapping[str, tuple[str, ...]] = {
     "opt": ("ffn_dim",),
     "gpt2": (),
 }
+# Those of them whose feed-forward block has two matrices (up, down); others' have a gate beside these.
+_PLAIN = frozenset({"opt", "gpt2", "gpt_neox"})
 
 # Each size, under every name that a family gives it.
 _LAYERS = ("num_hidden_layers", "n_layer")
@@ -104,13 +101,12 @@ class Model:
 
     def flops_per_token(self, sequence_length: int) -> float | None:
         """As ``Geometry``'s, where the formula is right of this family; ``None``: only a count can tell."""
-        needed, geometry = _OF_THE_FORMULA.get(self.model_type), self.geometry
-        if needed is None or geometry is None or not all(isinstance(self.config.get(key), int) for key in needed):
+        needed, geometry = _OF_THE_FORMULA.get(self.model_type, ()), self.geometry
+        if geometry is None or not all(isinstance(self.config.get(key), int) for key in needed):
             return None
         # Where embeddings are narrower than the layers, there are products between the two.
-        if self.config.get("word_embed_proj_dim") not in (None, geometry.hidden_size):
-            return None
-        return geometry.flops_per_token(sequence_length)
+        is_plain = self.config.get("word_embed_proj_dim") in (None, geometry.hidden_size)
+        return geometry.flops_per_token(sequence_length) if is_plain else None
 
     def has_window(self, sequence_length: int) -> bool:
         """Whether a token of a sequence this long may see fewer than all before it."""
@@ -123,7 +119,7 @@ class Model:
         config = self.config
         layers, hidden, heads = _first(config, _LAYERS), _first(config, _HIDDEN), _first(config, _HEADS)
         vocabulary = _first(config, _VOCABULARY)
-        if self.model_type not in _GATED | _PLAIN or not (layers and hidden and heads and vocabulary):
+        if self.model_type not in _OF_THE_FORMULA or not (layers and hidden and heads and vocabulary):
             return None
         return Geometry(
             num_layers=layers,
@@ -133,7 +129,7 @@ class Model:
             num_key_value_heads=_first(config, _KEY_VALUE_HEADS) or heads,
             head_size=_first(config, _HEAD_SIZE) or hidden // heads,
             vocabulary_size=vocabulary,
-            num_feed_forward_matrices=3 if self.model_type in _GATED else 2,
+            num_feed_forward_matrices=2 if self.model_type in _PLAIN else 3,
         )
 
 
@@ -217,15 +213,12 @@ def _load(path: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, Any], str]:
         raise ValueError(f"model config {path}: nested too deeply ({error})") from None
     if not isinstance(work.get("model_type"), str):
         raise ValueError(f'model config {path}: not a Hugging Face configuration, it has no "model_type"')
-    problem = _size_problem(config)
-    if problem:
+    if config["model_type"] in _OF_THE_FORMULA and (problem := _size_problem(config)):  # others may say what they like
         raise ValueError(f"model config {path}: {problem}")
     return config, hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
 def _size_problem(config: Mapping[str, Any]) -> str:
-    if config["model_type"] not in _GATED | _PLAIN:
-        return ""  # what another family may say is not known here
     for key in (*_LAYERS, *_HIDDEN, *_FEED_FORWARD, *_HEADS, *_KEY_VALUE_HEADS, *_HEAD_SIZE, *_VOCABULARY):
         value = config.get(key)  # null means the family's default
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -238,10 +231,9 @@ def _size_problem(config: Mapping[str, Any]) -> str:
     return ""
 
 
-# A model's configuration made small: the same architecture, in seconds and megabytes. Pure.
-
-# No more than these. Heads keep their size and a share of their groups, since kernels are chosen by both; the
-# vocabulary stays wider than the layers, so that a fused loss still takes it in several pieces.
+# A model's configuration made small: the same architecture, in seconds and megabytes, with no more than these. Heads
+# keep their size and a share of their groups, since kernels are chosen by both; the vocabulary stays wider than the
+# layers, so that a fused loss still takes it in several pieces.
 _SMALL_LAYERS, _SMALL_HEADS, _GROUPS, _GROUPED, _EXPERTS, _SMALL_VOCABULARY = 2, 4, 2, 4, 4, 1024
 # Widths that matrix units take in any precision.
 _MULTIPLE = 16

@@ -134,22 +134,15 @@ class Space:
         return tuple(found)
 
     def _recipes(self) -> Iterator[list[tuple[Choice, ...]]]:
-        first = self._nearest()
+        """Of each that changes something, its choices with each micro-batch up to ``LARGER`` times the base's."""
+        first, own = self._nearest(), self.base.micro_batch_size
+        place = next((n for n, axis in enumerate(self.axes) if SIZE in axis.fields), len(self.axes))
+        sized = self.axes[place].choices if place < len(self.axes) else ()
+        sizes = [choice for choice in sized if own <= dict(choice.fields).get(SIZE, 0) <= LARGER * own]
         for recipe in recipes(self.base):
             choices = followed(recipe, self.axes, first)
             if choices != first:
-                yield list(self._sizes(choices))
-
-    def _sizes(self, choices: tuple[Choice, ...]) -> Iterator[tuple[Choice, ...]]:
-        """``choices`` with each micro-batch from the base's up to ``LARGER`` times that."""
-        own = self.base.micro_batch_size
-        place = next((n for n, axis in enumerate(self.axes) if SIZE in axis.fields), None)
-        if place is None:
-            yield choices
-            return
-        for choice in self.axes[place].choices:
-            if own <= dict(choice.fields).get(SIZE, 0) <= LARGER * own:
-                yield (*choices[:place], choice, *choices[place + 1 :])
+                yield [(*choices[:place], size, *choices[place + 1 :]) for size in sizes] if sized else [choices]
 
     def _combinations(self) -> Sequence[tuple[Choice, ...]]:
         first = self._nearest()
@@ -265,9 +258,8 @@ def default_axes(
     return tuple(axis for axis in axes if axis in free or axis.name == needed)
 
 
-# Traits: of a spec what may make it fast, one by one, as a model of many configurations counts them.
-
-# How long to measure says nothing, and what goes along with another trait nothing new.
+# Traits: of a spec what may make it fast, one by one, as a model of many configurations counts them. How long to
+# measure says nothing, and what goes along with another trait nothing new.
 _NO_TRAIT = frozenset(
     "model steps min_steps warmup_steps throughput_tolerance memory_tolerance gradient_accumulation_steps liger "
     "liger_kernels".split()

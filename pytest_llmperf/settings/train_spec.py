@@ -228,11 +228,8 @@ def _type_problems(spec: TrainSpec) -> Iterator[str]:
             yield f"TrainSpec: {each.name}={value!r} must be {expected}, not {type(value).__name__}"
 
 
-# What is known to fail with today's versions: it is launched all the same, and its failure says so.
-
-
 def known_failure(spec: TrainSpec) -> str | None:
-    """A line about this spec's known failure, or ``None``."""
+    """A line about what fails with today's versions: it is launched all the same, and its failure says so."""
     if spec.liger and spec.torch_compile and spec.torch_compile_scope == "model":
         return (
             "known: Liger under torch.compile fails with torch 2.11, triton 3.6 and liger-kernel 0.8.5 (seen at "
@@ -319,5 +316,4 @@ class Injection:
 
 
 def _value(text: str) -> Any:
-    words = {"true": True, "false": False}
-    return words[text] if text in words else int(text) if text.isdigit() else text
+    return {"true": True, "false": False}.get(text, int(text) if text.isdigit() else text)
