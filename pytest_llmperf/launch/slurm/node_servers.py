@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.fork_servers import ColdStartError, needs
+from pytest_llmperf.launch.outcome import lines_of
 from pytest_llmperf.launch.process import package_path, python_path
 from pytest_llmperf.launch.request import LaunchRequest, lasting_environment
 from pytest_llmperf.launch.site import listed
@@ -53,7 +54,7 @@ class NodeServers:
             step = self._running(left)
             silent = step.silent(nodes)
             if silent:
-                said = word(step.said.splitlines()) or "nothing was said"
+                said = word(step.said) or "nothing was said"
                 self._why_none = f"no fork server began on node {listed(silent)} ({said})"
                 self.give_up()
                 raise ColdStartError(self._why_none)
@@ -127,11 +128,9 @@ class _Step:
         return self._process.poll() is not None
 
     @property
-    def said(self) -> str:
+    def said(self) -> Sequence[str]:
         """srun's log so far."""
-        with suppress(OSError):
-            return self._log.read_text(encoding="utf-8", errors="replace")
-        return ""
+        return lines_of(self._log)
 
     def silent(self, nodes: Sequence[str]) -> list[str]:
         """Those of ``nodes`` whose server has not begun; they are waited for, as long as that may take."""
@@ -140,7 +139,7 @@ class _Step:
             return [node for node in nodes if not (self._folder / node).exists()]
 
         wait_for(
-            lambda: not missing() or self.has_ended or not ended_nodes(self.said).isdisjoint(nodes),
+            lambda: not missing() or self.has_ended or not ended_nodes("\n".join(self.said)).isdisjoint(nodes),
             self._folder,
             self._until - time.monotonic(),
         )

@@ -206,16 +206,14 @@ def words_of(folder: Path, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def wait_for(seen: Callable[[], bool], folder: Path, seconds: float) -> bool:
-    """Wait until ``seen``; whether it was."""
+def wait_for(seen: Callable[[], bool], folder: Path, seconds: float) -> None:
+    """Wait until ``seen``, or for so many ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         with suppress(OSError):
             list(folder.iterdir())  # makes a network's file system ask its server again
-        if seen():
-            return True
-        if time.monotonic() > deadline:
-            return False
+        if seen() or time.monotonic() > deadline:
+            return
         time.sleep(_POLL_SECONDS)
 
 
