@@ -15,7 +15,7 @@ import signal
 import site
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +44,7 @@ import importlib.util, json, sys
 print(json.dumps([name for name in {_NEEDED} if importlib.util.find_spec(name) is None]))
 """
 _PROBE_SECONDS = 120.0
+_OF_A_HOOK = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"}
 
 
 class HistoryError(Exception):
@@ -110,10 +111,10 @@ def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+def run(command: Sequence[str], *, cwd: Path | None = None) -> str:
     """What ``command`` prints; NotMadeError, with the last line that it said, where it fails."""
     try:
-        done = finished(command, _LONGEST, cwd, environment)
+        done = finished(command, _LONGEST, cwd)
     except subprocess.TimeoutExpired as error:
         raise NotMadeError(f"{shlex.join(command[:4])} took more than {_LONGEST:.0f} s") from error
     except OSError as error:
@@ -126,17 +127,17 @@ def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping
     return done.stdout
 
 
-def finished(
-    command: Sequence[str], seconds: float, cwd: Path | None = None, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def finished(command: Sequence[str], seconds: float, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """``command`` at its end, or after so many ``seconds``; OSError or TimeoutExpired as of ``subprocess.run``.
 
-    However it ends, what it has started ends with it: a compiler would go on writing to a folder that is removed.
+    However it ends, what it has started ends with it: a compiler would go on writing to a folder that is removed. It
+    hears nothing of what a hook of git tells of the repository that runs it.
     """
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     with subprocess.Popen(
         command,
         cwd=cwd,
-        env=environment,
+        env={**kept, "LC_ALL": "C"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -259,11 +260,11 @@ class GitHistory:
         def make(folder: Path) -> None:
             tree = folder / "tree"
             # Its own index and HEAD, and the objects of the user's repository, in which nothing is written.
-            run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(self.root), str(tree)], environment=_env())
+            run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(self.root), str(tree)])
             checkout = ["git", "-C", str(tree), "checkout", "--quiet", "--detach", candidate.name]
-            run(checkout, environment=_env())
+            run(checkout)
             if self.build:
-                run(["sh", "-c", self.build], cwd=tree, environment=_env())
+                run(["sh", "-c", self.build], cwd=tree)
             paths = [tree / path for path in self.paths] or [tree, *(path for path in [tree / "src"] if path.is_dir())]
             missing = next((path for path in paths if not path.is_dir()), None)
             if missing is not None:
@@ -303,16 +304,10 @@ class GitHistory:
     def _git(self, *arguments: str) -> str | None:
         """What git prints; ``None`` where it fails."""
         try:
-            done = finished(["git", "-C", str(self.folder), *arguments], _SECONDS, environment=_env())
+            done = finished(["git", "-C", str(self.folder), *arguments], _SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HistoryError(f"git cannot be asked ({error})") from error
         return done.stdout if done.returncode == 0 else None
-
-
-def _env() -> dict[str, str]:
-    """Without what a hook of git tells of the repository that runs it."""
-    ours = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"}
-    return {name: value for name, value in os.environ.items() if name not in ours} | {"LC_ALL": "C"}
 
 
 @dataclass(frozen=True)
