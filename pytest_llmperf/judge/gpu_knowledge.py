@@ -214,7 +214,7 @@ class _Sums:
         known = np.arange(len(self.units))
         places = np.concatenate([known + number * num for number in range(len(FACTORS))])
         own = self._of({series} - names)
-        return Rest(places, *(left - part for left, part in zip(self._left, own, strict=True)))
+        return places, self._left[0] - own[0], self._left[1] - own[1]
 
     def changed(self, stored: _Stored) -> list[str]:
         """Series of which ``stored`` has fewer observations."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 from pytest_llmperf.judge.stats import Spread, log_of
 from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY, host_of, site_of
@@ -186,14 +187,8 @@ class Incidence(dict[str, Array]):
 USUAL_ERRORS, ROUNDS = 1.5, 6
 
 
-@dataclass(frozen=True)
-class Rest:
-    """What series that are not in a panel tell of some of its unknowns."""
-
-    places: Array
-    """Which of its unknowns these are."""
-    information: Array
-    sums: Array
+#: What series that are not in a panel tell of some of its unknowns: which these are, their precision, weighted sums.
+Rest: TypeAlias = tuple[Array, Array, Array]
 
 
 @dataclass(frozen=True)
@@ -221,8 +216,9 @@ class _CellSums:
         information = (rows.T @ rows).toarray() - crossed.T @ (crossed / each[:, None])
         sums = np.bincount(unknowns, weighted * panel.logs[cells], width) - crossed.T @ (logs / each)
         if rest is not None:
-            information[np.ix_(rest.places, rest.places)] += rest.information
-            sums[rest.places] += rest.sums
+            places, precision, weighted_sums = rest
+            information[np.ix_(places, places)] += precision
+            sums[places] += weighted_sums
         return cls(each, crossed, logs, information, sums)
 
 
