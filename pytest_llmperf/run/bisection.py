@@ -106,40 +106,58 @@ class Bisection:
 
 
 class Bisector:
-    """One case and one history."""
+    """One case and one history: candidates in turns with the good end, each until it is decided."""
 
     def __init__(
         self, caller: Caller, spec: Spec, order: BisectionOrder, history: History, watch: Callable[[str], None]
     ) -> None:
         self._caller, self._spec, self._order, self._history, self._watch = caller, spec, order, history, watch
         self._policy, self._steps = caller.policy(spec), list[Step]()
+        self._pairs: dict[str, Pairs] = {}
+        """By the candidate's name; the good end's launch is the first of each."""
+        self._good_turn: Turn | None = None
+        self._ended = ""
+        """``time``, once there is none for another pair."""
+        self._notes: tuple[str, ...] = ()
 
     def run(self, span: Span) -> Bisection:
         """Search between the ends of ``span`` until one is left, or none can tell more, or time is over.
 
         ``CaseFailedError``: an end cannot be launched, or another process does the same.
         """
-        self._caller.run.until = time.monotonic() + self._order.seconds
+        run, self._good = self._caller.run, span.good
+        run.until = time.monotonic() + self._order.seconds
+        where = [run.machine_kind, sorted(gpu.uuid for gpu in run.gpus)]
+        key = [self._spec.to_dict(), self._history.key, span.good.name, *surroundings(), *where]
+        self._store = PairStore(key)
+        self._store.take()
+        try:
+            return self._searched(span)
+        finally:
+            self._store.release()
+
+    def _searched(self, span: Span) -> Bisection:
         lineage = Lineage(span.candidates)
         # One is of the ends, and skipped ones may make the halves uneven by one.
         alpha = ALPHA / (most_steps(len(span.candidates)) + 2)
         found = Bisection(good=span.good, bad=lineage.bad, num_candidates=len(span.candidates), notes=span.notes)
-        with BesideGood(self._caller, self._spec, self._history, span.good, self._watch) as beside:
-            ended = ""
-            try:
-                yardstick = self._ends(beside, lineage.bad, alpha)
-                found = replace(found, yardstick=yardstick)
-                if yardstick is not None:
-                    found = replace(found, notes=(*found.notes, *self._caution(yardstick)))
-                    self._divide(beside, lineage, yardstick, alpha)
-            except KeyboardInterrupt:
-                ended = "interrupted"
-            notes = (*found.notes, *beside.notes)
-            found = replace(found, steps=tuple(self._steps), ended=ended or beside.ended, notes=notes)
-            return found if found.yardstick is None else self._concluded(found, lineage, beside, alpha)
+        if why := self._store.unkept:
+            self._notes = (f"what is measured cannot be kept ({why}): a second run begins anew",)
+        ended = ""
+        try:
+            yardstick = self._ends(lineage.bad, alpha)
+            found = replace(found, yardstick=yardstick)
+            if yardstick is not None:
+                found = replace(found, notes=(*found.notes, *self._caution(yardstick)))
+                self._divide(lineage, yardstick, alpha)
+        except KeyboardInterrupt:
+            ended = "interrupted"
+        notes = (*found.notes, *self._notes)
+        found = replace(found, steps=tuple(self._steps), ended=ended or self._ended, notes=notes)
+        return found if found.yardstick is None else self._concluded(found, lineage, alpha)
 
-    def _ends(self, beside: BesideGood, bad: Candidate, alpha: float) -> Yardstick | None:
-        self._watch(f"the ends: {beside.good.shown} (good) and {bad.shown} (bad), in turns")
+    def _ends(self, bad: Candidate, alpha: float) -> Yardstick | None:
+        self._watch(f"the ends: {self._good.shown} (good) and {bad.shown} (bad), in turns")
         yardstick: list[Yardstick | None] = [None]
         order = criteria(self._order.by, on_cpu=self._caller.run.on_cpu)
 
@@ -148,7 +166,7 @@ class Bisector:
             yardstick[0] = told.yardstick
             return Look(told.goes_on, "bad" if told.yardstick else None)
 
-        step = beside.compared(bad, decide, is_end=True)
+        step = self._compared(bad, decide, is_end=True)
         self._steps.append(step)
         if step.side == "skipped":
             raise CaseFailedError(f"--bad {bad.shown}: {step.reason}")
@@ -166,14 +184,14 @@ class Bisector:
             found.append(f"{why}: its answer is worth little without --max-pairs {4 * self._order.max_pairs}")
         return found
 
-    def _divide(self, beside: BesideGood, lineage: Lineage, yardstick: Yardstick, alpha: float) -> None:
+    def _divide(self, lineage: Lineage, yardstick: Yardstick, alpha: float) -> None:
         def decide(pairs: Pairs) -> Look:
             return side_of(pairs, yardstick, self._policy, alpha=alpha, budget=self._order.max_pairs)
 
-        while not beside.ended and (candidate := lineage.following(self._sides)) is not None:
+        while not self._ended and (candidate := lineage.following(self._sides)) is not None:
             num = len(lineage.suspects(self._sides))
             self._watch(f"step {len(self._steps)}, about {most_steps(num)} left of {num} suspects: {candidate.told}")
-            step = beside.compared(candidate, decide)
+            step = self._compared(candidate, decide)
             self._steps.append(step)
             why = f": {step.reason}" if step.reason else ""
             self._watch(f"{candidate.shown}: {step.side or 'not decided'}{why}")
@@ -182,7 +200,7 @@ class Bisector:
     def _sides(self) -> dict[str, Side]:
         return {step.candidate.name: step.side for step in self._steps if step.side is not None}
 
-    def _concluded(self, found: Bisection, lineage: Lineage, beside: BesideGood, alpha: float) -> Bisection:
+    def _concluded(self, found: Bisection, lineage: Lineage, alpha: float) -> Bisection:
         # What is counted has no noise to be wrong by.
         is_noisy = found.yardstick is not None and found.yardstick.by == "speed"
         decided = sum(step.side in ("good", "bad") for step in found.steps) if is_noisy else 0
@@ -193,8 +211,8 @@ class Bisector:
             return found
         name = lineage.before(first_bad, self._sides)
         last_good = next((one for one in lineage.candidates if one.name == name), found.good)
-        pairs = beside.pairs.get(first_bad.name)
-        others = beside.pairs.get(last_good.name) if name else pairs  # the good end was launched beside it
+        pairs = self._pairs.get(first_bad.name)
+        others = self._pairs.get(last_good.name) if name else pairs  # the good end was launched beside it
         if not pairs or not others:
             return replace(found, last_good=last_good)
         now, then = pairs[-1][1], others[-1][1 if name else 0]
@@ -204,51 +222,15 @@ class Bisector:
             found,
             last_good=last_good,
             change=_between(changes.get(name or ""), changes.get(first_bad.name)),
-            exact=(*beside.exact_differences(then, now), *then.differences(now)),
+            exact=(*self._exact_differences(then, now), *then.differences(now)),
             diagnosis=words,
         )
 
-
-def _between(good: Change | None, bad: Change | None) -> Change | None:
-    """Both are held against the same end; ``None`` is that end itself."""
-    if bad is None or good is None:
-        return bad
-    log = bad.log - good.log
-    wide = math.hypot(bad.log - bad.low, good.log - good.low)
-    return Change(log, log - wide, log + wide)
-
-
-class BesideGood:
-    """Candidates in turns with the good end, each until it is decided; alone with what it keeps while it is entered."""
-
-    def __init__(
-        self, caller: Caller, spec: Spec, history: History, good: Candidate, watch: Callable[[str], None]
-    ) -> None:
-        self._caller, self._spec, self._history, self.good, self._watch = caller, spec, history, good, watch
-        self._policy = caller.policy(spec)
-        where = [caller.run.machine_kind, sorted(gpu.uuid for gpu in caller.run.gpus)]
-        self._store = PairStore([spec.to_dict(), history.key, good.name, *surroundings(), *where])
-        self.pairs: dict[str, Pairs] = {}
-        """By the candidate's name; the good end's launch is the first of each."""
-        self._good_turn: Turn | None = None
-        self.ended = ""
-        """``time``, once there is none for another pair."""
-        self.notes: tuple[str, ...] = ()
-
-    def __enter__(self) -> BesideGood:  # noqa: PYI034 - typing has no Self before Python 3.11
-        self._store.take()
-        if self._store.unkept:
-            self.notes = (f"what is measured cannot be kept ({self._store.unkept}): a second run begins anew",)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._store.release()
-
-    def compared(self, candidate: Candidate, decide: Callable[[Pairs], Look], *, is_end: bool = False) -> Step:
+    def _compared(self, candidate: Candidate, decide: Callable[[Pairs], Look], *, is_end: bool = False) -> Step:
         """By as many pairs as it takes to ``decide``; one that ``is_end`` is always tried."""
         known = self._store.known(candidate.name)
         if known.pairs:
-            self.pairs[candidate.name] = known.pairs
+            self._pairs[candidate.name] = known.pairs
             told = decide(known.pairs)
             if not told.goes_on:
                 return self._step(candidate, told, kept=True)
@@ -265,9 +247,9 @@ class BesideGood:
         if self._left <= _NEXT_TO_NOTHING:
             return self._out_of_time(candidate, "no time was left for it")
         try:
-            self._good_turn = self._good_turn or self._turn(self.good)
+            self._good_turn = self._good_turn or self._turn(self._good)
         except NotMadeError as error:
-            raise CaseFailedError(f"--good {self.good.shown}: {error}") from None
+            raise CaseFailedError(f"--good {self._good.shown}: {error}") from None
         sides = [self._good_turn, self._turn(candidate)]
         answers, wrong = [Look(goes_on=True)], list[str]()
         begun = time.monotonic()
@@ -276,13 +258,13 @@ class BesideGood:
             wrong[:] = troubles
             if troubles:
                 return Judgement("invalid", "", ())
-            self.pairs[candidate.name] = pairs
+            self._pairs[candidate.name] = pairs
             self._store.keep(candidate.name, pairs)
             answers[0] = decide(pairs)
             of_a_pair = (time.monotonic() - begun) / max(1, len(pairs) - len(kept))
             if answers[0].goes_on and self._left < of_a_pair:
-                self.ended = "time"
-            return Judgement("pass", "", (), undecided=answers[0].goes_on and not self.ended)
+                self._ended = "time"
+            return Judgement("pass", "", (), undecided=answers[0].goes_on and not self._ended)
 
         comparison = PairedComparison(self._caller, Runner(self._caller), self._spec)
         try:
@@ -290,24 +272,24 @@ class BesideGood:
         except LaunchFailed as error:
             return self._failed(candidate, error.failure)
         if wrong and comparison.troubles(sides[0], turns.before):
-            raise CaseFailedError(f"--good {self.good.shown}: {wrong[0]}")
+            raise CaseFailedError(f"--good {self._good.shown}: {wrong[0]}")
         if wrong:
             return self._skipped(candidate, wrong[0])
-        self.notes += tuple(note for note in turns.notes if note not in self.notes)
+        self._notes += tuple(note for note in turns.notes if note not in self._notes)
         return self._step(candidate, answers[0])
 
     def _failed(self, candidate: Candidate, failure: Failure) -> Step:
         if self._left <= _NEXT_TO_NOTHING:
             return self._out_of_time(candidate, "time was over")
         reason = f"{failure.reason}; logs: {failure.folder}"
-        if failure.message.endswith(f"(under {self.good.shown})"):
-            raise CaseFailedError(f"--good {self.good.shown}: {reason}")
+        if failure.message.endswith(f"(under {self._good.shown})"):
+            raise CaseFailedError(f"--good {self._good.shown}: {reason}")
         if failure.kind == "unwritable":  # no other candidate would fare better
             raise CaseFailedError(reason)
         return self._skipped(candidate, reason, lasts=failure.kind in {"error", "refused"})
 
     def _out_of_time(self, candidate: Candidate, reason: str) -> Step:
-        self.ended = "time"
+        self._ended = "time"
         return Step(candidate=candidate, side=None, reason=reason)
 
     def _skipped(self, candidate: Candidate, reason: str, *, lasts: bool = True) -> Step:
@@ -316,7 +298,7 @@ class BesideGood:
         return Step(candidate=candidate, side="skipped", reason=reason)
 
     def _step(self, candidate: Candidate, told: Look, *, kept: bool = False) -> Step:
-        pairs = self.pairs[candidate.name]
+        pairs = self._pairs[candidate.name]
         difference = paired_difference(pairs, self._policy.noise)
         wide = quantile(_INTERVAL, difference.df) * difference.error
         return Step(
@@ -324,12 +306,12 @@ class BesideGood:
             side=None if told.goes_on else told.side,
             pairs=len(pairs),
             change=Change(difference.log, difference.log - wide, difference.log + wide),
-            exact=self.exact_differences(*pairs[-1]),
+            exact=self._exact_differences(*pairs[-1]),
             reason=told.reason,
             kept=kept,
         )
 
-    def exact_differences(self, then: Launch, now: Launch) -> tuple[str, ...]:
+    def _exact_differences(self, then: Launch, now: Launch) -> tuple[str, ...]:
         """What is counted, or exact, and not as it was ``then``; memory beyond its tolerance."""
         found = []
         for metric in counts():
@@ -352,3 +334,12 @@ class BesideGood:
     @property
     def _left(self) -> float:
         return self._caller.run.until - time.monotonic()
+
+
+def _between(good: Change | None, bad: Change | None) -> Change | None:
+    """Both are held against the same end; ``None`` is that end itself."""
+    if bad is None or good is None:
+        return bad
+    log = bad.log - good.log
+    wide = math.hypot(bad.log - bad.low, good.log - good.low)
+    return Change(log, log - wide, log + wide)

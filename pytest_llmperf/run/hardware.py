@@ -170,25 +170,22 @@ class Hardware:
     def _with_assumed(self, machine: Machine, gpus: int, have: str) -> tuple[Machine, str]:
         """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest.
 
-        A dry run launches nothing, so a login node may tell what a job would do; but a budget cannot be kept there if
-        no baseline can tell what a case takes.
+        A login node may tell what a job would do; a budget needs a baseline that tells what a case takes.
         """
         from pytest_llmperf.judge.baseline import BaselineStore
         from pytest_llmperf.launch.device import UNKNOWN
 
         missing, named = gpus - len(machine.gpus), self.settings.machine
-        like = machine.gpus[0] if machine.gpus else UNKNOWN
         kinds = [kind for kind in BaselineStore(self.settings.baselines).machines() if "cpu" not in kind.split("-")]
         if named in kinds or (machine.gpus and not named):
             line = f"{have}; {missing} assumed, with the times of {named or 'those'}"
         else:
-            choice = f" ({', '.join(kinds)})" if kinds else ""
             nobodys = f"; there are none of {named}" if named else ""
-            line = f"{have}, and so no baseline tells how long a case takes{nobodys}"
-            line += f"; say which do with -o perf_machine=KIND{choice}"
+            line = f"{have}, and so no baseline tells how long a case takes{nobodys}; say which do with "
+            line += "-o perf_machine=KIND" + (f" ({', '.join(kinds)})" if kinds else "")
             if self.settings.budget_gpu_hours is not None:
                 raise UsageError(line)
-        return replace(machine, gpus=(*machine.gpus, *([like] * missing))), line
+        return replace(machine, gpus=(*machine.gpus, *([*machine.gpus, UNKNOWN][:1] * missing))), line
 
     def words_for_as_much(self) -> list[str]:
         """Before a command line: for as many nodes and GPUs of the site as this run has."""
@@ -224,14 +221,14 @@ class Hardware:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that each rank may hold; 0: whatever the CPU's host has."""
+        """That each rank may hold; 0: whatever the CPU's host has."""
         if self.settings.memory_limit_bytes or self.on_cpu:
             return self.settings.memory_limit_bytes
         return min(gpu.memory_bytes for gpu in self.machine.gpus)
 
     @property
     def machine_kind(self) -> str:
-        """The name that keys a baseline together with the digest. A limit of memory makes another machine of it."""
+        """With the digest it keys a baseline. A limit of memory makes another machine of it."""
         name, limit = self.settings.machine, self.settings.memory_limit_bytes
         if self.settings.static:
             kind = name or "static"

@@ -57,7 +57,7 @@ class Run(Hardware):
         self.command = ""
         """The one that made the run; empty where it is not known."""
         self.static_versions: Mapping[str, str] = {}
-        """The versions of what counted steps without a launch."""
+        """Of what counted steps without a launch."""
         self.idle: list[str] = []
         """Tests that passed, take ``perf`` and called nothing of it."""
         self.num_gates = 1
@@ -73,9 +73,7 @@ class Run(Hardware):
         """The exit code for that, where none that the run has anyway tells enough."""
 
     def begin(self, specs: Iterable[Spec] = ()) -> None:
-        """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch, as
-        does what is to be known of ``specs`` by then.
-        """
+        """From here on GPU-hours count; imports, and what is to be known of ``specs``, run beside what comes first."""
         if self.settings.static:
             if not all(spec.is_script for spec in specs):
                 self.check_interpreter()
@@ -125,7 +123,7 @@ class Run(Hardware):
     def finish(self, exit_code: int, observer: Observer, *, stopped: bool = False) -> Finished | None:
         """Judge the run as a whole and write what was asked for; ``None``: there is nothing to say.
 
-        ``exit_code`` is what its cases make of it so far; ``stopped``: the front-end ended it before its last case.
+        ``exit_code`` is what its cases make of it; ``stopped``: the front-end ended it before its last case.
         """
         try:
             self.job.note_spent()
@@ -140,7 +138,7 @@ class Run(Hardware):
             self.close()
 
     def close(self) -> None:
-        """End what this run keeps beside its launches, as far as it was ever asked for."""
+        """End what this run keeps beside its launches."""
         for name in ("site", "static_steps", "model_flops"):
             if name in self.__dict__:
                 getattr(self, name).close()

@@ -60,9 +60,9 @@ class Turn:
     python: str = sys.executable
     sides: int = 1
     side: str = ""
-    """What names it to people."""
+    """To people."""
     launches: int = 0
-    """How many there will be, where that is known beforehand."""
+    """There will be, where that is known beforehand."""
     tree: Path | None = None
     """The project at another revision, where a script runs there."""
 
@@ -73,14 +73,12 @@ class Runner:
     def __init__(self, caller: Caller, *, bare: bool = False) -> None:
         """``bare``: nothing after the timed steps of its launches is traced or inspected."""
         self._run, self._observer, self._findings, self._is_bare = caller.run, caller.observer, caller.findings, bare
-        self.most_seconds = math.inf
-        """That a launch may take, whatever the run allows."""
+        self.most_seconds = math.inf  # that a launch may take, whatever the run allows
         self.while_waiting: Callable[[], None] = lambda: None
         """Called again and again while hardware is waited for; what it raises ends the wait."""
         self._held: tuple[Gpu, ...] | None = None
-        self._held_after = 0.0
-        self.seconds = 0.0
-        """For which its launches ran."""
+        self._held_after = self.seconds = 0.0
+        """The second: for which its launches ran."""
 
     @contextmanager
     def hold(self, num_gpus: int) -> Iterator[None]:
