@@ -190,7 +190,7 @@ class BaselineComparison:
         return phase_checks(self._launches, Reference.of(baseline) if baseline else None, self._policy)
 
     def _result(self, judgement: Judgement, baseline: Baseline | None) -> CaseResult:
-        """With what the newest trace does that the stored one did not, or a rank that all wait for, if new."""
+        """Diagnosed by what the newest trace does that the stored one did not, or a rank that all wait for, if new."""
         launches, run = self._launches, self._run
         result = self._caller.result(Case.of(self._spec), judgement.verdict, judgement.reason, judgement.checks)
         waits = dict.fromkeys(check.detail for check in judgement.checks if check.detail in (WAITS, LEARN_ANEW))
@@ -286,7 +286,7 @@ def _compiler_notes(launches: Sequence[Launch]) -> list[str]:
 
 
 def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:
-    """Of learning, by libraries, in traces, of faults and calibrations."""
+    """What else was seen: of learning, by libraries, in traces, of faults and calibrations."""
     yield from validity.notes(launches)
     known = (baseline.launches[-1].seen.run.remarks if baseline else None) or ()
     remarks = dict.fromkeys(line for launch in launches for line in launch.seen.run.remarks or ())

@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection:
-    """Its result."""
+    """The result of a bisection."""
 
     good: Candidate
     bad: Candidate

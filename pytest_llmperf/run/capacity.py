@@ -113,7 +113,7 @@ class SearchDeadline:
         return self._spent() - self._start >= self.seconds
 
     def told(self, search: Search) -> None:
-        """Once a minute."""
+        """Say once a minute how far ``search`` is."""
         now = self._clock()
         if now - self._said >= _REMIND_SECONDS:
             self._said = now

@@ -47,7 +47,7 @@ class Case:
 
     @property
     def width(self) -> int:
-        """Of its widest spec: GPUs, or ranks on the CPU."""
+        """GPUs, or ranks on the CPU, of its widest spec."""
         return max(spec.gpus for spec in self.specs)
 
     def spec(self, spec_id: str) -> Spec:

@@ -43,7 +43,7 @@ def earlier(caller: Caller, case: Case) -> Concluded | None:
 
 
 def conclude(caller: Caller, case: Case, concluded: Concluded) -> Concluded:
-    """Keep what was ``concluded``; with whether the case fails."""
+    """Keep what was ``concluded``, and tell whether the case fails."""
     trouble = caller.run.job.keep(concluded)
     caller.run.notes += [trouble] if trouble else []
     return _found(caller, case, concluded)
@@ -206,7 +206,7 @@ class Measured:
 
     @property
     def nodeid(self) -> str:
-        """Of the test that launched it."""
+        """The test that launched it."""
         return self.result.shares or self.result.nodeid
 
     def lent(self, result: CaseResult) -> tuple[CaseResult, str]:
@@ -251,7 +251,7 @@ class ResultCache:
 
     @property
     def launches(self) -> list[Launch]:
-        """Each once."""
+        """The launches of all that were judged, each once."""
         return list({id(launch): launch for one in self._measured for launch in one.result.launches}.values())
 
     def begin_again(self, nodeid: str) -> None:
@@ -268,9 +268,9 @@ class ResultCache:
             return spec.digest == scaled_from.digest if scaled_from else is_narrower(spec, wide)
 
         found = [one for one in reversed(self._measured) if one.result.launches and serves(one.spec)]
-        best = min(found, key=lambda one: one.spec.gpus, default=None)
-        if best is None:
+        if not found:
             return None
+        best = min(found, key=lambda one: one.spec.gpus)
         return Narrow(gpus=best.spec.gpus, launches=best.result.launches, baseline=best.baseline, in_this_run=True)
 
 

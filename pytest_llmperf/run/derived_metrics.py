@@ -158,9 +158,8 @@ def _key(spec: TrainSpec) -> _Key:
 @cache
 def _counted_by() -> Mapping[str, Any]:
     """Whose code is run, and how it is counted."""
-    found: dict[str, str] = {}
-    for name in ("torch", "transformers"):
-        found[name] = ""
+    found = {"torch": "", "transformers": ""}
+    for name in found:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return {**found, "counter": hashlib.sha256(_COUNTER.read_bytes()).hexdigest()[:16]}

@@ -42,7 +42,7 @@ class Concluded:
 
 @dataclass
 class Findings:
-    """Of one test; they travel on its report."""
+    """The findings of one test; they travel on its report."""
 
     results: list[CaseResult] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)

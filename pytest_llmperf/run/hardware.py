@@ -194,7 +194,7 @@ class Hardware:
 
     @property
     def num_gpus(self) -> int:
-        """That this run may use; 0 is the CPU."""
+        """GPUs that this run may use; 0 is the CPU."""
         asked = self.settings.gpus
         if self.settings.static:
             return _ANY if asked is None else asked
@@ -221,7 +221,7 @@ class Hardware:
 
     @property
     def memory_bytes(self) -> int:
-        """That each rank may hold; 0: whatever the CPU's host has."""
+        """Memory that each rank may hold; 0: whatever the CPU's host has."""
         if self.settings.memory_limit_bytes or self.on_cpu:
             return self.settings.memory_limit_bytes
         return min(gpu.memory_bytes for gpu in self.machine.gpus)

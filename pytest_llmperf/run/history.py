@@ -111,7 +111,7 @@ def scattering(machines: Iterable[str], baselines: Path) -> dict[str, Scattering
 
 @dataclass(frozen=True)
 class RunHistories:
-    """Of the cases of some runs, for their page: of those that two runs measured at least."""
+    """The histories of the cases of some runs, for their page: those that two runs measured at least."""
 
     cases: tuple[CaseHistory, ...] = ()
     troubles: tuple[str, ...] = ()

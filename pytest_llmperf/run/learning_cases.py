@@ -172,22 +172,20 @@ def asked_curve(caller: Caller, runner: Runner, spec: Spec, known: JudgedCurve |
     if not asks_for_curve(caller, spec):
         return None
     if not isinstance(spec, TrainSpec):
-        raise BaselineError(f"{spec.id}: a loss curve takes seeds and texts of ours: ask for none of a script")
-    if spec.data != "text":
-        raise BaselineError(
-            f'{spec.id}: random tokens have nothing to learn, a loss curve takes data="text": train on one, or ask for '
-            "no loss curve"
+        why = "a loss curve takes seeds and texts of ours: ask for none of a script"
+    elif spec.data != "text":
+        why = 'random tokens have nothing to learn, a loss curve takes data="text": train on one, or '
+        why += "ask for no loss curve"
+    elif spec.min_steps < spec.steps:
+        why = (
+            f"a launch may end after min_steps={spec.min_steps} of steps={spec.steps}, a loss curve takes launches of "
         )
-    if spec.min_steps < spec.steps:
-        raise BaselineError(
-            f"{spec.id}: a launch may end after min_steps={spec.min_steps} of steps={spec.steps}, a loss curve takes "
-            f"launches of one length: min_steps={spec.steps}"
-        )
-    if spec.steps < FEWEST_STEPS:
-        raise BaselineError(
-            f"{spec.id}: steps={spec.steps} are too few for a loss curve, expected {FEWEST_STEPS} or more"
-        )
-    return CurveCheck(caller, runner, spec, known)
+        why += f"one length: min_steps={spec.steps}"
+    elif spec.steps < FEWEST_STEPS:
+        why = f"steps={spec.steps} are too few for a loss curve, expected {FEWEST_STEPS} or more"
+    else:
+        return CurveCheck(caller, runner, spec, known)
+    raise BaselineError(f"{spec.id}: {why}")
 
 
 def parity(caller: Caller, runner: Runner, case: Case, specs: Sequence[TrainSpec]) -> Concluded:

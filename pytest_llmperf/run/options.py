@@ -116,7 +116,7 @@ def switch(flag: str, fronts: Mapping[str, Any], what: str, **words: Any) -> Any
 
 
 def table(settings: Any) -> Iterator[tuple[str, Option]]:
-    """By the names of fields."""
+    """The options of ``settings``, by field."""
     return ((each.name, each.metadata["option"]) for each in fields(settings) if "option" in each.metadata)
 
 

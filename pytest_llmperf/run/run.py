@@ -57,7 +57,7 @@ class Run(Hardware):
         self.command = ""
         """The one that made the run; empty where it is not known."""
         self.static_versions: Mapping[str, str] = {}
-        """Of what counted steps without a launch."""
+        """The versions of what counted steps without a launch."""
         self.idle: list[str] = []
         """Tests that passed, take ``perf`` and called nothing of it."""
         self.num_gates = 1
@@ -225,7 +225,7 @@ class Run(Hardware):
 
     @cached_property
     def revision(self) -> Revision:
-        """Of the tree under rootdir; asked for only where something is recorded."""
+        """The tree's under rootdir; asked for only where something is recorded."""
         from pytest_llmperf.run.history import find_revision
 
         return find_revision(self.rootdir, self.settings.baselines)
@@ -244,7 +244,7 @@ class Run(Hardware):
 
     @property
     def launch_seconds(self) -> float:
-        """That a launch may take which begins now."""
+        """What a launch may take that begins now."""
         return max(_LEAST_SECONDS, min(self.settings.timeout_seconds, self.until - time.monotonic()))
 
     def beside(self) -> Run:

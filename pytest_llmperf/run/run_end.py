@@ -159,14 +159,9 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
     results = priced(findings.results, None if run.on_cpu else settings.price)
     values = document(run.machine_document(), results, spent)
     values |= {"exit_code": exit_code, "ended_at": ended_at} | cost_document(spent.gpu_seconds, settings.price)
-    if run.tests:
-        values["tests"] = list(run.tests.values())
-    if run.command:
-        values["command"] = run.command
-    if run.static_versions:
-        values["versions"] = dict(run.static_versions)
-    if findings.results and (rerun := run.rerun_words()):
-        values["rerun"] = rerun
+    told = {"tests": list(run.tests.values()), "command": run.command, "versions": dict(run.static_versions)}
+    told["rerun"] = run.rerun_words() if findings.results else []
+    values |= {name: each for name, each in told.items() if each}
     if any(result.launches for result in findings.results):
         values |= run.revision.document() | {"project": project_of(run.rootdir)}
     if job := job_key(os.environ):

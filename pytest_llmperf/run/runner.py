@@ -60,9 +60,9 @@ class Turn:
     python: str = sys.executable
     sides: int = 1
     side: str = ""
-    """To people."""
+    """Its name, to people."""
     launches: int = 0
-    """There will be, where that is known beforehand."""
+    """How many there will be, where that is known beforehand."""
     tree: Path | None = None
     """The project at another revision, where a script runs there."""
 

@@ -292,7 +292,7 @@ class Settings:
 
     @property
     def tolerances(self) -> Mapping[str, float]:
-        """Of the ini file, by metric."""
+        """What the ini file sets, by metric."""
         said = {name: getattr(self, f"{name}_tolerance") for name in TOLERANCES}
         return {TOLERANCES[name]: value for name, value in said.items() if value is not None}
 
