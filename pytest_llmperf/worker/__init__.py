@@ -2,6 +2,5 @@
 
 The launcher starts ``python -m pytest_llmperf.worker FOLDER`` once per rank. What crosses is files in ``FOLDER``:
 ``request.json`` in; ``rank-<r>.pid``, ``progress.json``, ``failure-<r>.json`` and ``launch.json`` out, and while
-steps are traced ``measured.json``. Nothing else of this package imports this room, and it imports
-only ``observe`` and the nouns.
+steps are traced ``measured.json``. Imports only ``observe`` and the nouns.
 """

@@ -1,7 +1,4 @@
-"""From a spec to the model and the Trainer's arguments, and what its configuration asks for that the model lacks.
-
-Each setting's part is its twin's in ``settings/``.
-"""
+"""From a spec to the model and the Trainer's arguments; each setting's part is its twin's in ``settings/``."""
 
 from __future__ import annotations
 
@@ -121,10 +118,7 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
-    """The Trainer's arguments: its defaults, but for what the spec says and what would only add host work.
-
-    ``steps``: at most, those that are traced among them.
-    """
+    """The Trainer's arguments: its defaults, but for what the spec says and what would only add host work."""
     found_settings()  # before anything is forced
     return TrainingArguments(
         output_dir=str(folder / "trainer"),

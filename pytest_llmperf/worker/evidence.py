@@ -54,7 +54,7 @@ def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict
     witnesses: Mapping[str, Callable[[Training], Any]] = {
         "run": _run,
         "precision": precision.Witness(spec, model),
-        "attention": attention.witness,
+        "attention": lambda training: {"attention": str(training.model.config._attn_implementation)},
         "liger": liger.Witness(),
         "compilation": lambda training: compilation.seen_compilation(training.wrapped),
         "optimizer": lambda training: seen_optimizer(training.optimizer),

@@ -1,7 +1,4 @@
-"""A launch's folder as its ranks have it: ``request.json`` in; why a rank failed out. Without torch.
-
-Every file appears whole or not at all.
-"""
+"""A launch's folder as its ranks have it, without torch: ``request.json`` in; why a rank failed out."""
 
 from __future__ import annotations
 

@@ -94,10 +94,7 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
 
 
 def _try_sizes(spec: TrainSpec, request: Request, train: Callable[[TrainSpec], Trained], headroom: Headroom) -> None:
-    """Leave ``sizes.json``: each size tried, in order, with its peak allocated bytes or none.
-
-    It ends early where memory is not returned: fresh launches then go on from what is known.
-    """
+    """Leave ``sizes.json``: each size tried, with its peak allocated bytes or none; until memory is not returned."""
     tried: list[tuple[int, int | None]] = []
     while request.search and (size := request.search.next()) is not None:
         headroom.forget()
@@ -147,10 +144,7 @@ class Recorder:
             write_json(folder / ENVIRONMENT_FILE, codec.plain(self._environment))
 
     def measured(self, trained: Trained) -> None:
-        """All that is timed is over: traced and inspected steps have to end in time, on each rank, or all are ended.
-
-        A rank that fails in them, or waits for one that did, has nobody to tell; the launcher finds what was measured.
-        """
+        """All that is timed is over: what follows has to end in time, or all are ended."""
         self._gather(trained)
         self._leave([Later()] * len(self._shares), MEASURED_FILE)
         seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.record.step_seconds)

@@ -51,23 +51,15 @@ def _batched(given: _Arguments, first: str, second: str) -> int:
 
 
 def _grouped(given: _Arguments, first: str, second: str) -> int:
-    """Rows or columns in groups, each with a matrix of its own: as if with one, since every one is in one group.
-
-    Two flat ones share what is summed over, as the gradient of the groups' matrices does.
-    """
+    """As if with one matrix, since every row is in one group; two flat ones share what is summed over."""
     one, other = given[first], given[second]
     groups_of_columns = int(one.shape[0]) if one.dim() > other.dim() else 1
     return 2 * int(one.numel()) * int(other.shape[-1]) // groups_of_columns
 
 
-def _convolved(given: _Arguments) -> int:
-    place = given["input"] if given.get("transposed") else given[ANSWER]
-    return 2 * int(place.numel()) * prod(given["weight"].shape[1:])
-
-
-def _convolved_backward(given: _Arguments) -> int:
-    place = given["input"] if given.get("transposed") else given["grad_output"]
-    return 2 * int(place.numel()) * prod(given["weight"].shape[1:]) * sum(given["output_mask"][:2])
+def _convolved(given: _Arguments, place: str = ANSWER) -> int:
+    places = given["input"] if given.get("transposed") else given[place]
+    return 2 * int(places.numel()) * prod(given["weight"].shape[1:]) * sum(given.get("output_mask", (1,))[:2])
 
 
 def _attention(given: _Arguments, sequence: int, products: int) -> int:
@@ -111,7 +103,7 @@ _PRODUCTS: Mapping[str, Callable[[_Arguments], int]] = {
     "transformers::grouped_mm_fallback_backward": lambda given: _BACKWARD * _grouped(given, "input", "weight"),
     "aten::convolution": _convolved,
     "aten::convolution_overrideable": _convolved,
-    "aten::convolution_backward": _convolved_backward,
+    "aten::convolution_backward": partial(_convolved, place="grad_output"),
 }
 
 

@@ -1,8 +1,7 @@
-"""The memory a spec will need on a GPU, without one.
+"""The memory a spec will need on a GPU, without one; docs/explanation/memory.md says how well.
 
-The real model takes a training step on fake tensors, which have sizes and no content, and every storage is recorded
-from its birth to its death. What CUDA keeps otherwise than a CPU is put in its place. docs/explanation/memory.md says
-how well.
+The real model takes a training step on fake tensors, which have sizes and no content. What CUDA keeps otherwise than a
+CPU is put in its place.
 """
 
 from __future__ import annotations
@@ -260,10 +259,9 @@ _WAITS = {torch.Tensor.item: "aten::item", torch.Tensor.__bool__: "aten::is_nonz
 
 
 class GpuFunctions(TorchFunctionMode):
-    """Functions that keep other tensors on CUDA than on a CPU, under ``autocast``.
+    """Functions that keep other tensors on CUDA than on a CPU, under ``autocast``; ``fused``: attention is one kernel.
 
-    ``fused``: whether attention is one kernel that keeps no matrix of scores. ``called`` is told by name of what is
-    answered here, and would be an operator of the device.
+    ``called`` is told by name of what is answered here, and would be an operator of the device.
     """
 
     def __init__(
@@ -367,10 +365,9 @@ class _Dropout(torch.autograd.Function):
 
 @contextmanager
 def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by nobody.
+    """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by ``called`` alone.
 
     ``masks``: whether what SDPA cannot say otherwise, as a sliding window, becomes one. Other kernels are told of it.
-    ``called`` is told of each launch of a kernel of Liger's by its name.
     """
     # transformers takes fake tensors for tracing, and would build a mask that training does not.
     answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}

@@ -1,8 +1,7 @@
-"""Storages: recorded on fake tensors from birth to death, and given to an allocator like CUDA's.
+"""Storages: recorded on fake tensors from birth to death, and replayed for a few steps by an allocator like CUDA's.
 
-What it recorded is replayed for a few steps; after PyTorch's ``c10/cuda/CUDACachingAllocator.cpp``, for one stream and
-its settings as they come: the smallest free block that is large enough is taken, split where what is left over is worth
-it, and merged with its free neighbours when it is given back.
+After PyTorch's ``c10/cuda/CUDACachingAllocator.cpp``, for one stream: the smallest free block that is large enough is
+taken, split where what is left over is worth it, and merged with its free neighbours when it is given back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The twin of each setting by the same file name: it applies the setting to a Trainer's training and witnesses it.
-
-``worker/build.py`` lists what they apply, ``worker/evidence.py`` who witnesses, off the objects of a training that is
-over.
-"""
+"""The twin of each setting by the same file name: it applies the setting to a Trainer's training and witnesses it."""
 
 from __future__ import annotations
 

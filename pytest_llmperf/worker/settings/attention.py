@@ -11,10 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
-from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN, AttentionEvidence
+from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import Training
 from pytest_llmperf.worker.settings.parallelism import is_sharded
 
 # An attention, and the class attribute by which a family says that it has it.
@@ -83,9 +82,8 @@ class _AttentionOps(TorchDispatchMode):
 def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
     """The attention operators that one more sequence calls, after all steps; empty: plain matrix products.
 
-    ``unknown`` where the sequence does not go through. flex_attention is not tried, since it would compile once more;
-    nor is a sharded model, of which all ranks must gather the weights: one that failed alone would leave the others
-    waiting.
+    ``unknown`` where it does not go through, or is not tried: flex_attention would compile once more, and a rank of a
+    sharded model that failed alone would leave the others waiting.
     """
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return UNKNOWN
@@ -97,8 +95,3 @@ def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
     except Exception:  # noqa: BLE001 - whatever stands in the way, the measurement is done and counts
         return UNKNOWN
     return " ".join(ops.names)
-
-
-def witness(training: Training) -> AttentionEvidence:
-    """Which operators it calls is not tried yet: steps that are traced may follow."""
-    return AttentionEvidence(attention=str(training.model.config._attn_implementation))

@@ -117,11 +117,8 @@ def kept_operators() -> Iterator[Any]:
 def recomputation_witness(training: Training) -> RecomputationEvidence:
     checkpointed = [each for each in training.model.modules() if getattr(each, "gradient_checkpointing", False)]
     functions = [getattr(each, "_gradient_checkpointing_func", None) for each in checkpointed]
-    policies = [
-        "selective" if "context_fn" in getattr(function, "keywords", {}) else "full"
-        for function in functions
-        if function
-    ]
+    function = next(filter(None, functions), None)
+    policy = "selective" if "context_fn" in getattr(function, "keywords", {}) else "full"
     return RecomputationEvidence(
-        gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=policies[0] if policies else ""
+        gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=policy if function else ""
     )

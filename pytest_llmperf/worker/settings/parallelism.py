@@ -33,10 +33,7 @@ def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
 
 
 def replicas_and_shards(spec: TrainSpec, on_this_node: int) -> tuple[int, int]:
-    """Over how many ranks FSDP shards, and how often it repeats that, with ``on_this_node`` of the ranks on each node.
-
-    Gathering stays within a node where there are several.
-    """
+    """How often FSDP repeats its shards, and over how many ranks; gathering stays within a node of several."""
     shards = spec.gpus
     if spec.parallelism == "fsdp_hybrid":
         shards = on_this_node if on_this_node < spec.gpus else spec.gpus // 2

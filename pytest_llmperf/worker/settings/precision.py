@@ -46,8 +46,7 @@ def to_fp8(spec: TrainSpec, model: PreTrainedModel) -> None:
         module_filter_fn=lambda module, _name: (
             isinstance(module, nn.Linear)
             and module is not head
-            and module.in_features % FP8_MULTIPLE == 0
-            and module.out_features % FP8_MULTIPLE == 0
+            and module.in_features % FP8_MULTIPLE == module.out_features % FP8_MULTIPLE == 0
         ),
     )
 

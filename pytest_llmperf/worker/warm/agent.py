@@ -1,7 +1,6 @@
 """One warm launch: torchrun's agent in a process that was forked for it, and the ranks that it forks.
 
-What a fresh process would not have is taken back here: signals, descriptors, random state, the environment. What only a
-fresh one has is made up for: its end with its parent's, and the pages of files that it has read itself.
+What a fresh process would not have is taken back here: signals, descriptors, random state, the environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What libraries ask CUDA while they are imported, answered without it: who initialises CUDA cannot fork ranks.
 
-A short-lived process (``python -m pytest_llmperf.worker.warm.gpu_answers``) asks the driver what there is. While its
-answers are given in the place of torch's, torch's functions stay the objects that they are and only their code is
-another: whoever takes one by its name meanwhile has torch's own when that is put back.
+A short-lived process (``python -m pytest_llmperf.worker.warm.gpu_answers``) asks the driver what there is. Meanwhile
+torch's functions stay the objects that they are and only their code is another: whoever takes one by its name has
+torch's own afterwards.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ class NoAnswersError(RuntimeError):
 
 
 def ask() -> Devices | None:
-    """The GPUs of this environment; ``None`` where none is to be seen, and nothing needs an answer.
-
-    Raises:
-        NoAnswersError: there may be one, and it cannot be asked.
-    """
+    """The GPUs of this environment; ``None`` where none is to be seen. If it cannot be asked: ``NoAnswersError``."""
     if not sees_gpus():
         return None
     command = [sys.executable, "-m", __spec__.name]

@@ -1,7 +1,4 @@
-"""TrainingData: what a launch trains on, random tokens or a text from local files, made before anything is timed.
-
-A text is made tokens without a network, and once for all launches that share it.
-"""
+"""TrainingData: what a launch trains on, random tokens or a text from local files, made before anything is timed."""
 
 from __future__ import annotations
 

@@ -301,10 +301,7 @@ def _schedule(trainer: Trainer) -> Any:
 
 
 def adam_bound(mean: float, square: float, step: int) -> float:
-    """No gradients whatever make Adam's update in ``step`` (from 1) larger, in learning rates, but for its decay.
-
-    By Cauchy and Schwarz, of its two averages over the gradients of all steps (Kingma and Ba, "Adam", algorithm 1).
-    """
+    """No gradients make Adam's update in ``step`` (from 1) larger, in rates, but for decay: Cauchy and Schwarz."""
     shares = sum((mean * mean / square) ** age for age in range(step))
     return (1 - mean) / (1 - mean**step) * math.sqrt((1 - square**step) / (1 - square) * shares)
 

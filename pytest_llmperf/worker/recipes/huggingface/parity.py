@@ -101,10 +101,7 @@ class Truth:
 
 
 def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> TrainingErrors:
-    """The figures of one training of ``spec``, as this rank saw it.
-
-    Of an optimizer that has no plain form only the first step, and no update: the later steps have other weights.
-    """
+    """One training's figures, as this rank saw it; without a plain optimizer of the first step alone, and no update."""
     optimizer = true_optimizer(spec)
     steps = spec.steps if optimizer else 1
     norms = [_total(one) for one in truth.gradients[:steps]]
@@ -196,10 +193,7 @@ def make_small_trainings(
 def _plain(
     plain: TrainSpec, number: int, order: ParityOrder, folder: Path, train: Callable[..., SmallSteps]
 ) -> Iterator[TrainingErrors]:
-    """For one seed: the truth, and the plain form with each step as a whole and in pieces.
-
-    Where its optimizer rounds its states, one of the two keeps to the plain optimizer.
-    """
+    """For one seed: the truth, and the plain form with each step as a whole and in pieces."""
     spec = replace(plain, seed=plain.seed + number)
     exact = replace(spec, optimizer=learnt_by(spec))
     seen = train(in_fp32(replace(exact, optimizer=true_optimizer(spec) or "adamw_torch")), is_plain=True, double=True)

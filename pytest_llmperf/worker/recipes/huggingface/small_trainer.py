@@ -94,8 +94,7 @@ _PADDING, _IGNORED, _FULL = 0, -100, 4
 class UnevenRows(Dataset[dict[str, torch.Tensor]]):
     """``length`` rows of random tokens, one in four of them full and the others down to an eighth as long.
 
-    Equal ones would hide how losses are averaged. Nothing that counts sees the padding that follows it: there is no
-    mask.
+    Equal ones would hide how losses are averaged. No mask: nothing that counts sees the padding that follows it.
     """
 
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
@@ -165,10 +164,9 @@ class SmallTrainer(Trainer):
         if self.accelerator.sync_gradients:
             self._seen.losses.append(float(sum(self._losses)))
             self._losses.clear()
-            scaler = getattr(self.accelerator, "scaler", None)
+            scaler, found = getattr(self.accelerator, "scaler", None), gradients_of(self._inner, self._seen.device)
             scale = 1.0 if scaler is None else float(scaler.get_scale())
-            found = gradients_of(self._inner, self._seen.device)
-            self._seen.gradients.append({name: one / scale for name, one in found.items()} if scale != 1 else found)
+            self._seen.gradients.append({name: one / scale for name, one in found.items()})
         return loss
 
 
@@ -205,7 +203,7 @@ def _kept(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def place_for(num_parameters: int, steps: int, device: torch.device) -> torch.device:
-    """Where weights, updates, and gradients before and after clipping are kept: on ``device``, or the host."""
+    """Where weights, updates, and gradients before and after clipping are kept."""
     kept_bytes = 4 * steps * num_parameters * torch.float64.itemsize
     return device if kept_bytes <= _MOST_KEPT_BYTES else _HOST
 
@@ -222,8 +220,8 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
 ) -> SmallSteps:
     """Return what the steps of ``spec``, small already, did with a model of ``config``.
 
-    ``is_plain``: of experts each computes by itself, as attention does that is eager. ``double``: in double precision,
-    whatever the spec says. ``gathered``: with copies of its weights in that type, as ``as_gathered`` makes them.
+    ``is_plain``: of experts each computes by itself. ``double``: in double precision. ``gathered``: with copies of its
+    weights in that type, as ``as_gathered`` makes them.
     """
     torch.compiler.reset()
     set_seed(spec.seed)

@@ -236,10 +236,7 @@ class StepMarks(TrainerCallback):
 
 @dataclass
 class Checkpoint:
-    """The Trainer's own save, once and after all that is timed, into the launch's folder, and removed again.
-
-    The heartbeat tells when it begins and ends; its size is evidence that it was made.
-    """
+    """The Trainer's own save, once and after all that is timed, into the launch's folder, and removed again."""
 
     spec_id: str
     folder: Path

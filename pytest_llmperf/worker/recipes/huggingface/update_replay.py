@@ -1,7 +1,7 @@
 """UpdateReplay: the inspected update of a sample of each tensor, made once more by AdamW's formula in double precision.
 
-What was asked for is the arguments', since the optimizer's groups may have been changed; it began from the optimizer's
-own averages. Beside it the order of samples, and sums over tensors that each are read once.
+What was asked for is the arguments', since the optimizer's groups may have been changed. Beside it the order of
+samples, and sums over tensors that each are read once.
 """
 
 from __future__ import annotations
@@ -177,10 +177,8 @@ def updated(
 ) -> tuple[Elements, Elements, Elements]:
     """Algorithm 2 of Loshchilov and Hutter, "Decoupled weight decay regularization", in ``step`` (from 1).
 
-    What it makes of ``before``, the unit of each element's rounding, and how far it may be off beside that.
-    ``roundoffs`` are the relative ones of the weights' type and of the states'. An average's rounding is that of its
-    terms; an update's comes with its average, over the root of squares. A weight is rounded as it is stored, by decay
-    twice more.
+    What it makes of ``before``, the unit of each element's rounding (by ``roundoffs`` of the weights' type and of the
+    states'), and how far it may be off beside that. A weight is rounded as it is stored, by decay twice more.
     """
     of_weight, of_state = roundoffs
     tiny = torch.finfo(torch.float32).tiny  # a square below it has fewer digits
@@ -217,14 +215,8 @@ class UpdateReplay:
         if self._none:
             return
         asked = trainer.args
-        self._asked = AdamW(
-            rate=rate,
-            mean_beta=asked.adam_beta1,
-            square_beta=asked.adam_beta2,
-            epsilon=asked.adam_epsilon,
-            decay=asked.weight_decay,
-            is_fused=_name(trainer) == _FUSED,
-        )
+        betas, is_fused = (asked.adam_beta1, asked.adam_beta2), _name(trainer) == _FUSED
+        self._asked = AdamW(rate, *betas, asked.adam_epsilon, asked.weight_decay, is_fused)
         self._decaying = frozenset(trainer.get_decay_parameter_names(model)) if asked.weight_decay else frozenset()
         self._state = optimizer.state
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -239,13 +231,10 @@ class UpdateReplay:
         if self._none:
             return ReplayedUpdate(none=self._none)
         counts = [int(self._state.get(parameter, {}).get("step", 0)) for _, parameter in self._named]
+        counted = list(zip((name for name, _ in self._named), counts, strict=True))
         # How many steps the optimizer should have made of each.
-        expected = [
-            count if _MAY_WAIT in name and 0 < count < steps else steps
-            for (name, _), count in zip(self._named, counts, strict=True)
-        ]
-        both = zip(self._named, counts, expected, strict=True)
-        miscounted = [name for (name, _), one, other in both if one != other]
+        expected = [count if _MAY_WAIT in name and 0 < count < steps else steps for name, count in counted]
+        miscounted = [name for (name, count), due in zip(counted, expected, strict=True) if count != due]
         largest = max(self._differences(expected), key=astuple, default=ReplayedUpdate())
         return replace(
             largest,
@@ -269,13 +258,8 @@ class UpdateReplay:
                 # By a rate of nothing no weight may move, and what has not is no division by that.
                 far = torch.where(beyond == 0, beyond, beyond / unit).nan_to_num(nan=math.inf)
                 at = int(far.argmax())
-                yield ReplayedUpdate(
-                    roundings=float(far[at]),
-                    tensor=name,
-                    figure=words,
-                    found=float(now[at] - then[at]),
-                    expected=float(expected[at] - then[at]),
-                )
+                moved, due = float(now[at] - then[at]), float(expected[at] - then[at])
+                yield ReplayedUpdate(roundings=float(far[at]), tensor=name, figure=words, found=moved, expected=due)
 
     def _elements(self) -> list[Elements]:
         states = [self._state.get(parameter, {}) for _, parameter in self._named]
