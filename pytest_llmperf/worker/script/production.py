@@ -31,18 +31,14 @@ from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.script.model import Model
-from pytest_llmperf.worker.script.steps import Steps
 from pytest_llmperf.worker.script.torch_hooks import Hooks
-from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, place
+from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, Watched, place
 
 # Steps of one window, and windows that are kept: where there would be more, neighbours become one.
 _STEPS, _MOST = 64, 256
 _LEAST = 8  # steps of which a row says something
 _WRITE_SECONDS = 30.0
 _NOT_ENDED = "still running, or ended from outside"
-
-# Where an optimizer has its number.
-_NUMBER = "_llmperf"
 
 
 class Ring:
@@ -76,26 +72,24 @@ class Ring:
         return (fmean(self.windows[:quarter]), fmean(self.windows[-quarter:])) if quarter else None
 
 
-class Production:
+class Production(Watched):
     """Rank 0 of a run: it hears what a ``Rank`` hears."""
 
     def __init__(self, folder: Path, order: Mapping[str, Any], device: torch.device, resident: int) -> None:
-        self.number, self._world = place()
+        command = literal(without_secrets(shlex.join(sys.orig_argv)))
+        self._spec = ScriptSpec(**(order.get("spec") or {"command": command, "gpus": place()[1]}))
+        super().__init__(self._spec)
         if self.number:
             raise AnotherRankError
         self._order, self._device = order, device
-        command = literal(without_secrets(shlex.join(sys.orig_argv)))
-        self._spec = ScriptSpec(**(order.get("spec") or {"command": command, "gpus": self._world}))
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._file = folder / f"{OBSERVED}-{self._started.replace(':', '')}-{os.uname().nodename}-{os.getpid()}.json"
         self._clock = gpu.clock_of(device)
         self._memory = gpu.memory_of(device, resident)
-        self._steps = Steps(self._spec.step, self._spec.training)
         self._seconds, self._held = Ring(_STEPS), Ring(1)
         self._instants: deque[Any] = deque()
         self._tracer = Tracer(device, is_ours=False)
-        self._model: Model | None = None
-        self._optimizers = self._passes = self._num_steps = self._tokens = self._counted_steps = 0
+        self._tokens = self._counted_steps = 0
         self._gpu_bytes = gpu.memory_bytes(device) if gpu.is_gpu(device) else 0
         self.losses = SimpleNamespace(are_known=False)
         """Nobody keeps them."""
@@ -105,24 +99,18 @@ class Production:
 
     def pass_begins(self, _: torch.Tensor | None) -> None:
         self._passes += 1
-        self._tokens += self._model.tokens() if self._model else 0
+        self._tokens += self._new_tokens()
 
     def fetched(self, *_: int) -> None:
         """Nobody asks for it here."""
 
     def pass_ended(self, **_: bool) -> None:
-        if self._model:
-            self._model.tokens()  # what was computed a second time
-
-    def is_aside(self, optimizer: Any) -> bool:
-        return self._steps.is_aside(vars(optimizer).get(_NUMBER), self._passes)
+        self._new_tokens()  # what was computed a second time
 
     def called(self, calls: Sequence[Call]) -> bool:
         """Optimizers have been called; no step is the last one."""
         for optimizer, _ in calls:
-            key = vars(optimizer).setdefault(_NUMBER, self._optimizers + 1)
-            self._optimizers = max(self._optimizers, key)
-            if ended := self._steps.call(key, type(optimizer).__name__, self._passes):
+            if ended := self._ended_by(optimizer):
                 self._num_steps += len(ended)
                 self._step_ended()
         return False

@@ -77,13 +77,38 @@ class _Moment(NamedTuple):
     is_profiled: bool
 
 
-class Rank:
+class Watched:
+    """A process that trains: where its steps end, by backward passes and calls of optimizers."""
+
+    def __init__(self, spec: ScriptSpec) -> None:
+        self.number, self._world = place()
+        self._steps = Steps(spec.step, spec.training)
+        self._model: Model | None = None
+        self._passes = self._num_steps = self._num_optimizers = 0
+
+    def is_aside(self, optimizer: Any) -> bool:
+        """Whether a call of ``optimizer`` says nothing: there may be hundreds in one backward pass."""
+        return self._steps.is_aside(vars(optimizer).get(_NUMBER), self._passes)
+
+    def _ended_by(self, optimizer: Any) -> list[int]:
+        """The calls, by their numbers, of which a call of ``optimizer`` shows that a step ended with them."""
+        attributes = vars(optimizer)
+        if _NUMBER not in attributes:  # its own, also once another has its address
+            self._num_optimizers += 1
+            attributes[_NUMBER] = self._num_optimizers
+        return self._steps.call(attributes[_NUMBER], type(optimizer).__name__, self._passes)
+
+    def _new_tokens(self) -> int:
+        return self._model.tokens() if self._model else 0
+
+
+class Rank(Watched):
     """It begins with its first backward pass."""
 
     def __init__(self, folder: Path, spec: ScriptSpec, project: Project, device: torch.device, resident: int) -> None:
         """``resident``: bytes of the process before it had a model."""
+        super().__init__(spec)
         self._folder, self._spec, self._project, self._device = folder, spec, project, device
-        self.number, self._world = place()
         self._pid_file, self._steps_file = folder / f"rank-{self.number}.pid", folder / f"steps-{self.number}.pid"
         self._environment = environment(device) if self.number == 0 else None
         self._beat = Heartbeat(folder, self.number, LastWords(folder, os.getpid(), ASKS), has_parent=False)
@@ -95,9 +120,6 @@ class Rank:
         self.fetched = self._observed.fetched
         self._measurement = self._observed.measurement
         self.losses = Losses(device)
-        self._model: Model | None = None
-        self._steps = Steps(spec.step, spec.training)
-        self._passes = self._num_steps = self._num_optimizers = 0
         self._pass: tuple[torch.Tensor | None, int] = None, 0  # the loss and tokens of the one that runs
         self._moments: dict[int, _Moment] = {}  # of calls, by their numbers
         self._skips: list[int] = []  # such calls, since the last step
@@ -172,13 +194,6 @@ class Rank:
         if not self._measurement.is_over:  # a traced step shows the script's own work alone
             self._measurement.end_pass(self.losses.keep(loss), tokens, None)
 
-    def _new_tokens(self) -> int:
-        return self._model.tokens() if self._model else 0
-
-    def is_aside(self, optimizer: Any) -> bool:
-        """Whether a call of ``optimizer`` says nothing: there may be hundreds in one backward pass."""
-        return self._steps.is_aside(vars(optimizer).get(_NUMBER), self._passes)
-
     def called(self, calls: Sequence[Call]) -> bool:
         """``calls`` of optimizers ended at this moment; whether the last step has ended with them."""
         known, moment = self._num_optimizers, None
@@ -203,26 +218,17 @@ class Rank:
         return self._is_cut
 
     def _ends_the_last_step(self, call: Call, moment: _Moment | None) -> bool:
-        number, optimizer = self._steps.num_calls, call.optimizer
+        number = self._steps.num_calls
         if moment is not None:
             self._moments[number] = moment
         if call.is_skipped:
             self._skips.append(number)
-        for ended in self._steps.call(self._number_of(optimizer), type(optimizer).__name__, self._passes):
+        for ended in self._ended_by(call.optimizer):
             if self._end_step(ended):
                 return True
             if self._measurement.is_over:
                 break  # what ended after the last timed step, before that was known, is not traced
         return False
-
-    def _number_of(self, optimizer: Any) -> int:
-        """Its own, also once another has its address."""
-        attributes = vars(optimizer)
-        number: int | None = attributes.get(_NUMBER)
-        if number is None:
-            self._num_optimizers += 1
-            number = attributes[_NUMBER] = self._num_optimizers
-        return number
 
     def _end_step(self, call: int) -> bool:
         """With that ``call``; whether no step comes any more."""
