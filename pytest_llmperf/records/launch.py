@@ -95,7 +95,6 @@ class Environment:
     """Where a launch ran: what may explain a difference between two launches of one spec."""
 
     gpu: str
-    """GPU (or CPU) name."""
     driver: str
     """GPU driver version; empty on the CPU."""
     versions: Mapping[str, str]
@@ -103,7 +102,6 @@ class Environment:
     variables: Mapping[str, str]
     """Environment variables that change speed or memory."""
     platform: str
-    """Operating system and architecture."""
     loaded: Mapping[str, str] = field(default_factory=dict)
     """What else rank 0's interpreter took in: distributions with their versions, and the executable lines of ``.pth``
     files by their digests. Empty in old records, and of a launch that failed."""
@@ -329,7 +327,6 @@ class Later:
     """One rank's findings after all that is timed."""
 
     attention_kernel: str = "unknown"
-    """The operators that attention calls."""
     trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
     learning: RankLearning = field(default_factory=lambda: RankLearning(none=UNWANTED))
 
@@ -364,7 +361,6 @@ class Share:
     evidence: Mapping[str, Any]
     trace: Trace
     loaded: Mapping[str, str]
-    """As ``Environment`` has it."""
 
 
 def launch_of(spec: Spec, started_at: str, first: Trained | Share, by_rank: Sequence[Trace], **seen: Any) -> Launch:

@@ -16,25 +16,21 @@ class ReplayedUpdate:
     """Of a sample of each tensor, on one rank or the worst of all."""
 
     tensors: int = 0
-    """Of which it was made."""
     asked: str = ""
     """The optimizer and its settings, as the arguments have them."""
     roundings: float = 0.0
     """The largest difference, in what rounding once does to that element."""
     tensor: str = ""
-    """Where that is."""
     figure: str = ""
     """Of what: the ``weight``, or one of the optimizer's averages."""
     found: float = 0.0
     """By how much the step changed that element of it."""
     expected: float = 0.0
-    """By how much the formula does."""
     miscounted: tuple[str, ...] = ()
     """Names of tensors of which the optimizer has counted another number of steps than the Trainer."""
     counts: tuple[int, int] = (0, 0)
     """The least and the most of the optimizer's counts."""
     none: str = ""
-    """Why none was made, if none was."""
 
     def __bool__(self) -> bool:
         return not self.none
@@ -96,7 +92,6 @@ class _Inspected:
     learning_rates: tuple[float, float] = (0.0, 0.0)
     """Least and most of the optimizer's groups."""
     scheduled_rate: float = 0.0
-    """What its schedule says for this step."""
     steps: int = 0
     """Of the optimizer, by the Trainer's count."""
     schedule_steps: int = 0
@@ -124,7 +119,6 @@ class RankLearning(_Inspected):
     squares: float = 0.0
     """Sum of squares of its gradients, once they are exchanged."""
     clipped_squares: float = 0.0
-    """The same after they were clipped."""
     clip_factors: tuple[float, ...] = ()
     """By what a tensor's gradient was multiplied then: where that was least, and most."""
     samples: tuple[int, ...] = ()
@@ -141,7 +135,6 @@ class Learning(_Inspected):
     """The inspected step of a launch, of all its ranks."""
 
     tensors: int = 0
-    """That are to be trained."""
     unheld: tuple[str, ...] = ()
     """Names of those that the optimizer does not hold."""
     unreached: tuple[str, ...] = ()

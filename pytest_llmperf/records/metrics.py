@@ -28,7 +28,6 @@ class Column:
     on_page: str = ""
     """Its heading on the page; empty: the same."""
     places: str = "summary page markdown"
-    """The tables that have it."""
     least: float = -math.inf
     """Less is not worth its place."""
     beside: str = ""
@@ -45,7 +44,6 @@ class Metric:
     """For people; empty: its name."""
     unit: str = "1"
     is_share: bool = False
-    """Whether it is shown in per cent."""
     higher_is_better: bool = False
     of: Callable[[Sequence[Launch]], float] | None = None
     """How it is read off launches; ``None`` where it is computed elsewhere."""
@@ -79,7 +77,6 @@ class Metric:
     of_the_chip: bool = False
     """Whether it is a share of what the chip's datasheet promises, which nothing exceeds."""
     phase: str = ""
-    """Of a launch, whose seconds it is."""
     only_cold: bool = False
     """Whether a launch that began warm does not tell of it."""
     evidence: str = ""
@@ -89,7 +86,6 @@ class Metric:
     note: str = ""
     """What torch.compile did so many times, where a count is worth a note."""
     detail: Callable[[Sequence[Launch]], str] | None = None
-    """What a check says beside the figure."""
     column: Column | None = None
 
     def read(self, launches: Sequence[Launch]) -> float:

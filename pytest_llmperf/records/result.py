@@ -71,7 +71,6 @@ class Check:
     verdict: Verdict | None = None
     """``None`` for a metric that gates nothing."""
     detail: str = ""
-    """Which rank, which launch, …"""
 
     @property
     def gates(self) -> bool:
@@ -127,9 +126,7 @@ class JudgedCurve:
 
     verdict: CurveWord
     reason: str
-    """One line."""
     seeds: tuple[int, ...]
-    """That were trained."""
     stored_seeds: int
     parts: tuple[JudgedPart, ...] = ()
 
@@ -228,7 +225,6 @@ class PastLaunch:
     sm_clock_mhz: Number = 0.0
     """Median while it trained; 0 where nobody told."""
     places: tuple[Place, ...] = ()
-    """Of its ranks; none where nobody told."""
 
     @property
     def host(self) -> str:
@@ -265,7 +261,6 @@ class PastResult:
     counts: Mapping[str, float] = field(default_factory=dict)
     """What a traced step is made of, by metric; empty where it was not traced."""
     unfinished: str = ""
-    """What ended its run before its end."""
     observed: Mapping[str, float] = field(default_factory=dict)
     """Of a real run that was watched: its ``steps``; from the first quarter of them to the last the ``drift`` of their
     time, as a fraction, and bytes that it ``held`` more. Empty of a measurement."""

@@ -62,7 +62,6 @@ class Figure:
     limit: Number | None = None
     """The value beyond which it counts as regressed."""
     change: Number | None = None
-    """``value / baseline - 1``."""
     detectable: Number | None = None
     """The smallest change that this gate would have seen."""
     interval: tuple[Number, Number] | None = None
@@ -94,12 +93,10 @@ class Result:
     differences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     diagnosis: str = ""
-    """What traces point to."""
     loss_curve: JudgedCurve | None = None
     updated: str = ""
     """What was recorded, a line each."""
     shares: str = ""
-    """The test whose launches these are too."""
     shared_launches: int = 0
     """How many of them, the first ones, that or another test has too."""
 
@@ -225,7 +222,6 @@ class Planned:
     seconds: Number | None = None
     """Expected wall seconds of all its launches, from its baseline; ``None`` where there is none."""
     skipped: str = ""
-    """Why it would not run here."""
     judges: bool = True
     """Whether a result comes of it; launches alone are what ``perf.measure`` returns."""
 
@@ -284,9 +280,7 @@ class ResultsDocument:
     planned: tuple[Planned, ...] = ()
     suite: Suite | None = None
     unfinished: str = ""
-    """What ended the run before its end."""
     machines: Mapping[str, Machine] = field(default_factory=dict)
-    """Of a night: of each of its files."""
     troubles: tuple[str, ...] = ()
     """Of a night: why it is not green."""
 

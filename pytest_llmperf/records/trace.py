@@ -109,7 +109,6 @@ class Trace:
     """One step, the mean of those that were traced, which had the same rows with the same counts."""
 
     steps: int = 0
-    """How many were traced."""
     ranks: int = 1
     """How many were, each by itself; times are their means."""
     step_seconds: float = 0.0
@@ -120,7 +119,6 @@ class Trace:
     data_seconds: float = 0.0
     """In which it did nothing and the host fetched the next batch."""
     rows: tuple[TraceRow, ...] = ()
-    """Sorted."""
     by_rank: tuple[RankWork, ...] = ()
     """Of several ranks, what their mean hides; older traces have none."""
     places: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -258,13 +256,11 @@ class StaticStep:
     operators: Mapping[str, Count | _Some]
     """How often each is called, without the names of overloads; kernels of Liger's as ``liger::…``."""
     flops: Mapping[str, Count]
-    """By operator."""
     memory: Mapping[str, Count]
     """Bytes at the predicted peak, by part."""
     versions: Mapping[str, str]
     """With which it is exact."""
     places: Mapping[str, Mapping[str, float]] = field(default_factory=dict, compare=False)
-    """As a trace has them."""
 
     @classmethod
     def of(cls, trace: Trace, versions: Mapping[str, str]) -> StaticStep:

@@ -129,7 +129,6 @@ class Setting:
     fields: Sequence[str]
     """Of TrainSpec, which are decided together."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By field the words that it may have."""
     least: Mapping[str, int] = field(default_factory=dict)
     """By field the smallest number that it may be."""
     in_id: Mapping[str, str | Callable[[TrainSpec], str]] = field(default_factory=dict)
@@ -150,7 +149,6 @@ class Setting:
     in_fp32: Fields = nothing
     """Its fields in fp32, where they differ."""
     axis: Callable[[TrainSpec, Search], Axis | None] = lambda *_: None
-    """What a search may change of it."""
     evidence: type[Any] | None = None
     """What a training tells of it: a dataclass whose fields are the keys of the stored evidence."""
     checks: Mapping[str, str | Callable[[TrainSpec, Evidence], str | None]] = field(default_factory=dict)

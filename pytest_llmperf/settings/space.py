@@ -44,9 +44,7 @@ class Candidates:
     specs: tuple[TrainSpec, ...]
     """What is nearest to the space's own spec first; no two alike."""
     refused: Counter[str] = field(default_factory=Counter)
-    """How many cannot be, by the reason."""
     unseen: int = 0
-    """So many were not looked at."""
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,15 @@ def resolve_text(text: str | None, split: str) -> TextFiles:
         # The hub's cache names folders by commit.
         own = text.rstrip("/").rpartition("/")[2] if "snapshots" in where.parts else where.absolute().name
         name = slugged(own.removesuffix(where.suffix) if where.is_file() else own, "text")
-        files = _of_one_file(where, wanted) if where.is_file() else _of_folder(where, wanted, text)
-        return TextFiles(name, wanted, files)
+        if not where.is_file():
+            return TextFiles(name, wanted, _of_folder(where, wanted, text))
+        if where.suffix not in _FORMATS:
+            raise ValueError(
+                f"text={str(where)!r}: neither .parquet nor .txt, expected one of them or a folder of them"
+            )
+        if wanted.name != "train":
+            raise ValueError(f"text={str(where)!r}: one file is one split, train, and {split!r} is of another")
+        return TextFiles(name, wanted, (where,))
     except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~ of no user
         raise ValueError(f"text={text!r}: cannot be looked up ({why_not_found(error)})") from None
 
@@ -144,14 +151,6 @@ def _path(text: str) -> Path:
             f"fetch it first with: hf download --repo-type dataset {hub['repository']}{part}"
         )
     return cached
-
-
-def _of_one_file(path: Path, split: Split) -> tuple[Path, ...]:
-    if path.suffix not in _FORMATS:
-        raise ValueError(f"text={str(path)!r}: neither .parquet nor .txt, expected one of them or a folder of them")
-    if split.name != "train":
-        raise ValueError(f"text={str(path)!r}: one file is one split, train, and {split.words!r} is of another")
-    return (path,)
 
 
 def _of_folder(folder: Path, split: Split, text: str) -> tuple[Path, ...]:

@@ -280,8 +280,7 @@ class Injection:
             raise ValueError(
                 f"{INJECT}={text!r}: expected slow=SHARE hold=BYTES hang=STEP rank=RANK SETTING=VALUE ({error})"
             ) from error
-        problem = found.problem(num_ranks)
-        if problem:
+        if problem := found.problem(num_ranks):
             raise ValueError(f"{INJECT}={text!r}: {problem}")
         return found
 
