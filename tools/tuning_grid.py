@@ -1,8 +1,6 @@
-"""Every configuration of a space launched once, and searches of it replayed from that, in many random orders.
+"""Every configuration of a space launched once, to be searched from that by ``tools.tuning_replay``.
 
-``python -m tools.tuning_grid measure MODEL SPACE.toml OUT.jsonl [--gpus N] [--seconds S]`` launches, and goes on where
-it was ended; ``count SPACE.toml OUT.jsonl GPU`` adds to each what can be counted of it on that GPU. What they leave is
-searched by ``tools.tuning_replay``.
+``python -m tools.tuning_grid MODEL SPACE.toml OUT.jsonl [--gpus N] [--seconds S]`` goes on where it was ended.
 """
 
 from __future__ import annotations
@@ -12,23 +10,20 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.asked_run import Terminal
-from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.judge.tuning_objective import Trial
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.search_store import TrialStore
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.run.tuning.forecast import StepPredictions, counted_prior
 from pytest_llmperf.run.tuning.trials import Trials
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.files import write_text
 
 
 @dataclass(frozen=True)
@@ -37,16 +32,12 @@ class Measured:
 
     spec: TrainSpec
     trial: Trial
-    counted: float | None = None
-    """Logarithm of its seconds for a token as far as these can be counted, up to a constant of the grid."""
 
 
 def read(path: Path) -> list[Measured]:
     """A measured grid."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [
-        Measured(TrainSpec.from_dict(row["spec"]), codec.read(Trial, row["trial"]), row.get("counted")) for row in rows
-    ]
+    return [Measured(TrainSpec.from_dict(row["spec"]), codec.read(Trial, row["trial"])) for row in rows]
 
 
 def _usual(spec: TrainSpec) -> Mapping[str, Any]:
@@ -56,24 +47,7 @@ def _usual(spec: TrainSpec) -> Mapping[str, Any]:
 
 
 def _line(row: Measured) -> str:
-    counted = {} if row.counted is None else {"counted": round(row.counted, 6)}
-    return json.dumps({"spec": _usual(row.spec), "trial": codec.plain(row.trial), **counted}) + "\n"
-
-
-def count(space: Path, out: Path, gpu: str) -> Iterator[str]:
-    """Add to each row of ``out`` what can be counted of it."""
-    rows, predictions = read(out), StepPredictions()
-    try:
-        specs = [row.spec for row in rows]
-        counted = counted_prior(Space(specs[0], read_axes(space)), specs, predictions, gpu)
-    finally:
-        predictions.close()
-    if counted is None:
-        yield "nothing can be counted here"
-        return
-    lines = (_line(replace(row, counted=log)) for row, log in zip(rows, counted, strict=True))
-    write_text(out, "".join(lines))
-    yield f"{len(rows)} counted"
+    return json.dumps({"spec": _usual(row.spec), "trial": codec.plain(row.trial)}) + "\n"
 
 
 def measure(model: str, space: Path, out: Path, gpus: int | None, seconds: float) -> Iterator[str]:
@@ -91,7 +65,7 @@ def measure(model: str, space: Path, out: Path, gpus: int | None, seconds: float
     )
     context.begin(candidates.specs[:1])
     context.until = until = time.monotonic() + seconds
-    trials = Trials(caller, TrialStore(f"grid-{context.machine_kind}"))
+    trials = Trials(caller)
     try:
         for spec in candidates.specs:
             if spec in known or time.monotonic() > until:
@@ -110,22 +84,13 @@ def measure(model: str, space: Path, out: Path, gpus: int | None, seconds: float
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    rooms = parser.add_subparsers(required=True, dest="what")
-    one = rooms.add_parser("measure")
-    one.add_argument("model")
-    one.add_argument("space", type=Path)
-    one.add_argument("out", type=Path)
-    one.add_argument("--gpus", type=int)
-    one.add_argument("--seconds", type=float, default=3600.0)
-    two = rooms.add_parser("count")
-    two.add_argument("space", type=Path)
-    two.add_argument("out", type=Path)
-    two.add_argument("gpu")
-    arguments = parser.parse_args(argv)
-    if arguments.what == "count":
-        lines = count(arguments.space, arguments.out, arguments.gpu)
-    else:
-        lines = measure(arguments.model, arguments.space, arguments.out, arguments.gpus, arguments.seconds)
+    parser.add_argument("model")
+    parser.add_argument("space", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    one = parser.parse_args(argv)
+    lines = measure(one.model, one.space, one.out, one.gpus, one.seconds)
     for line in lines:
         print(line, flush=True)
     return 0

@@ -1,9 +1,9 @@
-"""Searches of a measured grid replayed, in many random orders and with the noise of trials: none launches anything.
+"""Searches of configurations of which all is known, replayed in many orders and with the noise of trials.
 
-``python -m tools.tuning_replay docs/data/h200-grid-*.jsonl [--orders 100]`` prints, for each way to search and each
-budget, in how many of the orders what was found is within 1 % of the best of the grid, and how many were launched.
-Each grid's figures are taken for the truth; a trial shows them with its noise, and costs what it did cost. What trials
-cannot tell apart takes turns, whose noise is smaller; their seconds count.
+``python -m tools.tuning_replay [--orders 100] [--beds h200,families]`` prints, for each way to search and each budget,
+the mean share of the best that was found, the share that 95 of 100 orders reached, how many orders came within 1 %, and
+launches. Beds are the grids measured on an H200, which a search enters anywhere, and families of ``tuning_world``,
+which it enters at its base: constants were chosen on ``CHOSEN_ON`` alone. Launches cost what they did.
 """
 
 from __future__ import annotations
@@ -13,259 +13,207 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from pytest_llmperf.judge.tuning_search import CLOSE, Field, Outcome, Search
-from pytest_llmperf.run.tuning.trial_stage import compiles
+from pytest_llmperf.judge.tuning_search import CLOSE, Outcome, Search
+from pytest_llmperf.run.tuning.forecast import field_of
 from pytest_llmperf.run.tuning.trials import STEPS
-from pytest_llmperf.settings.batch import SIZE
-from pytest_llmperf.settings.space import LARGER, recipes, traits
+from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
-from tools.tuning_grid import Measured, read
+from tools.tuning_grid import read
+from tools.tuning_world import FAMILIES, Family, Known, World, space
 
-# Standard deviations: of a trial of few steps (beside its own error), and of a pair of launches that took turns.
+CHOSEN_ON = ("qwen-0.6b", "smollm-360m", "llama-8b-lora")
+# Standard deviations: of a trial of few steps, and of a pair of launches that took turns.
 _TRIAL_SD, _TURN_SD = 0.006, 0.003
-_WITHIN = 0.01
+_WITHIN, _END_SHARE = 0.01, 0.2
 _FINALISTS, _PAIRS, _FULL_STEPS = 3, 2, 24
+_DATA = Path(__file__).parents[1] / "docs" / "data"
+GRIDS = {
+    "Llama 3.2 1B": ("h200-grid-llama-3.2-1b.jsonl", "h200-grid.toml"),
+    "OPT 1.3B": ("h200-part-of-grid-opt-1.3b.jsonl", "h200-grid-opt-1.3b.toml"),
+}
 
 
 @dataclass(frozen=True)
-class Grid:
-    """What a replay knows."""
+class Bed:
+    """Configurations with what is known of each; the search begins at the first."""
 
-    rows: Sequence[Measured]
+    space: Space
+    specs: Sequence[TrainSpec]
+    known: Sequence[Known]
 
-    @property
-    def best(self) -> float:
-        """The least logarithm of seconds for a token."""
-        return min(log for log in map(self.log, range(len(self.rows))) if log is not None)
+    def log(self, number: int) -> float:
+        """Of its seconds for a token."""
+        spec = self.specs[number]
+        return math.log(self.known[number].step_seconds / (spec.sequences_per_step * spec.sequence_length))
 
-    @property
-    def counted(self) -> list[float] | None:
-        """What can be counted of each; ``None`` where that was not."""
-        found = [row.counted for row in self.rows if row.counted is not None]
-        return found if len(found) == len(self.rows) else None
+    def shuffled(self, chance: random.Random, *, anywhere: bool) -> Bed:
+        """In another order of its axes and its configurations, the first of which may stay."""
+        order = list(range(len(self.specs)))
+        rest = order if anywhere else order[1:]
+        chance.shuffle(rest)
+        order = rest if anywhere else [0, *rest]
+        axes = tuple(chance.sample(self.space.axes, len(self.space.axes)))
+        return Bed(Space(self.space.base, axes), [self.specs[n] for n in order], [self.known[n] for n in order])
 
-    def log(self, number: int) -> float | None:
-        """The truth; ``None`` where it failed."""
-        trial = self.rows[number].trial
-        return math.log(trial.step_seconds / trial.tokens_per_step) if trial.is_measured else None
 
-    def outside(self, number: int) -> float:
-        """What its trial took beside its steps."""
-        trial = self.rows[number].trial
-        return trial.wall_seconds - trial.steps * trial.step_seconds
+@cache
+def grid(name: str) -> Bed:
+    """One that was measured; what failed in it ran out of memory."""
+    rows, axes = (_DATA / one for one in GRIDS[name])
+    measured = read(rows)
+    known = [
+        Known(
+            step_seconds=one.trial.step_seconds or 1.0,
+            outside=one.trial.wall_seconds - one.trial.steps * one.trial.step_seconds,
+            peak=0.0 if one.trial.is_measured else math.inf,
+        )
+        for one in measured
+    ]
+    return Bed(Space(measured[0].spec, read_axes(axes)), [one.spec for one in measured], known)
 
-    def seconds(self, number: int, steps: int) -> float:
-        """What a launch of so many steps takes."""
-        return self.outside(number) + steps * self.rows[number].trial.step_seconds
+
+def world(family: Family, seed: int) -> Bed:
+    """One draw of a family."""
+    found, specs = space()
+    return Bed(found, specs, World(family, seed).all(specs, found))
 
 
 class Budget:
     """The seconds that a search has, and the noise of what it sees."""
 
-    def __init__(self, grid: Grid, seconds: float, seed: int) -> None:
-        self.grid, self.left, self.launched = grid, seconds, 0
-        self.chance = random.Random(seed)  # noqa: S311 - an order, no secret
+    def __init__(self, bed: Bed, seconds: float, chance: random.Random) -> None:
+        self.bed, self.left, self.chance = bed, seconds * (1 - _END_SHARE), chance
+        self._kept = seconds * _END_SHARE
+        self.launched = 0
+
+    def cost(self, number: int, steps: int = STEPS) -> float:
+        """What a launch takes."""
+        return self.bed.known[number].outside + steps * self.bed.known[number].step_seconds
 
     def trial(self, number: int, steps: int = STEPS) -> float | None:
-        """The logarithm as it is seen; ``None`` where it failed.
-
-        Raises:
-            TimeoutError: no time is left for it.
-        """
-        seconds = self.grid.seconds(number, steps)
-        if seconds > self.left:
-            raise TimeoutError
-        self.left -= seconds
+        """The logarithm as it is seen; ``None`` where no time is left for it."""
+        if self.cost(number, steps) > self.left:
+            return None
+        self.left -= self.cost(number, steps)
         self.launched += 1
-        log = self.grid.log(number)
-        return None if log is None else log + self.chance.gauss(0, _TRIAL_SD * math.sqrt(STEPS / steps))
+        return self.bed.log(number) + self.chance.gauss(0, _TRIAL_SD * math.sqrt(STEPS / steps))
 
     def final(self, seen: Mapping[int, float]) -> int:
         """The best of those that are close to the best, by turns as long as there is time for them."""
-        order = sorted(seen, key=lambda number: seen[number])
+        order, left = sorted(seen, key=lambda number: seen[number]), self.left + self._kept
         best = order[0]
         for other in order[1:_FINALISTS]:
-            cost = _PAIRS * sum(self.grid.seconds(number, _FULL_STEPS) for number in (best, other))
-            if seen[other] - seen[order[0]] > CLOSE or cost > self.left:
+            cost = _PAIRS * (self.cost(best, _FULL_STEPS) + self.cost(other, _FULL_STEPS))
+            if seen[other] - seen[order[0]] > CLOSE or cost > left:
                 continue
-            self.left -= cost
-            logs = self.grid.log(best), self.grid.log(other)
-            assert logs[0] is not None  # noqa: S101 - it was seen
-            assert logs[1] is not None  # noqa: S101
-            if logs[1] - logs[0] + self.chance.gauss(0, _TURN_SD) < 0:
+            left -= cost
+            if self.bed.log(other) - self.bed.log(best) + self.chance.gauss(0, _TURN_SD) < 0:
                 best = other
         return best
 
 
-Way = Callable[[Grid, Budget, int], dict[int, float]]
-
-
-def _recipes(specs: Sequence[TrainSpec], base: TrainSpec) -> Iterator[list[int]]:
-    """Of each recipe over ``base`` those of ``specs`` that follow it, the largest first."""
-    for recipe in recipes(base):
-        sizes = (spec.micro_batch_size for spec in specs if spec.micro_batch_size <= LARGER * base.micro_batch_size)
-        wanted = [replace(base, **recipe, micro_batch_size=size) for size in sorted(set(sizes), reverse=True)]
-        found = [specs.index(one) for one in wanted if one in specs]
-        if found:
-            yield found
-
-
-def by_surrogate(grid: Grid, budget: Budget, seed: int) -> dict[int, float]:
-    """As ``llmperf tune`` searches, beginning anywhere; a fifth of the time is left for turns."""
-    order, base = list(range(len(grid.rows))), grid.rows[0].spec
-    budget.chance.shuffle(order)
-    grid = budget.grid = Grid([grid.rows[number] for number in order])
-    specs = [row.spec for row in grid.rows]
-    search = Search(
-        Field(
-            traits=traits(specs),
-            size=SIZE,
-            tokens=[spec.sequences_per_step * spec.sequence_length for spec in specs],
-            compiles=[compiles(spec) for spec in specs],
-            prior=grid.counted,
-            beginnings=list(_recipes(specs, base)),
-        ),
-        STEPS,
-        seed,
-    )
-    kept = budget.left / 5
-    while (number := next(search.promising(budget.left - kept), None)) is not None:
-        try:
-            log = budget.trial(number)
-        except TimeoutError:
+def by_ascent(bed: Bed, budget: Budget) -> dict[int, float]:
+    """As ``llmperf tune`` searches."""
+    search, seen = Search(field_of(bed.space, bed.specs), STEPS), dict[int, float]()
+    while (number := next(search.promising(budget.left), None)) is not None:
+        if not bed.known[number].fits:
+            search.excluded.add(number)
+            continue
+        log = budget.trial(number)
+        if log is None:
             break
-        search.costs.learn(compiles=compiles(specs[number]), outside_seconds=grid.outside(number))
-        search.tell(number, Outcome(log, 0.003))
-    return {number: one.log for number, one in search.outcomes.items() if one.log is not None}
-
-
-def by_surrogate_alone(grid: Grid, budget: Budget, seed: int) -> dict[int, float]:
-    """The same without what can be counted."""
-    return by_surrogate(Grid([replace(row, counted=None) for row in grid.rows]), budget, seed)
-
-
-def by_chance(grid: Grid, budget: Budget, _seed: int) -> dict[int, float]:
-    """One after the other, in a random order."""
-    order = list(range(len(grid.rows)))
-    budget.chance.shuffle(order)
-    return dict(_in_order(budget, order))
-
-
-def by_halving(grid: Grid, budget: Budget, _seed: int) -> dict[int, float]:
-    """Successive halving (Karnin, Koren and Somekh 2013): all for few steps as far as a third of the time goes, the
-    best quarter of them for twice as many, and again."""
-    order, seen, steps, share = list(range(len(grid.rows))), dict[int, float](), 5, budget.left / 3
-    budget.chance.shuffle(order)
-    while order:
-        until = budget.left - share
-        for number in order:
-            if budget.left <= until:
-                break
-            try:
-                log = budget.trial(number, steps)
-            except TimeoutError:
-                break
-            if log is not None:
-                seen[number] = log
-        tried = sorted((number for number in order if number in seen), key=lambda number: seen[number])
-        order, steps = (tried[: len(tried) // 4], 2 * steps) if len(tried) > _FINALISTS else ([], steps)
+        seen[number] = log
+        search.tell(number, Outcome(log, bed.known[number].step_seconds, bed.known[number].outside))
     return seen
 
 
-def by_optuna(grid: Grid, budget: Budget, seed: int) -> dict[int, float]:
-    """Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), asked and told; what is asked twice is free."""
-    import optuna  # noqa: PLC0415 - it is no dependency of this project
+def by_chance(bed: Bed, budget: Budget) -> dict[int, float]:
+    """One after the other, in a random order."""
+    return dict(_in_order(budget, [number for number, one in enumerate(bed.known) if one.fits]))
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    rows = [{name: str(value) for name, value in one.items()} for one in traits([row.spec for row in grid.rows])]
-    numbers = {tuple(sorted(row.items())): number for number, row in enumerate(rows)}
-    space = {name: sorted({row[name] for row in rows}) for name in rows[0]}
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=8, multivariate=True))
-    seen, failed, again = dict[int, float](), set[int](), 0
-    while again < 1000:  # noqa: PLR2004 - it asks for the same again and again at the end
-        one = study.ask()
-        row = {name: one.suggest_categorical(name, values) for name, values in space.items()}
-        number = numbers.get(tuple(sorted(row.items())))
-        if number is None or number in failed:
-            study.tell(one, state=optuna.trial.TrialState.FAIL)
-            again += 1
-            continue
-        if number in seen:
-            study.tell(one, seen[number])
-            again += 1
-            continue
-        again = 0
-        try:
-            log = budget.trial(number)
-        except TimeoutError:
-            break
-        if log is None:
-            failed.add(number)
-            study.tell(one, state=optuna.trial.TrialState.FAIL)
-        else:
-            seen[number] = log
-            study.tell(one, log)
+
+def by_halving(bed: Bed, budget: Budget) -> dict[int, float]:
+    """Successive halving (Karnin, Koren and Somekh 2013): all for few steps as far as a third of the time goes, the
+    best quarter of them for twice as many, and again."""
+    order, seen, steps, share = (
+        [n for n, one in enumerate(bed.known) if one.fits],
+        dict[int, float](),
+        5,
+        budget.left / 3,
+    )
+    while order:
+        until, last = budget.left - share, dict[int, float]()
+        for number in order:
+            log = budget.trial(number, steps) if budget.left > until else None
+            if log is None:
+                break
+            last[number] = log
+        seen |= last
+        tried = sorted(last, key=lambda number: last[number])
+        order, steps = (tried[: len(tried) // 4], 2 * steps) if len(tried) > _FINALISTS else ([], steps)
     return seen
 
 
 def _in_order(budget: Budget, order: Sequence[int]) -> Iterator[tuple[int, float]]:
     for number in order:
-        try:
-            log = budget.trial(number)
-        except TimeoutError:
+        log = budget.trial(number)
+        if log is None:
             return
-        if log is not None:
-            yield number, log
+        yield number, log
 
 
-WAYS: Mapping[str, Way] = {
-    "counted": by_surrogate,
-    "surrogate": by_surrogate_alone,
-    "chance": by_chance,
-    "halving": by_halving,
-    "optuna": by_optuna,
-}
+Way = Callable[[Bed, Budget], dict[int, float]]
+WAYS: Mapping[str, Way] = {"ascent": by_ascent, "halving": by_halving, "chance": by_chance}
 
 
-def replayed(grid: Grid, way: Way, seconds: float, orders: int) -> tuple[float, float, float]:
-    """The share of orders that end within 1 % of the best, the mean gap to it, and the mean number of launches."""
-    gaps, launched = [], []
-    for seed in range(orders):
-        budget = Budget(grid, seconds, seed)
-        seen = way(grid, budget, seed)
-        log = budget.grid.log(budget.final(seen)) if seen else None
-        gaps.append(math.inf if log is None else log - grid.best)
-        launched.append(budget.launched)
-    return fmean(gap <= _WITHIN for gap in gaps), fmean(min(gap, 1.0) for gap in gaps), fmean(launched)
+def gap(bed: Bed, way: Way, seconds: float, seed: int, *, anywhere: bool = True) -> tuple[float, int]:
+    """How far what is found is from the best that fits, as a logarithm; and the number of launches."""
+    chance = random.Random(seed)  # noqa: S311 - an order, no secret
+    bed = bed.shuffled(chance, anywhere=anywhere)
+    budget = Budget(bed, seconds, chance)
+    seen = way(bed, budget)
+    best = min(bed.log(number) for number, one in enumerate(bed.known) if one.fits)
+    return (bed.log(budget.final(seen)) - best if seen else math.inf), budget.launched
+
+
+def told(gaps: Sequence[tuple[float, int]]) -> str:
+    """A cell: the mean share of the best, what 95 of 100 orders reach, how many are within 1 %, and launches."""
+    far = sorted(one for one, _ in gaps)
+    reached = math.exp(-far[min(len(far) - 1, math.ceil(0.95 * len(far)) - 1)])
+    within = fmean(one <= _WITHIN for one in far)
+    mean, launches = fmean(math.exp(-one) for one in far), fmean(number for _, number in gaps)
+    return f"{mean:.1%} ({reached:.1%}, {within:.0%}, {launches:.0f})".replace("%", " %")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("grids", nargs="+", type=Path)
     parser.add_argument("--orders", type=int, default=100)
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--seconds", default="90,150,240,400")
+    parser.add_argument("--seconds", default="150,240,480")
+    parser.add_argument("--beds", default="h200,families", help="h200, families (those left out), or chosen")
     arguments = parser.parse_args(argv)
-    budgets = [float(one) for one in arguments.seconds.split(",")]
-    for path in arguments.grids:
-        grid = Grid(read(path))
-        whole = sum(grid.seconds(number, STEPS) for number in range(len(grid.rows)))
-        failed = sum(not row.trial.is_measured for row in grid.rows)
-        print(f"\n{path.name}: {len(grid.rows)} configurations, {failed} failed, {whole:.0f} s for all of them\n")
-        print("| seconds | " + " | ".join(arguments.ways.split(",")) + " |")
-        print("|---:|" + "---:|" * len(arguments.ways.split(",")))
-        for seconds in budgets:
-            cells: list[Any] = []
-            for name in arguments.ways.split(","):
-                share, gap, launched = replayed(grid, WAYS[name], seconds, arguments.orders)
-                cells.append(f"{share * 100:.0f} % ({gap * 100:.1f} %, {launched:.0f})")
-            print(f"| {seconds:.0f} | " + " | ".join(cells) + " |", flush=True)
+    ways, orders = arguments.ways.split(","), range(arguments.orders)
+    families = [one for one in FAMILIES if ("chosen" in arguments.beds) == (one.name in CHOSEN_ON)]
+    print("| bed | seconds | " + " | ".join(ways) + " |")
+    print("|---|---:|" + "---:|" * len(ways))
+    beds: list[tuple[str, Callable[[int], Bed], bool]] = []
+    if "h200" in arguments.beds:
+        beds += [(f"{name}, measured", lambda _, name=name: grid(name), True) for name in GRIDS]  # type: ignore[misc]
+    if "families" in arguments.beds or "chosen" in arguments.beds:
+        beds += [(one.name, lambda seed, one=one: world(one, 1000 + seed), False) for one in families]  # type: ignore[misc]
+    for name, bed_of, anywhere in beds:
+        for seconds in map(float, arguments.seconds.split(",")):
+            cells = [
+                told([gap(bed_of(seed), WAYS[way], seconds, seed, anywhere=anywhere) for seed in orders])
+                for way in ways
+            ]
+            print(f"| {name} | {seconds:.0f} | " + " | ".join(cells) + " |", flush=True)
     return 0
 
 

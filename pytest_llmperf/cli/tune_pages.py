@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_llmperf.cli.answer import Screen, table
 from pytest_llmperf.cli.asked_run import Terminal
-from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.judge.tuning_objective import Trial
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
@@ -87,9 +87,8 @@ def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[s
         yield f"  {gain}, where the search began"
     yield from (f"  {_turns(one)}" for one in tuning.compared)
     yield from (f"  a tie with {tie.id}" for tie in tuning.ties)
-    chance = "below 1 %" if tuning.better_chance < 0.01 else f"{tuning.better_chance * 100:.0f} %"  # noqa: PLR2004
-    left = f"chance that one of the {tuning.left:,} untried is more than 1 % better: {chance}"
-    yield f"  {left if tuning.left else 'everything that fits was tried'}"
+    beside = f"{tuning.neighbours_left:,} of the {tuning.left:,} untried differ from the best trial by one choice"
+    yield f"  {beside if tuning.left else 'everything that fits was tried'}"
     for what, conclusion, none in (("parity", tuning.parity, "not shown"), ("as a case", tuning.case, "not launched")):
         if conclusion is None:
             yield f"  {what}: {none}"
@@ -168,7 +167,7 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "left": tuning.left,
         "put_off": dict(tuning.put_off),
         "unseen": tuning.unseen,
-        "better_chance": tuning.better_chance,
+        "neighbours_left": tuning.neighbours_left,
         "memory_errors": tuning.memory_errors,
         "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
         "unkept": tuning.unkept,

@@ -1,155 +1,39 @@
-"""Search: which configuration to try next, and when no other is worth its seconds.
+"""Search: which configuration to try next: coordinate ascent from the best one measured, by gain a second.
 
-Expected improvement (Jones, Schonlau and Welch 1998) for a second of trial, times the chance that it trains at all,
-and in time.
+A step changes one choice, or two that did well alone. What a choice brought beside others is believed beside these.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, median
-from typing import Any
-
-from pytest_llmperf.judge.tuning_surrogate import Prediction, Surrogate
-from pytest_llmperf.support.interpreter import np, special
-
-# What has failed once, and never trained, trains one time in three; what has failed twice one time in five.
-_WEIGHT = 2.0
-
-_Pair = frozenset[tuple[str, str]]
-_Traits = Mapping[str, Any]
-
-
-class Failures:
-    """How likely a configuration trains, by what failed and what trained before it.
-
-    A single trait may be what fails, or two together, as Liger's kernels and a compiler do.
-    """
-
-    def __init__(self) -> None:
-        self._failed: Counter[_Pair] = Counter()
-        self._trained: set[_Pair] = set()
-
-    def note(self, traits: _Traits, *, trained: bool) -> None:
-        """One with these traits trained, or failed."""
-        (self._trained if trained else self._failed).update(_pairs(traits))
-
-    def chance(self, traits: _Traits) -> float:
-        """That one with these traits trains."""
-        if not self._failed:
-            return 1.0
-        worst = max((self._failed[pair] for pair in _pairs(traits) if pair not in self._trained), default=0)
-        return 1 / (1 + _WEIGHT * worst)
-
-
-def _pairs(traits: _Traits) -> list[_Pair]:
-    words = [(name, str(value)) for name, value in traits.items()]
-    return [frozenset(pair) for pair in (*combinations(words, 2), *((word,) for word in words))]
-
-
-class Timeouts:
-    """Which choices of what ran out of its time may be to blame, and so how likely others run out of theirs.
-
-    To blame may be each choice that nothing has had that came to its end, all alike: a compiler that is new to this
-    host, or a kernel that hangs. Before anything came to its end the host itself may be to blame, and no choice is.
-    """
-
-    def __init__(self, size: str) -> None:
-        """``size`` is the trait that is a number, and no choice of those: what steps of it take is known."""
-        self._size = size
-        self._in_time: set[tuple[str, str]] = set()
-        self._late: dict[int, tuple[_Traits, float]] = {}
-        self.blamed: dict[int, _Traits] = {}
-        """Of each that ran out of its time, by its number, the choices that may be to blame, where there are any."""
-
-    def in_time(self, traits: _Traits) -> None:
-        """One with these traits came to its end."""
-        self._in_time.update((name, str(value)) for name, value in traits.items())
-        self._blame()
-
-    def ran_out(self, number: int, traits: _Traits, seconds: float) -> None:
-        """One with these traits was ended after so many."""
-        if self._in_time:
-            self._late[number] = traits, seconds
-            self._blame()
-
-    @property
-    def seconds(self) -> float:
-        """What one more is expected to take; 0 before the first."""
-        return fmean(seconds for _, seconds in self._late.values()) if self._late else 0.0
-
-    def risk(self, traits: _Traits) -> float:
-        """That one with these traits runs out of its time too: the share of what may be to blame that it has."""
-        return max((self._share(blamed, traits) for blamed in self.blamed.values()), default=0.0)
-
-    def like(self, traits: _Traits) -> Sequence[int]:
-        """Those of which it has all that may be to blame."""
-        return [number for number, blamed in self.blamed.items() if self._share(blamed, traits) == 1.0]
-
-    def _share(self, blamed: _Traits, traits: _Traits) -> float:
-        shared = [name for name, value in blamed.items() if traits[name] == value]
-        return len(shared) / len(blamed)
-
-    def _blame(self) -> None:
-        self.blamed = {}
-        for number, (traits, _) in self._late.items():
-            choices = {name: value for name, value in traits.items() if name != self._size}
-            blamed = {name: value for name, value in choices.items() if (name, str(value)) not in self._in_time}
-            self.blamed |= {number: blamed} if blamed else {}
-
+from statistics import median
 
 #: How much a trial compiles: nothing, but for Triton's kernels; layers or a model; or these, and each kernel's tilings
 #: are measured.
 PLAIN, COMPILED, AUTOTUNED = range(3)
 
-# Before anything is known: what a trial takes outside of its steps, and how many times that of the one before; seconds.
-_FIRST = 3.0
-_MORE: Mapping[int, float] = {COMPILED: 5.0, AUTOTUNED: 8.0}
-
-
-class TrialCosts:
-    """What a trial of a configuration will take, by what those before it took."""
-
-    def __init__(self) -> None:
-        self._outside: dict[int, list[float]] = {PLAIN: [], COMPILED: [], AUTOTUNED: []}
-
-    def learn(self, *, compiles: int, outside_seconds: float) -> None:
-        """What a trial took beside its steps."""
-        self._outside[compiles].append(outside_seconds)
-
-    def outside(self, *, compiles: int) -> float:
-        """What a trial is expected to take beside its steps; seconds."""
-        if self._outside[compiles]:
-            return median(self._outside[compiles])
-        return _FIRST if compiles == PLAIN else self.outside(compiles=compiles - 1) * _MORE[compiles]
-
-
 #: Configurations closer than this, as a fraction, are told apart by turns and not by trials.
 CLOSE = 0.015
 
-# Before the first prediction: so many are tried as they come, the first of them what the search begins at.
-_BLIND = 4
-# By chance: so many, of which a prior puts the most promising first.
-_CHOSEN = 32
+# Seconds of a trial outside of its steps, before any is known.
+_FIRST = (3.0, 15.0, 120.0)
 # Of the time left, what a search is told to begin with takes the so-manieth part at most.
 _BEGINNING = 6
-# Times as many as the first has.
-_MANY_TOKENS = 4
-# From here on a trial is worth its cost: the improvement to expect from it, as a fraction.
-_WORTH = 5e-5
-# Of the most promising, so many are looked at more closely.
-_PROMISING = 400
-# How far off a trial may be that was spoilt, as a logarithm: a neighbour takes a part of the hardware.
-_SPOILT = 0.3
-# What is like so many that ran out of their time is not tried any more.
+# Gains as logarithms: of a choice that nobody has tried; by how much one may do better than it did beside others; of a
+# micro-batch beside the best one; and from where on a trial is worth its seconds.
+_UNTRIED, _ELSEWHERE, _NEAR, _WORTH = 0.10, 0.03, 0.006, 0.003
+# Of a step: so many sequences take as long as what does not grow with them, as far as nothing is known of that.
+_FIXED = 2
+# What a choice brings beside another than the best is worth so much of that.
+_BESIDE_PLAIN = 0.5
+# A choice that failed so often, and never trained, is given up.
 _GIVEN_UP = 2
-# That are drawn for a chance: it is known to a per cent or two.
-_WORLDS = 500
+
+Choices = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -157,9 +41,11 @@ class Outcome:
     """What a trial of one configuration said: the logarithm of its cost, or none where it failed."""
 
     log: float | None
-    error: float = 0.0
-    ran_out_seconds: float = 0.0
-    """After which it was ended; 0 where it came to an end by itself."""
+    step_seconds: float = 0.0
+    outside_seconds: float | None = None
+    """What it took beside its steps, where it was made now."""
+    ran_out: bool = False
+    """Whether it failed as its time was over."""
     is_spoilt: bool = False
     """Whether what was around it may have made it what it is: its figure ranks nowhere, and may be made anew once."""
 
@@ -168,15 +54,17 @@ class Outcome:
 class Field:
     """The configurations that are searched, by their numbers: sequences of one length."""
 
-    traits: Sequence[Mapping[str, Any]]
-    size: str
-    """The trait that is a number."""
+    choices: Sequence[Choices]
+    """By axis."""
+    size_axis: str
+    """The axis of the micro-batch; empty where there is none."""
+    sizes: Sequence[int]
     tokens: Sequence[int]
     """Of a step, of all ranks."""
     compiles: Sequence[int]
-    """How much, as ``TrialCosts`` has it."""
-    prior: Sequence[float] | None = None
-    """Logarithms of what each costs as far as that can be counted, up to a constant."""
+    """How much: ``PLAIN`` and above."""
+    wastes: Sequence[float]
+    """By how much more each costs for what only spares memory, as a logarithm: recomputation, say."""
     beginnings: Sequence[Sequence[int]] = ()
     """Of each that is to be tried after the first of all, whatever else is known, what would do, the best first."""
 
@@ -184,150 +72,224 @@ class Field:
 class Search:
     """Over a field; where it begins is the first of it."""
 
-    def __init__(self, field: Field, steps: int, seed: int = 0) -> None:
+    def __init__(self, field: Field, steps: int) -> None:
         """``steps`` of a trial."""
-        self._field = field
-        self._surrogate = Surrogate(field.traits, field.size, field.prior)
-        self._chance = random.Random(seed)  # noqa: S311 - an order, no secret
-        self._failures, self.timeouts = Failures(), Timeouts(field.size)
-        self.costs, self._num_steps = TrialCosts(), steps
+        self._field, self._num_steps = field, steps
+        self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
+        self._all = [(name, choice) for name, choice in dict.fromkeys(c for one in field.choices for c in one.items())]
+        self._outside: tuple[list[float], ...] = ([], [], [])
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
         self._again: set[int] = set()
-        """What was spoilt once, and is not left out for that."""
+        self._failures: Counter[tuple[str, str]] = Counter()
+        self._late: dict[int, set[tuple[str, str]]] = {}
 
     def tell(self, number: int, outcome: Outcome) -> None:
         """A trial was made."""
-        is_first = number not in self.outcomes
+        choices, is_first = set(self._field.choices[number].items()), number not in self.outcomes
+        known = set(self._field.choices[self.in_order()[0]].items()) if self._logs() else None
         self.outcomes[number] = outcome
-        traits = self._field.traits[number]
         self._again.discard(number)
-        if outcome.is_spoilt and is_first:
-            self._again.add(number)
-        if outcome.is_spoilt and outcome.log is None:  # a failure that is others' says nothing of its traits
-            return
-        self._failures.note(traits, trained=outcome.log is not None)
-        if outcome.log is not None:
-            self.timeouts.in_time(traits)
-        elif outcome.ran_out_seconds:
-            self.timeouts.ran_out(number, traits, outcome.ran_out_seconds)
+        if outcome.is_spoilt:
+            self._again |= {number} if is_first else set()
+        elif outcome.log is not None:  # whatever it has is not to blame
+            for choice in choices:
+                self._failures.pop(choice, None)
+            self._late = {late: blamed - choices for late, blamed in self._late.items()}
+            if outcome.outside_seconds is not None:
+                self._outside[self._field.compiles[number]].append(outcome.outside_seconds)
+        elif known is not None:  # else the host may be to blame
+            blamed = {one for one in choices - known if one[0] != self._field.size_axis}
+            self._failures.update(blamed)
+            if outcome.ran_out:
+                self._late[number] = blamed
 
     @property
     def left(self) -> list[int]:
         """Those that were neither tried nor excluded; what was spoilt may be tried again once."""
-        done = (self.outcomes.keys() - self._again) | self.excluded
-        return [number for number in range(len(self._field.traits)) if number not in done]
+        return [number for number in range(len(self._field.choices)) if self._is_left(number)]
+
+    def _is_left(self, number: int) -> bool:
+        return (number not in self.outcomes or number in self._again) and number not in self.excluded
+
+    def blamed(self, number: int) -> Choices:
+        """Of one that ran out of its time, the choices that may be to blame: nothing that trained since had them."""
+        return {name: choice for name, choice in sorted(self._late[number]) if self._failures[name, choice]}
 
     def put_off(self) -> Counter[int]:
         """Of those left, how many have all of what may have made another run out of its time; by that one's number."""
-        return Counter(other for number in self.left for other in self.timeouts.like(self._field.traits[number])[:1])
+        late = {number: set(blamed.items()) for number in self._late if (blamed := self.blamed(number))}
+        alike = (next((n for n in late if late[n] <= set(self._field.choices[one].items())), None) for one in self.left)
+        return Counter(number for number in alike if number is not None)
 
     def in_order(self) -> list[int]:
         """The best of those measured first, and where all were spoilt, of these."""
-        logs = self._ranked()
+        logs = self._logs()
         return sorted(logs, key=lambda number: logs[number])
 
     def close_to_best(self) -> list[int]:
         """The best first, and those measured that are within ``CLOSE`` of it."""
-        logs, order = self._ranked(), self.in_order()
+        logs, order = self._logs(), self.in_order()
         return [number for number in order if logs[number] - logs[order[0]] <= CLOSE]
+
+    def neighbours_left(self) -> int:
+        """How many of those left differ from the best one by one choice, and are not condemned."""
+        best = self._field.choices[self.in_order()[0]]
+        beside = (self._beside(best, one) for one in self._all if best.get(one[0]) != one[1])
+        return sum(n is not None and self._is_left(n) and not self._is_condemned(n) for n in beside)
+
+    def outside(self, compiles: int) -> float:
+        """What a trial is expected to take beside its steps, by the others; seconds."""
+        for kind in range(compiles, -1, -1):
+            if self._outside[kind]:
+                return median(self._outside[kind]) * _FIRST[compiles] / _FIRST[kind]
+        return _FIRST[compiles]
 
     def promising(self, seconds: float) -> Iterator[int]:
         """What to try next with so many seconds left, and after that what else, if nothing new were known.
 
-        Nothing where no trial is worth its cost.
+        Nothing where no trial is worth its seconds.
         """
-        left = [n for n in self.left if len(self.timeouts.like(self._field.traits[n])) < _GIVEN_UP]
-        if len(self._logs()) < _BLIND:
-            yield from self._blind(left, seconds)
-        elif left:
-            yield from self._worth_it(left, seconds)
-
-    def _worth_it(self, left: Sequence[int], seconds: float) -> Iterator[int]:
-        """Of ``left`` what is worth its cost, the most first; what is like one that ran out of its time comes last."""
-        prediction, numbers = self.prediction(), np.array(left)
-        mean, sd = prediction.mean[numbers], prediction.sd[numbers]
-        worth = _expected_improvement(min(self._ranked().values()), mean, sd)
-        steps = np.exp(np.clip(mean, -60, 60)) * np.array(self._field.tokens)[numbers]
-        compiles = np.array(self._field.compiles)[numbers]
-        outside = np.array([self.costs.outside(compiles=kind) for kind in (PLAIN, COMPILED, AUTOTUNED)])
-        risk = np.array([self.timeouts.risk(self._field.traits[number]) for number in left])
-        cost = outside[compiles] + self._num_steps * steps + risk * self.timeouts.seconds
-        worth = np.where((worth >= _WORTH) & (cost <= seconds), worth, 0.0)
-        for in_time in (1 - risk, risk == 1.0):
-            rate = worth * in_time / cost
-            best = [int(place) for place in np.argsort(-rate)[:_PROMISING] if rate[place] > 0]
-            chances = {place: self._failures.chance(self._field.traits[left[place]]) for place in best}
-            for place in sorted(best, key=lambda place: -rate[place] * chances[place]):
-                if worth[place] * in_time[place] * chances[place] >= _WORTH:
-                    yield left[place]
-
-    def prediction(self) -> Prediction:
-        """Of the cost of each, by what was measured."""
-        return self._surrogate.predict(*self._seen())
-
-    def _seen(self) -> tuple[list[int], list[float], list[float]]:
-        """What says something of all others, its logarithms and errors; what was spoilt only while there are few."""
-        logs = self._ranked()
-        logs = logs if len(logs) >= _BLIND else self._logs()
-        outcomes = [self.outcomes[number] for number in logs]
-        errors = [max(one.error, _SPOILT) if one.is_spoilt else one.error for one in outcomes]
-        return list(logs), list(logs.values()), errors
-
-    def chance_of_better(self, by: float) -> float:
-        """How likely one of those left is better than the best measured by more than the fraction ``by``.
-
-        The share of worlds that agree with all trials and have one, each counted as far as it is likely to train.
-        """
-        left, seen = self.left, self._seen()
-        if not left or not seen[0]:
-            return 1.0 if left else 0.0
-        prediction, numbers = self.prediction(), np.array(left)
-        wanted = min(self._ranked().values()) + math.log1p(-by)
-        far = (prediction.mean[numbers] - wanted) / prediction.sd[numbers]
-        near = [left[int(place)] for place in np.argsort(far)[:_PROMISING]]
-        worlds = self._surrogate.draws(*seen, near, _WORLDS)
-        trains = np.array([self._failures.chance(self._field.traits[number]) for number in near])
-        return float(((worlds < wanted) * trains).max(axis=1).mean())
-
-    def _blind(self, left: Sequence[int], seconds: float) -> Iterator[int]:
-        """Where it begins, and what it is told to begin with; then what a prior promises most of, and others by chance,
-        of which it promises more than of most.
-
-        What compiles, and a step of many more tokens than the first has, takes too long to begin with, and comes last.
-        What may run out of its time as another did does not come while there is something else.
-        """
-        risks = {number: self.timeouts.risk(self._field.traits[number]) for number in left}
-        if 0 in left:
+        logs = self._logs()
+        if not logs and self._is_left(0):
             yield 0
         for numbers in self._field.beginnings:
-            is_cheap = _BEGINNING * self.costs.outside(compiles=self._field.compiles[numbers[0]]) <= seconds
-            if is_cheap and self.outcomes.keys().isdisjoint(numbers):
-                yield from [number for number in numbers if number in risks and not risks[number]][:1]
-        field, most = self._field, _MANY_TOKENS * self._field.tokens[0]
-        prior, plain = field.prior, [n for n in left if n]
-        long = {n for n in plain if field.compiles[n] != PLAIN or field.tokens[n] > most}
-        for alike in ([n for n in plain if n not in long], [n for n in plain if n in long]):
-            least = min((risks[n] for n in alike), default=0.0)
-            others = [n for n in alike if risks[n] == least]
-            chosen = self._chance.sample(others, min(len(others), _CHOSEN))
-            if prior is not None:
-                chosen.sort(key=lambda number: prior[number])
-                yield from [min(others, key=lambda number: prior[number])] if others else []
-            yield from chosen
+            cheap = [n for n in numbers if _BEGINNING * self.outside(self._field.compiles[n]) <= seconds or not logs]
+            if self.outcomes.keys().isdisjoint(numbers):
+                yield from [n for n in cheap if self._is_left(n) and not self._is_given_up(n)][:1]
+        if not logs:
+            yield from sorted((number for number in self.left if number), key=self._far)
+            return
+        best = self.in_order()[0]
+        each = self._num_steps * self.outcomes[best].step_seconds / self._field.tokens[best]
+        rates = {}
+        for number, gain in {**self._gains(best), **dict.fromkeys(self._again - self.excluded, _UNTRIED)}.items():
+            cost = self.outside(self._field.compiles[number]) + each * self._field.tokens[number]
+            if gain >= _WORTH and cost <= seconds:
+                rates[number] = gain / cost
+        yield from sorted(rates, key=lambda number: -rates[number])
+
+    def _far(self, number: int) -> tuple[float, ...]:
+        """How far from the first of all, while nothing trains."""
+        field, first = self._field, self._field.choices[0]
+        others = sum(first.get(name) != choice for name, choice in self._shape(number).items())
+        return field.compiles[number], others, abs(math.log2(field.sizes[number] / field.sizes[0])), number
+
+    def _gains(self, best: int) -> dict[int, float]:
+        """What each step from ``best`` may bring, as far as others tell."""
+        own, found = self._field.choices[best], dict[int, float]()
+        sizes, each = self._size_gains(best), self._choice_gains(own)
+
+        def step(gain: float, *changes: tuple[str, str]) -> bool:
+            number = self._beside(own, *changes)
+            if number is not None and self._is_left(number) and not self._is_condemned(number):
+                extra = self._field.wastes[number] - self._field.wastes[best]
+                found[number] = max(found.get(number, -math.inf), gain - max(0.0, extra))
+            return number is not None
+
+        for size, gain in sizes.items():
+            is_excluded = step(gain, size) and self._beside(own, size) in self.excluded
+            if is_excluded and gain > _NEAR:  # what takes less memory may make room for it
+                for choice, (more, _) in each.items():
+                    step(gain + min(more, _ELSEWHERE), choice, size)
+        plain = next((n for n in self.in_order() if self._field.compiles[n] == PLAIN), best)
+        for choice, (gain, is_known) in each.items():  # what it does beside that one, for a few seconds, it may do here
+            beside = self._field.choices[plain]
+            number = None if is_known or plain == best else self._beside(beside, choice)
+            if number is not None and beside.get(choice[0]) == own.get(choice[0]) and self._is_left(number):
+                found[number] = gain * _BESIDE_PLAIN - max(0.0, self._field.wastes[number] - self._field.wastes[plain])
+        exists = {choice: step(gain, choice) for choice, (gain, _) in each.items()}
+        for (one, (gain, is_known)), (other, (more, is_too)) in combinations(each.items(), 2):
+            if one[0] != other[0] and ((is_known and is_too) or not (exists[one] and exists[other])):
+                step(min(gain + more - _ELSEWHERE, _UNTRIED), one, other)
+        return found
+
+    def _choice_gains(self, own: Choices) -> dict[tuple[str, str], tuple[float, bool]]:
+        """Of each choice that ``own`` has not made what it may bring, and whether it was tried in this one's place."""
+        effects, found = self._effects(), dict[tuple[str, str], tuple[float, bool]]()
+        trained = {one for number in self._logs() for one in self._field.choices[number].items()}
+        tried = Counter(name for name, _ in trained)
+        for name, choice in self._all:
+            if own.get(name) == choice or name == self._field.size_axis or self._failures[name, choice] >= _GIVEN_UP:
+                continue
+            effect = effects.get((name, own.get(name, ""), choice))
+            # Of an axis of which more was tried less is to be expected.
+            gain = _UNTRIED / (tried[name] + ((name, choice) in trained)) if effect is None else _ELSEWHERE - effect
+            found[name, choice] = gain / (1 + 2 * self._failures[name, choice]), effect is not None
+        return found
+
+    def _effects(self) -> dict[tuple[str, str, str], float]:
+        """By axis, a choice and another, what the other cost more where all else was alike; the last that was seen."""
+        logs, found = self._logs(), dict[tuple[str, str, str], float]()
+        for one, other in combinations(logs, 2):
+            before, after = self._field.choices[one], self._field.choices[other]
+            names = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+            if len(names) == 1:
+                then, now = before.get(names[0], ""), after.get(names[0], "")
+                found[names[0], then, now] = logs[other] - logs[one]
+                found[names[0], now, then] = logs[one] - logs[other]
+        return found
+
+    def _size_gains(self, best: int) -> dict[tuple[str, str], float]:
+        """Of micro-batches beside the one of ``best`` what they may bring, by their choice.
+
+        Up to twice as large, as long as none so large was tried: half of what the last doubling brought, anywhere; down
+        to half, as long as none so small was tried: half of what the last halving brought here.
+        """
+        axis, sizes, logs = self._field.size_axis, self._field.sizes, self._logs()
+        if not axis:
+            return {}
+        own, names = sizes[best], {sizes[number]: one[axis] for number, one in enumerate(self._field.choices)}
+        tried = {sizes[number]: log for number, log in logs.items() if self._shape(number) == self._shape(best)}
+        above, below = sorted(size for size in names if size > own), sorted((s for s in names if s < own), reverse=True)
+        larger = min((size for size in tried if size > own), default=None)
+        halving = 0.0 if larger is None else (tried[larger] - tried[own]) / math.log2(larger / own) / 2
+        found = {}
+        for side, brings in ((above, self._doubling(best)), (below, halving)):
+            beyond = brings if tried.keys().isdisjoint(side) else 0.0
+            for size in side:
+                part = abs(math.log2(size / own))
+                if size == side[0] or (beyond and part <= 1):
+                    found[axis, names[size]] = _NEAR + beyond * min(1.0, part)
+        return {one: gain for one, gain in found.items() if one[1] not in {names[size] for size in tried}}
+
+    def _doubling(self, best: int) -> float:
+        """What twice the micro-batch of ``best`` may bring, by what the last doubling of any shape did."""
+        logs, sizes, found = self._logs(), self._field.sizes, list[float]()
+        for one, other in combinations(sorted(logs, key=lambda number: sizes[number]), 2):
+            if sizes[one] < sizes[other] <= sizes[best] and self._shape(one) == self._shape(other):
+                brought = (logs[one] - logs[other]) / math.log2(sizes[other] / sizes[one])
+                found.append(brought * sizes[other] / sizes[best] / 2)
+        fixed = _FIXED / sizes[best]
+        return max(found, default=math.log((1 + fixed) / (1 + fixed / 2)))
+
+    def _shape(self, number: int) -> Choices:
+        """Its choices but for the micro-batch."""
+        return {name: one for name, one in self._field.choices[number].items() if name != self._field.size_axis}
+
+    def _beside(self, own: Choices, *changes: tuple[str, str]) -> int | None:
+        """The number of ``own`` with other choices."""
+        return self._numbers.get(tuple(sorted({**own, **dict(changes)}.items())))
+
+    def _is_given_up(self, number: int) -> bool:
+        return any(self._failures[one] for one in self._field.choices[number].items())
+
+    def _is_condemned(self, number: int) -> bool:
+        """Whether another by one choice spares less memory, and fits: arithmetic says that this one is slower."""
+        wastes, own = self._field.wastes, self._field.choices[number]
+        if not wastes[number]:
+            return False
+        others = (self._beside(own, one) for one in self._all if one[0] != self._field.size_axis)
+        return any(
+            other is not None
+            and wastes[other] < wastes[number]
+            and other not in self.excluded
+            and (other not in self.outcomes or self.outcomes[other].log is not None)
+            for other in others
+        )
 
     def _logs(self) -> dict[int, float]:
-        return {number: one.log for number, one in self.outcomes.items() if one.log is not None}
-
-    def _ranked(self) -> dict[int, float]:
         """Of those that were not spoilt; where there is none, of the others."""
-        logs = self._logs()
-        sound = {number: log for number, log in logs.items() if not self.outcomes[number].is_spoilt}
-        return sound or logs
-
-
-def _expected_improvement(best: float, mean: Any, sd: Any) -> Any:
-    """In logarithms, so as a fraction where it is small."""
-    far = (best - mean) / sd
-    return sd * (far * special.ndtr(far) + np.exp(-(far**2) / 2) / math.sqrt(2 * math.pi))
+        logs = {number: one.log for number, one in self.outcomes.items() if one.log is not None}
+        return {number: log for number, log in logs.items() if not self.outcomes[number].is_spoilt} or logs

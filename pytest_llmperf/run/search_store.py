@@ -16,10 +16,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from pytest_llmperf.judge.tuning_objective import Trial
 from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import codec

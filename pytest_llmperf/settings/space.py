@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_llmperf.settings.batch import AXIS as SIZES
 from pytest_llmperf.settings.batch import SIZE
-from pytest_llmperf.settings.liger import LIGER_KERNELS, LOSS, liger_kernels
+from pytest_llmperf.settings.liger import LOSS, liger_kernels
 from pytest_llmperf.settings.optimizer import RUNNABLE_OPTIMIZERS
 from pytest_llmperf.settings.precision import PRECISIONS, precision_fields
 from pytest_llmperf.settings.registry import SETTINGS
@@ -111,10 +111,14 @@ class Space:
             return error
 
     def choices_of(self, spec: TrainSpec) -> dict[str, str]:
-        """By axis, the name of the choice that ``spec`` has made; an axis of which it has made none is left out."""
-        values = spec.to_dict()
-        found = ((axis.name, next((one for one in axis.choices if one.holds(values)), None)) for axis in self.axes)
-        return {name: choice.name for name, choice in found if choice is not None}
+        """By axis, the name of the choice that ``spec`` has made, of several the one that sets most; an axis of which
+        it has made none is left out."""
+        values, found = spec.to_dict(), dict[str, str]()
+        for axis in self.axes:
+            held = [choice for choice in axis.choices if choice.holds(values)]
+            if held:
+                found[axis.name] = max(held, key=lambda choice: len(choice.fields)).name
+        return found
 
     @property
     def first(self) -> TrainSpec:
@@ -122,7 +126,10 @@ class Space:
         return self.spec(self._nearest())
 
     def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
-        """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first."""
+        """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first.
+
+        Smaller ones too: where the base does not fit, these may.
+        """
         found = dict[tuple[TrainSpec, ...], None]()
         for sizes in self._recipes():
             made = (self._made(choices) for choices in sizes)
@@ -136,7 +143,7 @@ class Space:
         first, own = self._nearest(), self.base.micro_batch_size
         place = next((n for n, axis in enumerate(self.axes) if SIZE in axis.fields), len(self.axes))
         sized = self.axes[place].choices if place < len(self.axes) else ()
-        sizes = [choice for choice in sized if own <= dict(choice.fields).get(SIZE, 0) <= LARGER * own]
+        sizes = [choice for choice in sized if dict(choice.fields).get(SIZE, 0) <= LARGER * own]
         for recipe in recipes(self.base):
             choices = followed(recipe, self.axes, first)
             if choices != first:
@@ -254,26 +261,6 @@ def default_axes(
     needed = SIZES if global_batch is not None else ""
     free = [axis for axis in axes if len(axis.choices) > 1 and not axis.fields & search.fixed]
     return tuple(axis for axis in axes if axis in free or axis.name == needed)
-
-
-# Traits: of a spec what may make it fast, one by one, as a model of many configurations counts them. How long to
-# measure says nothing, and what goes along with another trait nothing new.
-_NO_TRAIT = frozenset(
-    "model steps min_steps warmup_steps throughput_tolerance memory_tolerance gradient_accumulation_steps liger "
-    "liger_kernels".split()
-)
-
-
-def traits(specs: Sequence[TrainSpec]) -> tuple[Mapping[str, Any], ...]:
-    """Of each spec its traits; only those in which ``specs`` differ. Liger's kernels are one trait each."""
-    found = []
-    for spec in specs:
-        values = {name: value for name, value in spec.to_dict().items() if name not in _NO_TRAIT}
-        kernels = spec.liger_kernels.split("+") if spec.liger_kernels != "all" else liger_kernels(spec)
-        each = {f"liger {name}": spec.liger and name in kernels for name in LIGER_KERNELS}
-        found.append({**values, "liger": spec.liger, **each})
-    varying = [name for name in found[0] if len({str(one[name]) for one in found}) > 1] if found else []
-    return tuple({name: one[name] for name in varying} for one in found)
 
 
 # Recipes: choices that do well together wherever they were tried, which a search tries before it knows anything.

@@ -1,4 +1,4 @@
-"""Final: the last of a search: the best in turns, the winner shown to be sound, what each of its choices brought."""
+"""Final: the end of a search: the best in turns, the winner shown to be sound, what each of its choices brought."""
 
 from __future__ import annotations
 
@@ -23,15 +23,21 @@ from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 # Of those that trials could not tell apart, so many take turns.
 _FINALISTS = 3
 # Of two that take turns, each is launched for so many steps.
-_STEPS, _LEAST_STEPS = 16, 8
+FULL_STEPS, _LEAST_STEPS = 16, 8
 # Of a winner that was shown not to be one, so many more are looked at.
 _WINNERS = 3
 # Two trials are told apart no better than this, as a fraction, however steady the steps of each.
 _TRIALS_WIDE = 0.02
 # Seconds: with less than that left, whatever ends was ended.
 _NEXT_TO_NOTHING = 1.0
-# What small trainings of a winner and of its plain form take.
-_PARITY_SECONDS = 35.0
+# What small trainings of a winner and of its plain form take, and the launches of its own case.
+_PARITY_SECONDS, _CASE_LAUNCHES = 35.0, 2
+_WORDS = {"same_training": "parity with its plain form", "check": "its own case"}
+
+
+def proof_seconds(each: float) -> float:
+    """What the proofs of a winner take, a launch of which takes ``each``: its parity, and its own case."""
+    return _PARITY_SECONDS + _CASE_LAUNCHES * each
 
 
 @dataclass(frozen=True)
@@ -41,18 +47,11 @@ class _Unfit:
     is_first: bool
 
 
-@dataclass(frozen=True)
-class Knowledge:
-    """What the trials before it tell."""
-
-    estimate: Callable[[TrainSpec], tuple[float, float] | None]
-    """Mean and standard deviation of the logarithm of a configuration's cost; ``None``: unknown."""
-    fits: Callable[[TrainSpec], bool]
-    """Whether its memory is enough."""
-
-
 class Final:
-    """One search, until its time is over."""
+    """The end of one search, until its time is over: the best in turns, the winner shown to be sound, and its choices.
+
+    What its proofs take is kept for them: turns have what is left.
+    """
 
     def __init__(self, caller: Caller, order: TuningOrder, until: float, tell: Callable[[str], None]) -> None:
         self._caller, self._order, self._until, self._tell = caller, order, until, tell
@@ -66,53 +65,21 @@ class Final:
         """What is known where it is ended, by Ctrl-C say; ``None`` before anything is."""
         return None if self._so_far is None else replace(self._so_far, notes=(*self._so_far.notes, *self._notes))
 
-    def decided(self, tuning: Tuning, ranked: Sequence[TrainSpec], knowledge: Knowledge, *, num_close: int) -> Tuning:
-        """``tuning`` with its winner: one of ``ranked``, best first, the first ``num_close`` close to one another."""
-        needed = _PARITY_SECONDS + 2 * self._seconds_of(ranked[0])  # of parity and a case of its own
-        is_short = self._left < 2 * needed  # then what is shown of it comes after all else
-        self._kept = needed if self._order.proves and not is_short else 0.0
+    def decided(
+        self, tuning: Tuning, ranked: Sequence[TrainSpec], fits: Callable[[TrainSpec], bool], *, num_close: int
+    ) -> Tuning:
+        """``tuning`` with its winner: one of ``ranked``, best first, the first ``num_close`` close to one another.
+
+        ``fits``: whether the memory of a configuration is enough.
+        """
+        self._kept = proof_seconds(self._seconds_of(ranked[0])) if self._order.proves else 0.0
         tuning = self._best_of(tuning, ranked[: min(num_close, _FINALISTS)])
         if tuning.winner is not None:
-            tuning = self._without_each_choice(tuning, tuning.winner, knowledge)
+            tuning = self._without_each_choice(tuning, tuning.winner, fits)
         self._kept = 0.0
         if self._order.proves:
             tuning = self._proved(tuning, ranked)
-        if tuning.winner is not None:
-            tuning = replace(tuning, shares=tuple(self._shown(tuning, tuning.winner)))
         return replace(tuning, notes=(*tuning.notes, *self._notes))
-
-    def _without_each_choice(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> Tuning:
-        """Find what each of the winner's choices brought; one that is better without one of them is not the winner yet.
-
-        A choice that was right beside others need not be right beside these.
-        """
-        for _ in range(_WINNERS):
-            shares = self._shares(tuning, winner, knowledge)
-            harmful = next((one for one in shares if one.how == "turns" and one.log - one.wide > 0), None)
-            if harmful is None:
-                return self._noted(replace(tuning, winner=winner, shares=tuple(shares)))
-            better = self._without(tuning, winner, harmful.axis)
-            assert better is not None  # noqa: S101 - it has just been launched
-            turns = Turns(-harmful.log, harmful.wide, 1)
-            compared = (*tuning.compared, Compared(winner, better, turns))
-            winner = better
-            tuning = self._noted(replace(tuning, winner=winner, compared=compared, ties=()))
-        return replace(tuning, winner=winner, shares=())
-
-    def _shown(self, tuning: Tuning, winner: TrainSpec) -> Iterator[Share]:
-        """Find what each choice brought; what was not seen in turns is, if the proofs have left time for it."""
-        for share in tuning.shares:
-            is_known = share.how in ("turns", NEEDED)
-            without = None if is_known else self._without(tuning, winner, share.axis)
-            turns = None if without is None else self._turns(without, winner, most=1)
-            if not isinstance(turns, Turns):
-                yield share
-                continue
-            if turns.log - turns.wide > 0:
-                by = f"{100 * math.expm1(turns.log):.1f} %"
-                better = f"{share.axis}: {share.before} is better than {share.after} by {by} after all"
-                self._notes.append(f"{better}; the same command with more --minutes goes on from there")
-            yield replace(share, log=turns.log, wide=turns.wide, how="turns")
 
     def _best_of(self, tuning: Tuning, finalists: Sequence[TrainSpec]) -> Tuning:
         best, ties, compared = finalists[0], list[TrainSpec](), list[Compared]()
@@ -133,19 +100,63 @@ class Final:
             self._noted(replace(tuning, winner=best, ties=tuple(ties), compared=tuple(compared)))
         return self._noted(replace(tuning, winner=best, ties=tuple(ties), compared=tuple(compared)))
 
+    def _without_each_choice(self, tuning: Tuning, winner: TrainSpec, fits: Callable[[TrainSpec], bool]) -> Tuning:
+        """Find what each of the winner's choices brought; one that is better without one of them is not the winner yet.
+
+        A choice that was right beside others need not be right beside these.
+        """
+        for _ in range(_WINNERS):
+            shares = dict(self._shares(tuning, winner, fits))
+            harmful = next((one for one in shares if one.how == "turns" and one.log - one.wide > 0), None)
+            if harmful is None:
+                return self._noted(replace(tuning, winner=winner, shares=tuple(shares)))
+            compared = Compared(winner, shares[harmful], Turns(-harmful.log, harmful.wide, 1))
+            winner = shares[harmful]
+            tuning = self._noted(replace(tuning, winner=winner, compared=(*tuning.compared, compared), ties=()))
+        return replace(tuning, winner=winner, shares=())
+
+    def _shares(
+        self, tuning: Tuning, winner: TrainSpec, fits: Callable[[TrainSpec], bool]
+    ) -> Iterator[tuple[Share, TrainSpec]]:
+        """What each of the winner's choices brought over the one that the search began with, and what has that one."""
+        axes = self._order.space.axes
+        before, after = (self._order.space.choices_of(spec) for spec in (tuning.begun_at, winner))
+        for axis in axes:
+            then, now = before.get(axis.name, ""), after.get(axis.name, "")
+            if then == now:
+                continue
+            try:
+                without = replace(winner, **{field: getattr(tuning.begun_at, field) for field in axis.fields})
+            except SpecError:  # the winner's other choices need it
+                continue
+            if not fits(without):
+                yield Share(axis.name, then, now, 0.0, 0.0, NEEDED), without
+                continue
+            trials = tuning.trial_of(without), tuning.trial_of(winner)
+            could_train = trials[0] is None or trials[0].is_measured or bool(trials[0].disturbances)
+            turns = self._turns(without, winner, most=1) if could_train else None
+            if isinstance(turns, Turns):
+                yield Share(axis.name, then, now, turns.log, turns.wide, "turns"), without
+                continue
+            known = [one for one in trials if one is not None and one.ranks]
+            logs = [log for one in known if (log := self._order.objective.log_of(one)) is not None]
+            if len(logs) == len(trials):
+                wide = max(_TRIALS_WIDE, 2 * math.hypot(*(one.step_error for one in known)))
+                yield Share(axis.name, then, now, logs[1] - logs[0], wide, "trials"), without
+
     def _noted(self, tuning: Tuning) -> Tuning:
         self._so_far = tuning
         return tuning
 
     def _turns(self, first: TrainSpec, second: TrainSpec, most: int = 0) -> Turns | _Unfit | None:
         """The second beside the first, or which of them cannot be; ``None`` where nothing is shown in the time left."""
-        if self._left - self._kept < self._seconds_of(first) + self._seconds_of(second):
+        cost = self._seconds_of(first) + self._seconds_of(second)
+        if self._left - self._kept < cost:
             return None
         self._tell(f"{second.id} in turns with {first.id}")
 
         def goes_on(turns: Turns, pairs: int) -> bool:
-            cost = (self._seconds_of(first) + self._seconds_of(second)) * 1.1
-            return not turns.verdict and pairs != most and self._left - self._kept > cost
+            return not turns.verdict and pairs != most and self._left - self._kept > 1.1 * cost
 
         sides = [Side(spec.id, _longer(spec)) for spec in (first, second)]
         try:
@@ -213,44 +224,6 @@ class Final:
         is_spoilt = any(around) and result.reason == joined_reasons(dict.fromkeys(chain(*around)))
         return result.reason if result.verdict == "invalid" and not is_spoilt else ""
 
-    def _shares(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> list[Share]:
-        """Find what each of the winner's choices brought over the one that the search began with."""
-        before, after = (self._order.space.choices_of(spec) for spec in (tuning.begun_at, winner))
-        found = []
-        for name in (axis.name for axis in self._order.space.axes):
-            then, now = before.get(name, ""), after.get(name, "")
-            without = None if then == now else self._without(tuning, winner, name)
-            if without is not None:
-                log, wide, how = self._difference(tuning, without, winner, knowledge)
-                found += [Share(name, then, now, log, wide, how)] if how else []
-        return found
-
-    def _without(self, tuning: Tuning, winner: TrainSpec, name: str) -> TrainSpec | None:
-        """``winner`` with what the search began with in the axis ``name``; ``None`` where its other choices need it."""
-        axis = next(one for one in self._order.space.axes if one.name == name)
-        try:
-            return replace(winner, **{field: getattr(tuning.begun_at, field) for field in axis.fields})
-        except SpecError:
-            return None
-
-    def _difference(
-        self, tuning: Tuning, without: TrainSpec, winner: TrainSpec, knowledge: Knowledge
-    ) -> tuple[float, float, str]:
-        if not knowledge.fits(without):
-            return 0.0, 0.0, NEEDED
-        trial, own = tuning.trial_of(without), tuning.trial_of(winner)
-        could_train = trial is None or trial.is_measured or bool(trial.disturbances)
-        turns = self._turns(without, winner, most=1) if could_train else None
-        if isinstance(turns, Turns):
-            return turns.log, turns.wide, "turns"
-        logs = [self._order.objective.log_of(one) if one is not None and one.ranks else None for one in (trial, own)]
-        if trial is not None and own is not None and logs[0] is not None and logs[1] is not None:
-            return logs[1] - logs[0], max(_TRIALS_WIDE, 2 * math.hypot(trial.step_error, own.step_error)), "trials"
-        guesses = knowledge.estimate(without), knowledge.estimate(winner)
-        if guesses[0] is None or guesses[1] is None or not could_train:
-            return 0.0, 0.0, ""
-        return guesses[1][0] - guesses[0][0], 2 * (guesses[0][1] ** 2 + guesses[1][1] ** 2) ** 0.5, "estimate"
-
     def _seconds_of(self, spec: TrainSpec) -> float:
         """Return the seconds that a launch takes at most, by those of this run."""
         spent = self._caller.findings.spent
@@ -262,8 +235,5 @@ class Final:
         return self._until - time.monotonic()
 
 
-_WORDS = {"same_training": "parity with its plain form", "check": "its own case"}
-
-
 def _longer(spec: TrainSpec) -> TrainSpec:
-    return replace(spec, steps=_STEPS, min_steps=_LEAST_STEPS, warmup_steps=3)
+    return replace(spec, steps=FULL_STEPS, min_steps=_LEAST_STEPS, warmup_steps=3)

@@ -1,137 +1,25 @@
-"""What configurations cost as far as that can be counted: arithmetic and bytes of their steps, choice by choice."""
+"""What is known of configurations before a trial: what arithmetic says, and which fit by predicted memory."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
-from pytest_llmperf.analysis.formulas import least_seconds, peak_bandwidth, peak_flops
+from pytest_llmperf.judge.tuning_objective import Trial
+from pytest_llmperf.judge.tuning_search import AUTOTUNED, COMPILED, PLAIN, Field
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
-from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.settings.setting import Choice
+from pytest_llmperf.settings.attention import is_compiled_alone
+from pytest_llmperf.settings.batch import SIZE
+from pytest_llmperf.settings.compilation import is_compiled, times_kernels
+from pytest_llmperf.settings.setting import Axis
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
-_SIZE = "micro_batch_size"
 # Others train on this host meanwhile.
 _NICENESS = 10
-
-
-class StepPredictions:
-    """One search's predictions, by one process that needs no GPU."""
-
-    def __init__(self) -> None:
-        self._process = PredictionProcess(_NICENESS)
-        self._memory: dict[TrainSpec, int] = {}
-        self._work: dict[TrainSpec, int] = {}
-
-    def ask(self, specs: Iterable[TrainSpec], *, work: bool = False) -> None:
-        """Let their memory, or for ``work`` their operators, be predicted beside what this process does."""
-        numbers = self._work if work else self._memory
-        for spec in specs:
-            if spec in numbers or why_none(spec) is not None:
-                continue
-            with suppress(SpecError):  # fp8 keeps 16-bit values, or fewer, and may be all that makes it a spec
-                request = step_request(replace(spec, fp8="no"), operators=work)
-                numbers[spec] = self._process.send(request | ({"traffic": True} if work else {}))
-
-    def peak_bytes(self, spec: TrainSpec) -> int | None:
-        """For one rank; ``None`` where it cannot be predicted."""
-        self.ask([spec])
-        answer = self._process.receive(self._memory[spec]) if spec in self._memory else {}
-        return sum(answer["parts"].values()) if "parts" in answer else None
-
-    def work(self, spec: TrainSpec) -> Mapping[str, Any] | None:
-        """``operators``, ``flops`` and ``traffic`` by operator; ``None`` as above."""
-        self.ask([spec], work=True)
-        answer = self._process.receive(self._work[spec]) if spec in self._work else {}
-        return answer if "traffic" in answer else None
-
-    def close(self) -> None:
-        """End what predicts."""
-        self._process.close()
-
-
-# Of an axis of many micro-batches so many are counted; between two of them the logarithm is a straight line.
-_SIZES = 4
-
-
-def counted_prior(
-    space: Space, specs: Sequence[TrainSpec], predictions: StepPredictions, gpu: str
-) -> list[float] | None:
-    """Return of each of ``specs``, the first of which is where the search begins, the logarithm of its seconds for a
-    token, up to a constant; ``None`` where nothing can be counted.
-
-    Each choice is counted by itself, over the first: what two bring together is for the trials to tell.
-    """
-    base = specs[0]
-    variants = {}
-    for axis in space.axes:
-        choices: Sequence[Choice] = axis.choices
-        if _SIZE in axis.fields and len(choices) > _SIZES:
-            choices = [choices[round(place * (len(choices) - 1) / (_SIZES - 1) / 2)] for place in range(_SIZES)]
-        variants[axis.name] = _each(choices, base)
-    predictions.ask([base, *(spec for one in variants.values() for spec in one.values())], work=True)
-    own = _log(base, predictions, gpu)
-    if own is None:
-        return None
-    effects: dict[str, dict[str, float]] = {}
-    for name, one in variants.items():
-        logs = {choice: _log(spec, predictions, gpu) for choice, spec in one.items()}
-        effects[name] = {choice: log - own for choice, log in logs.items() if log is not None}
-    # Doublings of the micro-batch, and what each brings.
-    points = {}
-    for axis in (axis for axis in space.axes if _SIZE in axis.fields):
-        sizes = {choice.name: dict(choice.fields)[_SIZE] for choice in axis.choices}
-        points[axis.name] = sorted((math.log2(sizes[name]), effect) for name, effect in effects[axis.name].items())
-    return [
-        sum(
-            _between(points[name], spec.micro_batch_size) if name in points else effects[name].get(choice, 0.0)
-            for name, choice in space.choices_of(spec).items()
-        )
-        for spec in specs
-    ]
-
-
-def _each(choices: Iterable[Choice], spec: TrainSpec) -> dict[str, TrainSpec]:
-    """``spec`` with each of ``choices`` that can be, by its name."""
-    found = {}
-    for choice in choices:
-        with suppress(SpecError):
-            found[choice.name] = replace(spec, **dict(choice.fields))
-    return found
-
-
-def _log(spec: TrainSpec, predictions: StepPredictions, gpu: str) -> float | None:
-    work = predictions.work(spec)
-    if work is None:
-        return None
-    seconds = least_seconds(
-        work["operators"],
-        work["flops"],
-        work["traffic"],
-        peak=peak_flops(gpu, spec.compute_precision),
-        bandwidth=peak_bandwidth(gpu),
-    )
-    tokens = spec.micro_batch_size * spec.gradient_accumulation_steps * spec.sequence_length
-    return math.log(seconds / tokens) if seconds > 0 else None
-
-
-def _between(points: Sequence[tuple[float, float]], size: int) -> float:
-    """On the line through ``points``; beyond the last as it."""
-    if not points:
-        return 0.0
-    place = math.log2(size)
-    below = [point for point in points if point[0] <= place]
-    above = [point for point in points if point[0] >= place]
-    (x0, y0), (x1, y1) = (below or above[:1])[-1], (above or below[-1:])[0]
-    return y0 if x1 == x0 else y0 + (y1 - y0) * (place - x0) / (x1 - x0)
-
-
 # Of a card, what its driver and libraries leave.
 _LEFT = 0.985
 # fp8 takes tokens in sixteens, and so may be refused for one sequence.
@@ -147,28 +35,36 @@ class _Bounds:
 
 
 class MemoryForecast:
-    """Which configurations fit on cards with so many bytes; 0: no limit is known, and everything fits."""
+    """Which configurations fit on cards with so many bytes; 0: no limit is known, and everything fits.
 
-    def __init__(self, limit_bytes: int, predictions: StepPredictions) -> None:
-        self._limit, self._predictions = limit_bytes, predictions
+    One process, which needs no GPU, predicts beside what this one does.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit, self._process = limit_bytes, PredictionProcess(_NICENESS)
+        self._asked: dict[TrainSpec, int] = {}
         self._bounds: dict[TrainSpec, _Bounds] = {}
         self._peaks: dict[TrainSpec, int] = {}
         self._ratios: list[float] = []
 
-    def ask(self, specs: Iterable[TrainSpec]) -> None:
-        """Let be predicted, beside what this process does, what will be asked for."""
-        if self._limit:
-            self._predictions.ask(spec for spec in specs if self._known(spec) is None)
+    def close(self) -> None:
+        """End what predicts."""
+        self._process.close()
 
-    def ask_peaks(self, specs: Iterable[TrainSpec]) -> None:
-        """The same for ``peak_bytes``, whatever other sizes tell."""
-        if self._limit:
-            self._predictions.ask(spec for spec in specs if spec not in self._peaks)
+    def ask(self, specs: Iterable[TrainSpec]) -> None:
+        """Let the peaks be predicted that will be asked for, but for those that other sizes tell."""
+        self._ask(spec for spec in specs if self._known(spec) is None)
+
+    def _ask(self, specs: Iterable[TrainSpec]) -> None:
+        for spec in specs if self._limit else ():
+            if spec not in self._asked and why_none(spec) is None:
+                with suppress(SpecError):  # fp8 keeps 16-bit values, or fewer, and may be all that makes it a spec
+                    self._asked[spec] = self._process.send(step_request(replace(spec, fp8="no")))
 
     def fits(self, spec: TrainSpec) -> bool:
         """Whether a launch of ``spec`` is worth its seconds."""
         known = self._known(spec)
-        peak = self.peak_bytes(spec) if known is None and self._limit else None
+        peak = self.peak_bytes(spec) if known is None else None
         if peak is None:
             return known is not False
         bounds, size = self._bounds_of(spec), spec.micro_batch_size
@@ -180,11 +76,11 @@ class MemoryForecast:
 
     def peak_bytes(self, spec: TrainSpec) -> int | None:
         """Predicted of one rank; ``None`` where it cannot be, or no limit makes it worth knowing."""
-        if self._limit and spec not in self._peaks:
-            peak = self._predictions.peak_bytes(spec)
-            if peak is None:
-                return None
-            self._peaks[spec] = peak
+        self._ask([spec])
+        if spec in self._asked and spec not in self._peaks:
+            answer = self._process.receive(self._asked[spec])
+            if "parts" in answer:
+                self._peaks[spec] = sum(answer["parts"].values())
         return self._peaks.get(spec)
 
     def is_enough_for(self, peak_bytes: int) -> bool:
@@ -193,8 +89,8 @@ class MemoryForecast:
 
     def learn(self, spec: TrainSpec, trial: Trial) -> None:
         """Note what a trial of ``spec`` said of its memory."""
-        bounds = self._bounds_of(spec)
         if trial.is_too_large:
+            bounds = self._bounds_of(spec)
             bounds.fails = min(bounds.fails, spec.micro_batch_size)
         elif trial.is_measured and spec in self._peaks:
             self._ratios.append(trial.peak_reserved_bytes / self._peaks[spec])
@@ -222,6 +118,37 @@ class MemoryForecast:
         )
         return self._bounds.setdefault(shape, _Bounds())
 
+    def least_of(
+        self, space: Space, specs: Sequence[TrainSpec], able: Callable[[TrainSpec], bool], until: float
+    ) -> tuple[TrainSpec, int] | None:
+        """What takes the least of ``space``, of which ``specs`` can be, and how many bytes are predicted of it.
+
+        To predict all would take minutes. Each axis is asked for the choice that takes the least beside the others'
+        own, as long as that lowers the peak and there is time. ``None``: nothing can be predicted.
+        """
+        spec = by_settings(specs)
+        peak = self.peak_bytes(spec)
+        is_new = peak is not None
+        while peak is not None and is_new:
+            is_new = False
+            for axis in space.axes:
+                if SIZE in axis.fields or time.monotonic() >= until:  # of more sequences none takes less
+                    continue
+                others = [other for other in _each(axis, spec) if other != spec and able(other)]
+                self._ask(others)
+                known = [(found, other) for other in others if (found := self.peak_bytes(other)) is not None]
+                found, other = min(known, key=lambda one: one[0], default=(peak, spec))
+                if found < peak:
+                    spec, peak, is_new = other, found, True
+        return None if peak is None else (spec, peak)
+
+
+def _each(axis: Axis, spec: TrainSpec) -> Iterator[TrainSpec]:
+    """``spec`` with each choice of ``axis`` that can be."""
+    for choice in axis.choices:
+        with suppress(SpecError):
+            yield replace(spec, **dict(choice.fields))
+
 
 def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
     """The one of ``specs`` whose settings ask for the least, where nothing can be predicted.
@@ -238,33 +165,35 @@ def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
     return min(specs, key=asks_for)
 
 
-def least_memory(
-    space: Space,
-    specs: Sequence[TrainSpec],
-    forecast: MemoryForecast,
-    able: Callable[[TrainSpec], bool],
-    until: float,
-) -> tuple[TrainSpec, int] | None:
-    """What takes the least of ``space``, of which ``specs`` are known to be, and how many bytes are predicted of it.
+# What sparing memory costs at least, as a logarithm: a part or all of the forward pass made again, and scores that are
+# written and read, which a CPU does as fast.
+_SELECTIVE, _FULL, _EAGER = 0.08, 0.25, 0.3
 
-    To predict all would take minutes. Each axis is asked for the choice that takes the least beside the others' own, as
-    long as that lowers the peak and there is time. ``None``: nothing can be predicted.
-    """
-    spec = by_settings(specs)
-    peak = forecast.peak_bytes(spec)
-    if peak is None:
-        return None
-    is_new = True
-    while is_new:
-        is_new = False
-        for axis in space.axes:
-            if _SIZE in axis.fields or time.monotonic() >= until:  # of more sequences none takes less
-                continue
-            others = [other for other in _each(axis.choices, spec).values() if other != spec and able(other)]
-            forecast.ask_peaks(others)
-            peaks = [(forecast.peak_bytes(other), other) for other in others]
-            known = [(found, other) for found, other in peaks if found is not None]
-            found, other = min(known, key=lambda one: one[0], default=(peak, spec))
-            if found < peak:
-                spec, peak, is_new = other, found, True
-    return spec, peak
+
+def compiles(spec: TrainSpec) -> int:
+    """How much a launch of it does; flex attention has a compiler of its own."""
+    if times_kernels(spec):
+        return AUTOTUNED
+    return COMPILED if is_compiled(spec) or is_compiled_alone(spec) else PLAIN
+
+
+def field_of(space: Space, specs: Sequence[TrainSpec], *, spares_memory: bool = True, on_cpu: bool = False) -> Field:
+    """The ``specs`` of ``space`` as they are searched; ``spares_memory``: nothing else is worth recomputing."""
+
+    def waste(spec: TrainSpec) -> float:
+        recomputed = _FULL if spec.checkpointing_policy == "full" else _SELECTIVE
+        scores = _EAGER * (spec.attention == "eager" and not on_cpu)
+        return spares_memory * (recomputed * spec.gradient_checkpointing + scores)
+
+    numbers = {spec: number for number, spec in enumerate(specs)}
+    recipes = space.recipes() if spares_memory and not on_cpu else ()
+    beginnings = [[numbers[spec] for spec in one if spec in numbers] for one in recipes]
+    return Field(
+        choices=[space.choices_of(spec) for spec in specs],
+        size_axis=next((axis.name for axis in space.axes if SIZE in axis.fields), ""),
+        sizes=[spec.micro_batch_size for spec in specs],
+        tokens=[spec.sequences_per_step * spec.sequence_length for spec in specs],
+        compiles=[compiles(spec) for spec in specs],
+        wastes=[waste(spec) for spec in specs],
+        beginnings=[one for one in beginnings if one],
+    )

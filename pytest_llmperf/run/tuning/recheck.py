@@ -16,7 +16,6 @@ from pytest_llmperf.records.result import Verdict, joined_reasons
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.findings import CannotRunError, Concluded
 from pytest_llmperf.run.paired_comparison import Side
-from pytest_llmperf.run.search_store import TrialStore
 from pytest_llmperf.run.tuning.trials import Trials, take_turns
 from pytest_llmperf.settings.registry import why_skip
 from pytest_llmperf.settings.space import Space
@@ -114,7 +113,7 @@ class Recheck:
             raise CannotRunError(f"{spec.id}: none of its neighbours can be tried: {'; '.join(self._notes)}")
         if len(able) <= self._most:
             return able
-        trials = Trials(self._caller, TrialStore(run.machine_kind, tuple(gpu.uuid for gpu in run.gpus)))
+        trials = Trials(self._caller)
         # Of another day, a driver, a file of somebody's own or the hardware itself may be another.
         today = time.strftime("%Y-%m-%d", time.gmtime())
         kept = trials.known((spec, *able))

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning_objective import Objective, Turns, turns_of
+from pytest_llmperf.judge.tuning_objective import Objective, Trial, Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.baseline_comparison import contradictions
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import Concluded
@@ -38,18 +37,15 @@ _BY_NEIGHBOURS = frozenset({"oom", "timeout"})
 class Trials:
     """The trials of one search."""
 
-    def __init__(self, caller: Caller, store: TrialStore, most_seconds: float = math.inf) -> None:
+    def __init__(self, caller: Caller, most_seconds: float = math.inf) -> None:
         """``most_seconds`` of one: what hangs must not take the time of all others."""
-        self._caller, self._store = caller, store
-        self._runner, self._most_seconds = Runner(caller, bare=True), most_seconds
-
-    def while_waiting(self, call: Callable[[], None]) -> None:
-        """``call`` is asked again and again while hardware is waited for; what it raises ends the wait."""
-        self._runner.while_waiting = call
+        run = caller.run
+        self.store = TrialStore(run.machine_kind, tuple(gpu.uuid for gpu in run.gpus))
+        self._caller, self._runner, self._most_seconds = caller, Runner(caller, bare=True), most_seconds
 
     def known(self, specs: Sequence[TrainSpec]) -> Mapping[TrainSpec, Trial]:
         """Return what earlier searches found of ``specs``."""
-        kept = self._store.all()
+        kept = self.store.all()
         return {spec: kept[_short(spec)] for spec in specs if _short(spec) in kept} if kept else {}
 
     def make(self, spec: TrainSpec, until: float = math.inf) -> Trial:
@@ -76,7 +72,7 @@ class Trials:
             around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
             trial = Trial.of(outcome, short.id, troubles, around)
         if trial.kind not in _NOT_KEPT and not trial.disturbances:
-            self._store.keep(short, trial)
+            self.store.keep(short, trial)
         return trial
 
 
@@ -163,7 +159,7 @@ class Share:
     wide: float
     """Half of its interval's width."""
     how: str
-    """``turns``, two ``trials``, the ``estimate`` of all trials, or ``NEEDED``."""
+    """``turns``, two ``trials``, or ``NEEDED``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +190,8 @@ class Tuning:
     """How many of them come after all others, by what they have in common with a trial that ran out of its time."""
     unseen: int = 0
     """How many of a large space were not even looked at."""
-    better_chance: float = 1.0
-    """That one of those left is better by more than 1 %, as far as trials tell."""
+    neighbours_left: int = 0
+    """How many of those left differ from the best by one choice, and are not known to be slower."""
     memory_errors: tuple[float, float] | None = None
     """The least and the largest of what trials had reserved over what was predicted that tensors take, minus 1."""
     limit_bytes: int = 0

@@ -182,12 +182,12 @@ class Arithmetic(QuickMode):
     """Counts the FLOPs of whatever runs under it, by operator: ``with Arithmetic() as arithmetic: step()``.
 
     It sees each operator below autograd, those of the backward pass too; of a tensor in shards, this rank's products.
-    ``called`` is told of each operator its name, and, but of views, what it was given and gave.
+    ``called`` is told each operator's name.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, called: Callable[[str, Any], None] = lambda *_: None) -> None:
+    def __init__(self, called: Callable[[str], None] = lambda _: None) -> None:
         super().__init__()
         self._called = called
         self.by_operator: dict[str, int] = defaultdict(int)
@@ -233,7 +233,7 @@ class Arithmetic(QuickMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as what it does to this rank's shard
         if isinstance(function, HigherOrderOperator):
-            self._called(function.name(), ())
+            self._called(function.name())
             products = {"flex_attention": _FORWARD, "flex_attention_backward": _BACKWARD}.get(function.name())
             if products:
                 given = dict(zip(("query", "key", "value"), args, strict=False))
@@ -241,7 +241,7 @@ class Arithmetic(QuickMode):
             return function(*args, **kwargs)
         flops, name = formula(function), function.name().partition(".")[0]
         answer = function(*args, **kwargs)
-        self._called(name, () if function.is_view else (args, answer))
+        self._called(name)
         if flops is not None:
             names = (argument.name for argument in function._schema.arguments)  # noqa: SLF001 - it has no other
             given = dict(zip(names, args, strict=False)) | kwargs
@@ -262,15 +262,11 @@ _QUESTIONS = frozenset(
 class OperatorCounter:
     """Counts while one of its ``times`` is open."""
 
-    def __init__(self, *, traffic: bool = False) -> None:
-        """``traffic``: bytes are counted too, which takes its time."""
+    def __init__(self) -> None:
         self.operators: Counter[str] = Counter()
         """Without the names of their overloads, ``aten::mm`` say; Liger's kernels as ``liger::…``."""
         self.flops: Counter[str] = Counter()
         """By operator."""
-        self.traffic: Counter[str] = Counter()
-        """Bytes of tensors that each operator reads and writes, where that was asked for; not of Liger's kernels."""
-        self._counts_traffic = traffic
         self._now: Counter[str] | None = None
 
     def called(self, name: str) -> None:
@@ -282,27 +278,17 @@ class OperatorCounter:
     def times(self, number: int) -> Iterator[None]:
         """What runs inside is run so often in a step."""
         counts = self._now = Counter[str]()
-        traffic: Counter[str] = Counter()
 
-        def seen(name: str, values: Any) -> None:
+        def seen(name: str) -> None:
             if name not in _QUESTIONS and not name.startswith(("prim::", "profiler::")):
                 counts[name] += 1
-            if self._counts_traffic and values:
-                traffic[name] += _bytes_of(values)
 
         with Arithmetic(seen) as arithmetic:
             yield
         self._now = None
-        totals = (self.operators, counts), (self.flops, arithmetic.by_operator), (self.traffic, traffic)
-        for total, found in totals:
+        for total, found in ((self.operators, counts), (self.flops, arithmetic.by_operator)):
             for name, count in found.items():
                 total[name] += count * number
-
-
-def _bytes_of(values: Any) -> int:
-    if isinstance(values, torch.Tensor):
-        return values.numel() * values.element_size()
-    return sum(map(_bytes_of, values)) if isinstance(values, list | tuple) else 0
 
 
 def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:

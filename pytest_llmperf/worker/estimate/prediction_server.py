@@ -68,7 +68,7 @@ def identity(request: Mapping[str, Any]) -> str:
         spec["gpus"] = min(2, spec["gpus"])
     if spec.get("sdpa_backend") != "math":  # one kernel is as another
         spec["sdpa_backend"] = "auto"
-    asked = [spec, request["model_config"], bool(request.get("operators")), bool(request.get("traffic"))]
+    asked = [spec, request["model_config"], bool(request.get("operators"))]
     return json.dumps(asked, sort_keys=True, default=str)
 
 
@@ -241,7 +241,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         if "sequence_length" in request:
             return {"flops_per_token": model_flops(request["model_config"], request["sequence_length"])}
         spec = TrainSpec.from_dict(request["spec"])
-        operators = OperatorCounter(traffic=bool(request.get("traffic"))) if request.get("operators") else None
+        operators = OperatorCounter() if request.get("operators") else None
         parts = plan(spec, request["model_config"], operators)
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing
@@ -249,6 +249,4 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     if operators is None:
         return {"parts": parts}
     counted = {"operators": operators.operators, "flops": operators.flops}
-    if request.get("traffic"):
-        counted["traffic"] = operators.traffic
     return {"parts": parts, "versions": versions(liger=spec.liger), **{name: dict(n) for name, n in counted.items()}}

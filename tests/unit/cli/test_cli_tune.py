@@ -17,10 +17,9 @@ from pytest_llmperf.cli.commands import tune as command
 from pytest_llmperf.cli.entry_point import main
 from pytest_llmperf.cli.test_file import TestFile
 from pytest_llmperf.cli.tune_pages import document, page
-from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.tuning.trials import Compared, Share, Tried, Tuning, TuningOrder
@@ -194,14 +193,14 @@ def _tuning(**values: Any) -> Tuning:
         "compared": (Compared(TINY, FAST, Turns(-0.2877, 0.003, 2)),),
         "shares": (
             Share("micro-batch", "8", "16", -0.2, 0.01, "turns"),
-            Share("optimizer", "a", "b", -0.3, 0.02, "estimate"),
+            Share("optimizer", "a", "b", -0.3, 0.02, "trials"),
         ),
         "front": (FAST,),
         "refused": {"one cannot": 12},
         "too_large": 3,
         "left": 40,
         "put_off": {"with liger as another, which ran out of its time in trial 2": 30},
-        "better_chance": 0.004,
+        "neighbours_left": 4,
         "memory_errors": (0.01, 0.03),
         "notes": ("no time was left for parity",),
         "seconds": 61.0,
@@ -220,7 +219,7 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
         FAST.id,
         f"1.33 times what {TINY.id} gives, where the search began",
         f"in turns: {FAST.id} is better: cost -25.0 % (-25.2 % to -24.8 %) of {TINY.id}, 2 pairs",
-        "chance that one of the 40 untried is more than 1 % better: below 1 %",
+        "4 of the 40 untried differ from the best trial by one choice",
         "parity: not shown",
         "it broke",
         "12 cannot be: one cannot",

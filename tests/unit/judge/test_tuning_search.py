@@ -2,133 +2,149 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pytest_llmperf.judge.tuning_objective import OBJECTIVES, front
-from pytest_llmperf.judge.tuning_search import AUTOTUNED, COMPILED, PLAIN, Failures, Field, Outcome, Search, TrialCosts
-from pytest_llmperf.judge.tuning_surrogate import Surrogate
-from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Trial, front
+from pytest_llmperf.judge.tuning_search import AUTOTUNED, COMPILED, PLAIN, Choices, Field, Outcome, Search
 from pytest_llmperf.support import codec
-from tools.tuning_world import FIELD, TRAITS, world
+
+_AXES: Mapping[str, tuple[str, ...]] = {
+    "size": ("8", "1", "2", "4", "16", "32", "64"),
+    "attention": ("sdpa", "flash", "eager"),
+    "norm": ("off", "on"),
+    "compile": ("no", "layers"),
+    "kept": ("all", "few"),
+}
+CHOICES = [dict(zip(_AXES, values, strict=True)) for values in itertools.product(*_AXES.values())]
+FIELD = Field(
+    choices=CHOICES,
+    size_axis="size",
+    sizes=[int(one["size"]) for one in CHOICES],
+    tokens=[1024 * int(one["size"]) for one in CHOICES],
+    compiles=[COMPILED if one["compile"] == "layers" else PLAIN for one in CHOICES],
+    wastes=[0.25 * (one["kept"] == "few") + 0.3 * (one["attention"] == "eager") for one in CHOICES],
+)
+_EFFECTS = {"flash": -0.05, "on": -0.1, "layers": -0.06, "few": 0.3, "eager": 0.4}
 
 
-def _searched(
-    logs: list[float], seed: int, seconds: float = 300.0, fails: Callable[[int], bool] = lambda _: False
-) -> tuple[Search, float]:
-    """A search, and what its trials took."""
-    search, chance, spent = Search(FIELD, steps=9, seed=seed), random.Random(seed), 0.0
-    while (number := next(search.promising(seconds - spent), None)) is not None:
-        outside = 15.0 if FIELD.compiles[number] else 3.0
-        spent += outside + 9 * math.exp(logs[number]) * FIELD.tokens[number]
-        search.costs.learn(compiles=FIELD.compiles[number], outside_seconds=outside)
-        failed = fails(number)
-        search.tell(number, Outcome(None if failed else logs[number] + chance.gauss(0, 0.003), 0.002))
-    return search, spent
+def _number(**choices: str) -> int:
+    return CHOICES.index({**CHOICES[0], **choices})
 
 
-@pytest.mark.simulated
-def test_it_ends_within_one_per_cent_of_the_best_of_504_by_few_trials() -> None:
-    gaps = []
-    for seed in range(16):
-        logs = world(seed)
-        search, spent = _searched(logs, seed)
-        gaps.append(min(logs[number] for number in search.close_to_best()[:3]) - min(logs))
-        assert spent <= 300
-        assert len(search.outcomes) < 40
-    assert sum(gap < 0.01 for gap in gaps) >= 14
-    assert max(gaps) < 0.08
+def _log(choices: Choices) -> float:
+    return math.log(1 + 3 / int(choices["size"])) + sum(_EFFECTS.get(one, 0.0) for one in choices.values())
+
+
+def _tell(search: Search, number: int, **values: Any) -> None:
+    log = _log(CHOICES[number])
+    search.tell(number, Outcome(**{"log": log, "step_seconds": math.exp(log) * FIELD.sizes[number] / 600, **values}))
+
+
+def _searched(fails: Callable[[Choices], bool] = lambda _: False, largest: int = 64) -> tuple[Search, list[int]]:
+    """A search until nothing is worth its seconds, on a card that holds so many sequences."""
+    search, order = Search(FIELD, steps=7), list[int]()
+    while (number := next(search.promising(600.0), None)) is not None:
+        if FIELD.sizes[number] * (0.5 if CHOICES[number]["kept"] == "few" else 1) > largest:
+            search.excluded.add(number)
+            continue
+        order.append(number)
+        failed = fails(CHOICES[number])
+        _tell(search, number, **({"log": None} if failed else {}))
+    return search, order
+
+
+def test_it_begins_with_the_first_and_finds_the_best_of_168_by_few_trials() -> None:
+    search, order = _searched()
+    assert order[0] == 0
+    assert search.in_order()[0] == _number(size="64", attention="flash", norm="on", compile="layers")
+    assert len(order) < 20
+
+
+def test_what_arithmetic_condemns_is_not_tried() -> None:
+    _, order = _searched()
+    assert {(CHOICES[number]["kept"], CHOICES[number]["attention"] == "eager") for number in order} == {("all", False)}
+    assert "1" not in {CHOICES[number]["size"] for number in order}
+
+
+def test_where_memory_is_short_a_larger_micro_batch_is_tried_with_what_spares_it() -> None:
+    _, order = _searched(largest=1)
+    assert _number(size="2", kept="few") in order
+    assert _number(size="1", kept="few") not in order  # of which nothing is short
+
+
+def test_the_larger_micro_batch_of_what_is_good_comes_before_all_that_brings_less() -> None:
+    search = Search(FIELD, steps=7)
+    for size in ("1", "2"):
+        search.excluded |= {n for n, one in enumerate(CHOICES) if one["size"] == size}
+    _tell(search, 0)
+    _tell(search, _number(size="4"))
+    assert next(search.promising(600.0)) == _number(size="16")
 
 
 def test_what_never_trains_is_not_tried_again_and_again() -> None:
-    logs = world(1)
-    broken = {number for number, traits in enumerate(TRAITS) if traits["compile"] == "model" and traits["norm"]}
-    search, _ = _searched(logs, 1, fails=broken.__contains__)
-    assert len([number for number in search.outcomes if number in broken]) <= 6
-    best = min(log for number, log in enumerate(logs) if number not in broken)
-    assert logs[search.in_order()[0]] - best < 0.015
+    search, order = _searched(lambda one: one["norm"] == "on")
+    assert sum(CHOICES[number]["norm"] == "on" for number in order) <= 2
+    assert search.in_order()[0] == _number(size="64", attention="flash", compile="layers")
+
+
+def test_two_choices_that_fail_together_keep_neither_from_the_best() -> None:
+    search, order = _searched(lambda one: (one["norm"], one["compile"]) == ("on", "layers"))
+    assert search.in_order()[0] == _number(size="64", attention="flash", norm="on")
+    assert sum((CHOICES[n]["norm"], CHOICES[n]["compile"]) == ("on", "layers") for n in order) <= 4
+
+
+def test_what_ran_out_of_its_time_is_told_by_what_may_be_to_blame() -> None:
+    search = Search(FIELD, steps=7)
+    _tell(search, 0)
+    late = _number(attention="flash", norm="on")
+    _tell(search, late, log=None, ran_out=True)
+    assert search.blamed(late) == {"attention": "flash", "norm": "on"}
+    _tell(search, _number(attention="flash"))
+    assert search.blamed(late) == {"norm": "on"}
+    assert search.put_off()[late] == sum(CHOICES[number]["norm"] == "on" for number in search.left)
+    _tell(search, _number(norm="on"))
+    assert search.put_off() == {}
+
+
+def test_before_anything_trained_no_choice_is_to_blame() -> None:
+    search = Search(FIELD, steps=7)
+    _tell(search, 0, log=None, ran_out=True)
+    assert search.put_off() == {}
 
 
 def test_excluded_ones_are_never_wanted_and_where_nothing_is_left_nothing_is() -> None:
-    search = Search(FIELD, steps=9)
-    search.excluded |= {number for number in range(len(TRAITS)) if number not in (5, 7)}
+    search = Search(FIELD, steps=7)
+    search.excluded |= {number for number in range(len(CHOICES)) if number not in (5, 7)}
     assert sorted(search.promising(100.0)) == [5, 7]
     search.tell(5, Outcome(0.0))
     search.tell(7, Outcome(0.1))
     assert not list(search.promising(100.0))
-    assert search.chance_of_better(0.01) == 0.0
+    assert search.neighbours_left() == 0
     assert search.in_order() == [5, 7]
     assert search.close_to_best() == [5]
 
 
 def test_a_space_of_one_is_tried_once() -> None:
-    search = Search(Field(traits=[{}], size="size", tokens=[8], compiles=[0]), steps=9)
+    search = Search(Field(choices=[{}], size_axis="", sizes=[1], tokens=[8], compiles=[0], wastes=[0.0]), steps=7)
     assert list(search.promising(1.0)) == [0]
     search.tell(0, Outcome(-9.0, 0.001))
     assert not list(search.promising(1.0))
-    assert search.chance_of_better(0.01) == 0.0
-
-
-def test_it_begins_with_the_first_and_with_a_prior_goes_on_with_the_most_promising() -> None:
-    prior = [float(number) for number in range(len(TRAITS))]
-    search = Search(Field(TRAITS, "size", FIELD.tokens, FIELD.compiles, prior), steps=9)
-    first, second, third, *_ = search.promising(100.0)
-    assert first == 0
-    assert second < third
-
-
-def test_the_surrogate_passes_through_what_was_measured_and_is_unsure_elsewhere() -> None:
-    surrogate, logs = Surrogate(TRAITS, "size"), world(3)
-    seen = list(range(0, len(TRAITS), 23))
-    told = surrogate.predict(seen, [logs[n] for n in seen], [0.0] * len(seen))
-    for number in seen:
-        assert abs(told.mean[number] - logs[number]) < 0.02
-    assert max(told.sd[n] for n in seen) < 0.006
-    others = [n for n in range(len(TRAITS)) if n not in seen]
-    within = sum(abs(told.mean[n] - logs[n]) < 2 * told.sd[n] for n in others) / len(others)
-    assert within > 0.85
-
-
-@given(st.floats(-20, 20))
-def test_the_surrogate_knows_no_unit(shift: float) -> None:
-    surrogate, logs = Surrogate(TRAITS, "size"), world(4)
-    seen = list(range(0, len(TRAITS), 61))
-    one = surrogate.predict(seen, [logs[n] for n in seen], [0.0] * len(seen))
-    other = surrogate.predict(seen, [logs[n] + shift for n in seen], [0.0] * len(seen))
-    assert max(abs(other.mean - one.mean - shift)) < 1e-6
-    assert max(abs(other.sd - one.sd)) < 1e-6
-
-
-def test_failures_blame_what_never_trained() -> None:
-    failures = Failures()
-    assert failures.chance({"a": 1, "b": 1}) == 1.0
-    failures.note({"a": 1, "b": 1}, trained=True)
-    failures.note({"a": 2, "b": 2}, trained=True)
-    failures.note({"a": 1, "b": 2}, trained=False)  # each trains, the two together do not
-    assert failures.chance({"a": 1, "b": 1}) == failures.chance({"a": 2, "b": 2}) == 1.0
-    assert failures.chance({"a": 1, "b": 2}) == pytest.approx(1 / 3)
-    failures.note({"a": 3, "b": 1}, trained=False)
-    failures.note({"a": 3, "b": 2}, trained=False)
-    assert failures.chance({"a": 3, "b": 9}) == pytest.approx(1 / 5)
 
 
 def test_costs_of_trials_are_learnt() -> None:
-    costs = TrialCosts()
-    assert costs.outside(compiles=COMPILED) > costs.outside(compiles=PLAIN) > 1.0
-    for seconds in (2.0, 2.2, 9.0):
-        costs.learn(compiles=PLAIN, outside_seconds=seconds)
-    assert costs.outside(compiles=PLAIN) == pytest.approx(2.2)
-    assert costs.outside(compiles=COMPILED) > 2.2
-    costs.learn(compiles=COMPILED, outside_seconds=6.0)
-    assert costs.outside(compiles=COMPILED) == 6.0
-    assert costs.outside(compiles=AUTOTUNED) > 30.0  # nobody has seen one, and it must not take a short search's time
+    search = Search(FIELD, steps=7)
+    assert search.outside(COMPILED) > search.outside(PLAIN) > 1.0
+    for seconds, number in ((2.0, 0), (2.2, _number(size="4")), (9.0, _number(size="2"))):
+        _tell(search, number, outside_seconds=seconds)
+    assert search.outside(COMPILED) > 2.2
+    _tell(search, _number(compile="layers"), outside_seconds=6.0)
+    assert search.outside(COMPILED) == 6.0
+    assert search.outside(AUTOTUNED) > 30.0  # nobody has seen one, and it must not take a short search's time
 
 
 def _trial(**values: Any) -> Trial:
@@ -182,68 +198,48 @@ class TestTrial:
 
 
 def test_what_was_spoilt_steers_nothing_and_is_tried_once_more() -> None:
-    search, logs = Search(FIELD, steps=9), world(6)
-    for _ in range(6):
-        number = next(search.promising(600.0))
-        search.tell(number, Outcome(logs[number], 0.002))
-    best, before = search.in_order()[0], search.prediction()
-    wanted = next(search.promising(600.0))
-    search.tell(wanted, Outcome(logs[wanted] + 0.7, 0.002, is_spoilt=True))
-    after = search.prediction()
-    assert abs(after.mean[wanted] - before.mean[wanted]) < 0.1  # of the 0.7 that a neighbour took
-    assert wanted in search.left
-    assert wanted in list(search.promising(600.0))
-    search.tell(wanted, Outcome(logs[best] - 1.0, 0.002, is_spoilt=True))
-    assert wanted not in search.left
-    assert search.in_order()[0] == search.close_to_best()[0] == best
-    search.tell(wanted, Outcome(logs[best] - 1.0, 0.002))
-    assert search.in_order()[0] == wanted
+    search, number = Search(FIELD, steps=7), _number(norm="on")
+    _tell(search, 0)
+    _tell(search, number, log=-5.0, is_spoilt=True)
+    assert search.in_order() == search.close_to_best() == [0]
+    assert number in search.left
+    assert number in list(search.promising(600.0))
+    _tell(search, number, log=-5.0, is_spoilt=True)
+    assert number not in search.left
+    assert search.in_order() == [0]
+    _tell(search, number)
+    assert search.in_order()[0] == number
 
 
 def test_a_failure_that_is_others_says_nothing_of_what_is_alike() -> None:
-    search = Search(FIELD, steps=9)
-    search.tell(0, Outcome(0.0))
-    search.tell(9, Outcome(None, ran_out_seconds=60.0, is_spoilt=True))
-    assert search.timeouts.blamed == {}
-    assert search.left == [n for n in range(len(TRAITS)) if n]
-
-
-@pytest.mark.simulated
-def test_the_chance_that_something_better_is_left_is_what_it_says() -> None:
-    """Over worlds and moments of a search: of chances around one half about half come true."""
-    told, true = [], []
-    for seed in range(24):
-        logs = world(seed)
-        search, _ = _searched(logs, seed, seconds=30.0 + 15 * (seed % 8))
-        best = min(logs[number] for number in search.outcomes)
-        told.append(search.chance_of_better(0.01))
-        true.append(min(logs[number] for number in search.left) < best + math.log1p(-0.01))
-    assert abs(sum(told) - sum(true)) < 6
-    sure = [came for chance, came in zip(told, true, strict=True) if chance < 0.2]
-    assert sum(sure) <= max(1, len(sure) // 3)
-    assert min(told) < 0.5 < max(told)
+    search = Search(FIELD, steps=7)
+    _tell(search, 0)
+    _tell(search, 9, log=None, ran_out=True, is_spoilt=True)
+    assert search.put_off() == {}
+    assert search.left == [number for number in range(len(CHOICES)) if number]
 
 
 def test_what_it_is_told_to_begin_with_comes_after_the_first_of_all() -> None:
     """Of each beginning the first that was not excluded; one that would take too much of the time is left to later."""
-    plain, compiled = ([n for n in range(len(TRAITS)) if FIELD.compiles[n] == kind] for kind in (PLAIN, COMPILED))
-    field = replace(FIELD, beginnings=[plain[5:8], compiled[5:8]])
+    plain, compiled = [_number(size="32"), _number(size="16")], [_number(compile="layers", size="16")]
+    field = Field(**{**vars(FIELD), "beginnings": [plain, compiled]})
 
     def order(seconds: float) -> list[int]:
-        search, found = Search(field, steps=9), list[int]()
-        search.excluded.add(plain[5])
+        search, found = Search(field, steps=7), list[int]()
+        search.excluded.add(plain[0])
         while len(found) < 3:
             found.append(next(search.promising(seconds)))
-            search.tell(found[-1], Outcome(0.0))
+            search.tell(found[-1], Outcome(0.0, 0.1))
         return found
 
-    assert order(600.0) == [0, plain[6], compiled[5]]
-    assert order(60.0)[:2] == [0, plain[6]]
-    assert FIELD.compiles[order(60.0)[2]] == PLAIN
+    assert order(600.0) == [0, plain[1], compiled[0]]
+    assert order(60.0)[:2] == [0, plain[1]]
+    assert order(60.0)[2] != compiled[0]
 
 
 def test_a_beginning_that_failed_is_not_begun_with_again() -> None:
-    search = Search(replace(FIELD, beginnings=[[40, 41]]), steps=9)
-    search.tell(0, Outcome(0.0))
-    search.tell(40, Outcome(None))
-    assert next(search.promising(600.0)) not in {40, 41}
+    beginning = [_number(norm="on", size="32"), _number(norm="on", size="16")]
+    search = Search(Field(**{**vars(FIELD), "beginnings": [beginning]}), steps=7)
+    _tell(search, 0)
+    _tell(search, beginning[0], log=None)
+    assert next(search.promising(600.0)) not in beginning

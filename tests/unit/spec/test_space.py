@@ -9,7 +9,7 @@ import pytest
 
 from pytest_llmperf.settings import space as spaces
 from pytest_llmperf.settings.setting import Axis, Choice
-from pytest_llmperf.settings.space import Space, axes_of, default_axes, read_axes, traits
+from pytest_llmperf.settings.space import Space, axes_of, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from tests.golden import Golden
 
@@ -178,45 +178,13 @@ class TestFile:
         golden(raised)
 
 
-def test_traits_are_what_differs_with_each_kernel_of_ligers_by_itself() -> None:
-    specs = [
-        replace(TINY, liger=True),
-        replace(TINY, liger=True, liger_kernels="rope+rms_norm"),
-        replace(TINY, micro_batch_size=2),
-    ]
-    assert traits(specs) == (
-        {
-            "micro_batch_size": 8,
-            "liger": True,
-            "liger rope": True,
-            "liger rms_norm": True,
-            "liger swiglu": True,
-            "liger fused_linear_cross_entropy": True,
-        },
-        {
-            "micro_batch_size": 8,
-            "liger": True,
-            "liger rope": True,
-            "liger rms_norm": True,
-            "liger swiglu": False,
-            "liger fused_linear_cross_entropy": False,
-        },
-        {
-            "micro_batch_size": 2,
-            "liger": False,
-            "liger rope": False,
-            "liger rms_norm": False,
-            "liger swiglu": False,
-            "liger fused_linear_cross_entropy": False,
-        },
-    )
-
-
 def _recipes_of(model: str) -> list[TrainSpec]:
     base = TrainSpec(model=model, micro_batch_size=8)
     space = Space(base, default_axes(base, on_cpu=False))
     assert {spec for sizes in space.recipes() for spec in sizes} <= {*space.candidates().specs}
-    assert all([spec.micro_batch_size for spec in sizes] == [32, 24, 16, 12, 8] for sizes in space.recipes())
+    assert all(
+        [spec.micro_batch_size for spec in sizes] == [32, 24, 16, 12, 8, 6, 4, 3, 2, 1] for sizes in space.recipes()
+    )
     return [replace(sizes[0], micro_batch_size=8) for sizes in space.recipes()]
 
 
