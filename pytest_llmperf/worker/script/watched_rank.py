@@ -116,7 +116,17 @@ class Rank(Watched):
         if not self._pid_file.exists():
             self._take_place()
         memory: Memory | None = HostMemory(resident) if device.type == "cpu" else None
-        self._observed = ObservedTraining(self._plan(), device, self._beat, memory=memory)
+        plan = Plan(
+            steps=spec.steps,
+            min_steps=spec.steps,
+            warmup_steps=spec.warmup_steps,
+            ranks=self._world,
+            rank=self.number,
+            all_steps=True,
+            is_ours=False,
+            project=project,
+        )
+        self._observed = ObservedTraining(plan, device, self._beat, memory=memory)
         self.fetched = self._observed.fetched
         self._measurement = self._observed.measurement
         self.losses = Losses(device)
@@ -162,19 +172,6 @@ class Rank(Watched):
         """Another process may be the rank."""
         self._pid_file.unlink()
         self._steps_file.unlink(missing_ok=True)
-
-    def _plan(self) -> Plan:
-        spec = self._spec
-        return Plan(
-            steps=spec.steps,
-            min_steps=spec.steps,
-            warmup_steps=spec.warmup_steps,
-            ranks=self._world,
-            rank=self.number,
-            all_steps=True,
-            is_ours=False,
-            project=self._project,
-        )
 
     # What hooks tell of.
 
