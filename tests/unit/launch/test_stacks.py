@@ -160,9 +160,9 @@ def test_a_rank_says_that_it_has_told_all_only_once_its_main_threads_stack_is_th
     script = f"""
 import os, signal, sys, types
 from pathlib import Path
-from pytest_llmperf.observe import vital_signs as heartbeat
-heartbeat._collectives = lambda _: b"recorded"
-words = heartbeat.LastWords(Path({str(tmp_path)!r}), 1)
+from pytest_llmperf.observe import vital_signs
+sys.modules["pytest_llmperf.observe.places"] = types.SimpleNamespace(recorded=lambda _: b"recorded")
+words = vital_signs.LastWords(Path({str(tmp_path)!r}), 1)
 def answered():
     words.poll()
     return Path({str(tmp_path / "trace-rank-1")!r}).exists()
