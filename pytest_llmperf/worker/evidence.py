@@ -59,9 +59,7 @@ def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict
         "compilation": lambda training: compilation.seen_compilation(training.wrapped),
         "optimizer": lambda training: seen_optimizer(training.optimizer),
         "recomputation": compilation.recomputation_witness,
-        "parallelism": lambda training: parallelism.seen_parallelism(
-            training.wrapped, training.trainer.args.world_size
-        ),
+        "parallelism": lambda each: parallelism.seen_parallelism(each.wrapped, each.trainer.args.world_size),
         "data": data.witness,
         "setup": lambda training: {"setup": setup(training.trainer, training.model, training.optimizer)},
     }

@@ -69,9 +69,8 @@ def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how:
     """
     message, lines = str(error), list[str]()
     if kind != "refused":
-        # The first line alone may only announce what the others say.
-        said = " ".join(line.strip() for line in message.splitlines() if line.strip()) or "no message"
-        said = without_secrets(said)  # what is cut is no longer known for a secret
+        # The first line alone may only announce what the others say; what is cut is no longer known for a secret.
+        said = without_secrets(" ".join(filter(None, map(str.strip, message.splitlines()))) or "no message")
         # CUDA's out-of-memory message goes on about allocator settings; the log has it all.
         said = said if len(said) <= _LONGEST_MESSAGE else f"{said[:_LONGEST_MESSAGE]}..."
         message = f"rank {rank}: {type(error).__name__}: {said}"

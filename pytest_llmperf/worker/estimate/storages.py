@@ -126,8 +126,7 @@ def on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _MIB = 2**20
-#: The least that a block grows by.
-GRANULE = 512
+GRANULE = 512  # the least that a block grows by
 # What is at most as large lives in segments of its own kind, which are split down to the granule. Elsewhere what is
 # left over is split off only if it is larger than this: else it stays a part of the block, and counts.
 _SMALL = _MIB
@@ -139,7 +138,6 @@ _APART = 2**48
 
 
 def whole(num_bytes: int, granule: int = GRANULE) -> int:
-    """``num_bytes`` rounded up."""
     return -(-num_bytes // granule) * granule
 
 
@@ -209,8 +207,6 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """What a training does to its storages."""
-
     model: Sequence[Change]
     first_update: Sequence[Change]
     """The optimizer's first step, which makes its states."""
@@ -271,7 +267,6 @@ class _Replay:
                 self._parts[change.part] = self._parts.get(change.part, 0) + whole(change.num_bytes)
 
     def look(self) -> None:
-        """Remember the parts, if never was more allocated."""
         if self._allocator.allocated_bytes > self._peak:
             self._peak = self._allocator.allocated_bytes
             self.at_peak = {part: num_bytes for part, num_bytes in self._parts.items() if num_bytes}

@@ -306,8 +306,7 @@ def counted(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     return {**batch, REAL_TOKENS: int(batch["attention_mask"].sum())}
 
 
-# Sequences that really differ. More would only cost start-up time and host memory.
-_POOL = 512
+_POOL = 512  # sequences that really differ: more would only cost start-up time and host memory
 
 
 class RandomTokens(Dataset[dict[str, torch.Tensor]]):

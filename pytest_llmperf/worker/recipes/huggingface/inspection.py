@@ -68,11 +68,8 @@ def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
     return before / after if after > 0 else None
 
 
-# A data set of more would take longer to read than all else; those of a step follow one another in it.
-_MOST_READ = 20_000
-
-# What a model is given of each.
-_OF_A_SAMPLE = ("input_ids", "labels", "attention_mask")
+# A data set of more would take longer to read than all else; and what a model is given of each sample.
+_MOST_READ, _OF_A_SAMPLE = 20_000, ("input_ids", "labels", "attention_mask")
 
 
 def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
