@@ -118,8 +118,7 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
 def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.judge.run_effects import host_shift
     from pytest_llmperf.judge.static_steps import upgrade_lines
-    from pytest_llmperf.report.summary_table import summary_lines, wide_gates
-    from pytest_llmperf.report.time_spent import longest_lines
+    from pytest_llmperf.report.summary_table import longest_lines, summary_lines, wide_gates
     from pytest_llmperf.run.whole_run import cost_lines, priced
 
     whole_run = run.finished.whole_run if run.finished else None

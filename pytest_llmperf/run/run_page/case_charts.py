@@ -21,8 +21,8 @@ from pytest_llmperf.report.page.page_model import (
     Table,
 )
 from pytest_llmperf.report.run_document import Result, RunDocument
+from pytest_llmperf.report.summary_table import parts_of_a_run
 from pytest_llmperf.report.table import detectable_words
-from pytest_llmperf.report.time_spent import parts_of_a_run
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.support import formats
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_llmperf.records.result import CaseResult, Spent
-from pytest_llmperf.report.summary_table import summary_lines
-from pytest_llmperf.report.time_spent import longest_lines, time_line
+from pytest_llmperf.report.summary_table import longest_lines, summary_lines, time_line
 from tests.golden import Golden
 from tests.unit.report.test_report_failure import launch_of
 

@@ -37,10 +37,8 @@ JOINTS = {
     "run/run_end": 20,
     "run/runner": 25,
     "run/static_check": 16,
-    "run/tuning/recheck": 15,
-    "run/tuning/trial_stage": 15,
-    "run/tuning/trials": 14,
-    "run/tuning/tuner": 13,
+    "run/tuning/recheck": 14,
+    "run/tuning/trials": 13,
     "worker/recipes/huggingface/trainer": 14,
 }
 
