@@ -246,11 +246,3 @@ class Run(Hardware):
     def launch_seconds(self) -> float:
         """What a launch may take that begins now."""
         return max(_LEAST_SECONDS, min(self.settings.timeout_seconds, self.until - time.monotonic()))
-
-    def beside(self) -> Run:
-        """The same run, for launches at the same time as this one's: with servers of its own, and this one's folder."""
-        where = {name: getattr(self, name) for name in ("rootdir", "arguments", "shared_gpus", "is_worker")}
-        other = Run(self.settings, **where)
-        other.until = self.until
-        other.__dict__ |= {"run_folder": self.run_folder, "_found": self._found}
-        return other

@@ -74,8 +74,6 @@ class Runner:
         """``bare``: nothing after the timed steps of its launches is traced or inspected."""
         self._run, self._observer, self._findings, self._is_bare = caller.run, caller.observer, caller.findings, bare
         self.most_seconds = math.inf  # that a launch may take, whatever the run allows
-        self.while_waiting: Callable[[], None] = lambda: None
-        """Called again and again while hardware is waited for; what it raises ends the wait."""
         self._held: tuple[Gpu, ...] | None = None
         self._held_after = self.seconds = 0.0
         """The second: for which its launches ran."""
@@ -270,7 +268,6 @@ class Runner:
             yield gpus
 
     def _waits(self, what: str) -> None:
-        self.while_waiting()
         if time.monotonic() >= self._run.until:
             why = f"its time was over while it waited for {what}, which another launch here holds"
             raise RunEndedError(why, UNFINISHED)
