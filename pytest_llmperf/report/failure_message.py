@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import formatted, label
+from pytest_llmperf.records.metrics import METRICS, formatted, label
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Check
 from pytest_llmperf.report.table import detectable_words
 from pytest_llmperf.report.text import one_line
@@ -58,7 +58,7 @@ def _header(result: CaseResult, reason: str) -> str:
 
 
 def explained(result: CaseResult, reason: str) -> str:
-    """``reason`` and what traces point to: before a loss of time, its cause; after what is exact, as what it took.
+    """``reason`` and what traces point to: before a loss of speed, its cause; after anything else, as what it took.
 
     A CPU's times are noise: there what is exact comes first, then the figure.
     """
@@ -70,7 +70,9 @@ def explained(result: CaseResult, reason: str) -> str:
     is_on_host = any(launch.trace and launch.trace.is_on_host for launch in result.launches)
     if is_on_host and not is_exact and result.verdict in ("regressed", "inconclusive"):
         return "; ".join(filter(None, _exact_first(result, reason, told)))
-    return "; ".join(filter(None, (reason, told) if is_exact or is_on_host else (told, reason)))
+    is_speed = not lost or any(METRICS[check.metric].rule == "speed" for check in lost if check.metric in METRICS)
+    is_after = is_exact or is_on_host or not is_speed
+    return "; ".join(filter(None, (reason, told) if is_after else (told, reason)))
 
 
 # A line of the user's code as a diagnosis has it among others.
