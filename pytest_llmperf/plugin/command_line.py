@@ -70,8 +70,7 @@ def _shown(rootdir: Path, ini: Path | None) -> str:
 
 def settings_of(config: pytest.Config) -> Settings:
     """What this session was asked for; pytest.UsageError: an option that cannot be used."""
-    from pytest_llmperf.run.findings import UsageError
-    from pytest_llmperf.run.options import PYTEST
+    from pytest_llmperf.run.options import PYTEST, UsageError
     from pytest_llmperf.run.reading import read_settings
 
     here, root = config.invocation_params.dir, config.rootpath

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.results_document import Planned, Skipped
+from pytest_llmperf.run.options import UsageError as UsageError  # noqa: PLC0414 - found beside the other errors
 from pytest_llmperf.support import codec
 
 if TYPE_CHECKING:
@@ -101,10 +102,6 @@ class Observer(Protocol):
 
     def ended_from_outside(self, error: BaseException) -> str:
         """Why somebody else ended what was waited for, a test's time limit say; empty of an error of our own."""
-
-
-class UsageError(Exception):
-    """What was asked for cannot be had here: an option, the hardware, the allocation."""
 
 
 class CannotRunError(Exception):

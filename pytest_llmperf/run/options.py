@@ -27,6 +27,10 @@ UPDATES = {
 }
 
 
+class UsageError(Exception):
+    """What was asked for cannot be had here: an option, the hardware, the allocation."""
+
+
 class OptionError(Exception):
     """A value that cannot be used: one line."""
 
