@@ -44,6 +44,8 @@ class Heartbeat:
         self._reached: Mapping[str, float] = {}
         self.enter("importing")
         self.reserved_bytes: Callable[[], int] = lambda: 0
+        self.has_place: Callable[[], bool] = lambda: True
+        """Whether no other process has become this rank: two would tell of two trainings in turns."""
         self._path = folder / "progress.json" if rank == 0 else None
         self.words = words
         # torchrun, or nobody where it has gone already and this process belongs to the system's first one.
@@ -83,7 +85,8 @@ class Heartbeat:
         beat |= {"reserved_bytes": self.reserved_bytes(), "tokens_per_step": self.tokens_per_step}
         beat |= {"reached": dict(self._reached), "compiles": self.compiles}
         with suppress(OSError):  # a full disk ends the run where its results are written, not here
-            write_text(self._path, json.dumps(beat), lasts=False)
+            if self.has_place():
+                write_text(self._path, json.dumps(beat), lasts=False)
 
 
 def _is_gone(process: psutil.Process | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,14 @@ def loop(folder: Path, *, steps: int = 1000, before: str = "", each: str = "pass
 
 
 def launch(
-    folder: Path, command: str = "python train.py", *, seconds: float = 120.0, **fields: Any
+    folder: Path,
+    command: str = "python train.py",
+    *,
+    seconds: float = 120.0,
+    watch: Callable[[Progress], object] = lambda _: None,
+    **fields: Any,
 ) -> Launch | Failure:
-    """One launch of ``command``, written to run in ``folder``."""
+    """One launch of ``command``, written to run in ``folder``; ``watch`` hears how far it is."""
     given = {"steps": 6, "warmup_steps": 2, **fields}
     python = given.pop("python", None)
     request = LaunchRequest(
@@ -49,8 +55,4 @@ def launch(
         root=folder,
         **({"python": python} if python else {}),
     )
-    return LocalLauncher().launch(request, _unwatched)
-
-
-def _unwatched(_: Progress) -> None:
-    pass
+    return LocalLauncher().launch(request, watch)

@@ -148,6 +148,18 @@ def test_a_helper_that_goes_backward_first_is_no_rank(tmp_path: Path, helper: st
     assert not processes_of(tmp_path)
 
 
+def test_a_helper_that_lives_on_tells_nothing_of_how_far_the_training_is(tmp_path: Path) -> None:
+    code = HELPER.format(steps=1, each="time.sleep(100)")
+    wait = "while not [*pathlib.Path(os.environ['LLMPERF_SCRIPT']).glob('rank-0.pid')]: time.sleep(0.05)"
+    before = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {code!r}])\n{wait}"
+    steps: list[int] = []
+    project = loop(tmp_path / "project", before=before, each="time.sleep(0.3)")
+    record = launch(project, steps=10, watch=lambda progress: steps.append(progress.step))
+    assert isinstance(record, Launch), record
+    assert steps == sorted(steps)
+    assert max(steps) > 1
+
+
 FAULTS: dict[str, dict[str, Any]] = {
     "it raised": {"each": "assert step < 4, 'no more of it'"},
     "no rank raised": {"command": "bash -c 'python train.py & wait $!; exit 5'", "before": "raise OSError('no data')"},

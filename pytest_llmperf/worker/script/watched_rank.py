@@ -112,7 +112,7 @@ class Rank(Watched):
         self._pid_file, self._steps_file = folder / f"rank-{self.number}.pid", folder / f"steps-{self.number}.pid"
         self._environment = environment(device) if self.number == 0 else None
         self._beat = Heartbeat(folder, self.number, LastWords(folder, os.getpid(), ASKS), has_parent=False)
-        self._beat.steps = spec.steps
+        self._beat.steps, self._beat.has_place = spec.steps, lambda: self.has_place
         if not self._pid_file.exists():
             self._take_place()
         memory: Memory | None = HostMemory(resident) if device.type == "cpu" else None
