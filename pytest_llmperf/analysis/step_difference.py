@@ -58,7 +58,8 @@ def odd_ranks(before: Trace, after: Trace) -> tuple[OddRank, ...]:
     found = []
     for rank, work in enumerate(after.by_rank):
         known = before.by_rank[rank].more if rank < len(before.by_rank) else {}
-        moved = {key: more for key, more in work.more.items() if known.get(key, 0.0) != more}
+        more_now = {key: more for key, more in work.more.items() if key[0] != "payload"}  # bytes are no count
+        moved = {key: more for key, more in more_now.items() if known.get(key, 0.0) != more}
         new = [(key[1], more) for key, more in moved.items() if key not in as_before]
         if new:
             found.append(OddRank(rank, tuple(sorted(new, key=lambda each: (-abs(each[1]), each[0])))))

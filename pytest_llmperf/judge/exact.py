@@ -20,7 +20,7 @@ from pytest_llmperf.judge.repeats import Repeats, changed_losses, named
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import counts
 from pytest_llmperf.records.result import Check, Verdict, counts_of
-from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace, new_places
+from pytest_llmperf.records.trace import COUNTED, UNWANTED, WORK, Trace, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import flat
@@ -156,8 +156,8 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
         ]
         if moved:
             notes.append(f"a step has {', '.join(moved)} with other versions ({', '.join(others[:_MOST_NAMES])})")
-    elif _is_timed(launches[-1]) and then.counts != now.counts:
-        gone, come = _moved(then.counts, now.counts)
+    elif _is_timed(launches[-1]) and _work(then) != _work(now):
+        gone, come = _moved(_work(then), _work(now))
         chosen = "max-autotune" if _is_tuned(launches[-1]) else "this environment"
         notes.append(f"not the same kernels, which {chosen} chose by time: {_listed(gone)} -> {_listed(come)}")
     return tuple(notes)
@@ -197,6 +197,11 @@ def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
 
 
 Counts = dict[tuple[str, str], float]
+
+
+def _work(trace: Trace) -> Counts:
+    """Of a device: older traces tell of no exchanges."""
+    return {key: count for key, count in trace.counts.items() if key[0] in WORK}
 
 
 def _moved(then: Counts, now: Counts) -> tuple[list[str], list[str]]:

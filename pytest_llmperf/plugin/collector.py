@@ -132,10 +132,10 @@ class Collector:
     def pytest_withhold(self, item: pytest.Item, call: pytest.CallInfo[None]) -> _Reporting:
         """Before anybody else sees the report: to all of them the test was skipped, and told no secret."""
         report = yield
-        if is_case(item):
-            reports.redact(report)
         if reports.FINDINGS in item.stash:
             reports.withhold(item, call, report, item.stash[reports.FINDINGS])
+        if is_case(item):
+            reports.redact(report)
         return report
 
     @pytest.hookimpl(wrapper=True)

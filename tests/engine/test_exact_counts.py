@@ -229,6 +229,15 @@ def test_an_environment_that_times_kernels_gates_no_names_of_them(
     assert any("this environment chose by time" in note for note in trace_notes([launch], stored)) is is_timed
 
 
+def test_a_baseline_of_before_exchanges_were_counted_has_the_same_kernels(recorded: Engine) -> None:
+    then = recorded.check().result.launches[-1]
+    recorded.fake(trace={**KERNELS, "exchange": {"all_reduce": 2}, "payload": {"all_reduce": 4096}})
+    now, stored = recorded.check().result.launches[-1], StoredTrace.of([then])
+    around = replace(now.environment, variables={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"})
+    launch = replace(now, environment=around, evidence={**now.evidence, "compiled_graphs": 1})
+    assert not trace_notes([launch], stored)
+
+
 def test_a_baseline_of_before_traces_gates_no_count(engine: Engine) -> None:
     engine.record()
     engine.fake(trace=KERNELS)

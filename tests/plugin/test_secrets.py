@@ -47,3 +47,14 @@ def test_what_other_tests_say_is_left_as_it_is(project: Project, monkeypatch: py
     project.pytester.makepyfile(test_mine=FAILS)
     result = project.run("-k", "test_of_others")
     assert SECRET in result.stdout.str()
+
+
+def test_a_plan_shows_none_of_a_test_that_ends_early(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", SECRET)
+    ask = "    assert perf.check(train_spec).launches, os.environ['DB_PASSWORD']"
+    code = f"import os\ndef test_one(perf, train_spec):\n{ask}\n"
+    project.pytester.makepyfile(test_mine=code)
+    result = project.run("-k", "test_one", "--perf-dry-run", "-rs")
+    result.assert_outcomes(skipped=1)
+    assert "it ended early" in result.stdout.str()
+    assert "horse" not in result.stdout.str()

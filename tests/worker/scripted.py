@@ -41,7 +41,7 @@ def launch(
     command: str = "python train.py",
     *,
     seconds: float = 120.0,
-    watch: Callable[[Progress], object] = lambda _: None,
+    watch: Callable[[Progress], None] = lambda _: None,
     **fields: Any,
 ) -> Launch | Failure:
     """One launch of ``command``, written to run in ``folder``; ``watch`` hears how far it is."""

@@ -55,6 +55,13 @@ def test_what_a_rank_did_before_is_no_news() -> None:
     assert [odd.rank for odd in odd_ranks(before, merged([rank(logs=3.0), rank()]))] == [0]
 
 
+def test_an_exchange_of_one_rank_is_told_by_its_number_and_not_by_its_bytes() -> None:
+    sends = [TraceRow("exchange", "send", 1.0, 0.0), TraceRow("payload", "send", 4096.0, 0.0)]
+    one = rank()
+    (odd,) = odd_ranks(SOUND, merged([replace(one, rows=tuple(sorted((*one.rows, *sends)))), rank()]))
+    assert odd.names == (("send", 1.0),)
+
+
 def test_where_all_do_something_else_no_rank_is_odd() -> None:
     assert odd_ranks(SOUND, merged([rank(one=1.0), rank(two=1.0), rank(three=1.0)])) == ()
 
