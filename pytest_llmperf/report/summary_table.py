@@ -29,9 +29,8 @@ def no_gate_of_speed(times: Iterable[float | None]) -> str:
     if not wide:
         return ""
     return (
-        f"CPU: speed is not gated (a case fails only when it is at least {min(wide):.2g} times slower); "
-        'counts and losses are exact: one that differs is "changed", which fails only with --perf-strict (more copies '
-        "or waits always fail)"
+        f"CPU: speed is not gated (a case fails only when it is at least {min(wide):.2g} times slower). Counts and "
+        "losses are exact: more copies or waits fail, another difference fails with --perf-strict"
     )
 
 

@@ -189,9 +189,9 @@ def test_a_cpus_wide_gate_is_told_once(project: Project, ini: str, is_told: bool
     project.record()
     lines = [line for line in project.run().outlines if line.startswith("CPU: ")]
     said = (
-        "CPU: speed is not gated (a case fails only when it is at least 4 times slower); counts and losses are exact: "
+        "CPU: speed is not gated (a case fails only when it is at least 4 times slower). Counts and losses are exact: "
     )
-    said += 'one that differs is "changed", which fails only with --perf-strict (more copies or waits always fail)'
+    said += "more copies or waits fail, another difference fails with --perf-strict"
     assert lines == [said] * is_told
 
 
