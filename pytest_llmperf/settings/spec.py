@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path, PurePath
@@ -188,6 +188,12 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "end": (lambda value: value in ("park", "script"), "park or script"),
 }
 
+# Fields of which a tuple, or a dictionary, is made before anything else is looked at.
+_MADE_OF: Mapping[str, tuple[type, str]] = {
+    "watch": (Iterable, "files' names"),
+    "env": (Mapping, "names of variables and their text"),
+}
+
 #: Fields that say how it is launched and measured, or by what to judge: no part of the identity.
 _HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny", "workdir", "end")
 
@@ -242,6 +248,9 @@ class ScriptSpec(Spec):
     _needs = ("command", "torchrun --nproc-per-node 2 train.py")
 
     def __post_init__(self) -> None:
+        for name, (kind, expected) in _MADE_OF.items():
+            if not isinstance(getattr(self, name), kind):
+                raise SpecError(f"ScriptSpec: {name}={getattr(self, name)!r}, expected {expected}")
         object.__setattr__(self, "watch", (self.watch,) if isinstance(self.watch, str) else tuple(self.watch))
         object.__setattr__(self, "env", dict(self.env))
         secrets = [f"env has a secret, {name}," for name, value in self.env.items() if is_secret(name, str(value))]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.settings.setting import SpecError
 from pytest_llmperf.settings.spec import ScriptSpec, literal, within
 
 COMMAND = "python train.py --batch {micro_batch_size}"
@@ -81,3 +83,10 @@ def test_words_in_two_pairs_of_braces_are_words_in_braces() -> None:
     assert spec.argv[2:] == ["{x}", "2", '{"a": {"b": 1}}', "{gpus}", "{}"]
     assert not [*ScriptSpec(command="python train.py {{gpus}}", gpus=2).narrower()]
     assert ScriptSpec(command=literal(shlex.join(spec.argv))).argv == spec.argv
+
+
+@pytest.mark.parametrize("fields", [{"watch": 3}, {"env": 3}, {"env": "A=1"}, {"env": ["A=1"]}], ids=str)
+def test_a_field_that_cannot_be_made_is_refused_in_a_line(fields: dict[str, Any]) -> None:
+    (name, value) = next(iter(fields.items()))
+    with pytest.raises(SpecError, match=rf"^ScriptSpec: {name}={re.escape(repr(value))}, expected "):
+        SPEC.changed(**fields)
