@@ -90,7 +90,8 @@ class Repeats:
 
     def words(self, launches: Sequence[Launch]) -> str:
         """``held exactly: kernels, tokens of each step; as a band: losses``."""
-        exact, band = ([one.removesuffix("_per_step") for one in those] for those in (self.counts, self.ranges))
+        names = ([one.removesuffix("_per_step") for one in those] for those in (self.counts, self.ranges))
+        exact, band = ([one.replace("collective_bytes", "their bytes") for one in those] for those in names)
         exact += ["memory after each step"] if self.memory else []
         exact += ["tokens of each step"] if self.tokens else []
         is_whole = self.losses == min(len(one.losses) for one in launches)

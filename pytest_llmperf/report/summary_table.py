@@ -30,7 +30,7 @@ def no_gate_of_speed(times: Iterable[float | None]) -> str:
         return ""
     return (
         f"CPU: speed is not gated (a case fails only when it is at least {min(wide):.2g} times slower). Counts and "
-        "losses are exact: more copies or waits fail, another difference fails with --perf-strict"
+        "losses are exact: more copies, waits or collectives fail, another difference fails with --perf-strict"
     )
 
 

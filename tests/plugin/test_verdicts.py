@@ -191,7 +191,7 @@ def test_a_cpus_wide_gate_is_told_once(project: Project, ini: str, is_told: bool
     said = (
         "CPU: speed is not gated (a case fails only when it is at least 4 times slower). Counts and losses are exact: "
     )
-    said += "more copies or waits fail, another difference fails with --perf-strict"
+    said += "more copies, waits or collectives fail, another difference fails with --perf-strict"
     assert lines == [said] * is_told
 
 
