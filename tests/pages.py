@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.report.page.html_page import html
-from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.run.run_page.run_page import page_of
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from tests.runs import ladder_run

@@ -17,8 +17,7 @@ from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.trace import StaticStep
-from pytest_llmperf.report.results_json import document
-from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.report.results_json import RunDocument, document
 from pytest_llmperf.run.history_store import HistoryStore, past_results
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -46,7 +46,7 @@ _LATER = (
     "pytest_llmperf.plugin.collector",
     "pytest_llmperf.plugin.perf",
     "pytest_llmperf.plugin.console",
-    "pytest_llmperf.report.consumers.documents",
+    "pytest_llmperf.report.exports",
     "rich.console",
     "rich.table",
     "scipy.special",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
-from pytest_llmperf.report.table import FORMATS, Column, render
-from pytest_llmperf.report.text import Glyphs, one_line
+from pytest_llmperf.report.text import FORMATS, Column, Glyphs, one_line, render
 from pytest_llmperf.run.options import BISECT, STORED, TUNE, Option, add_to_command, only
 from pytest_llmperf.run.options import table as options_of
 from pytest_llmperf.run.settings import Settings

@@ -14,8 +14,7 @@ from pytest_llmperf.cli.answer import Screen, table
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.judge.tuning_objective import Trial
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
-from pytest_llmperf.report.table import Column
-from pytest_llmperf.report.text import one_line
+from pytest_llmperf.report.text import Column, one_line
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Tried, Tuning, TuningOrder
 from pytest_llmperf.run.tuning.tuner import Standing

@@ -122,7 +122,7 @@ class Collector:
         if self.session.progress is not None:
             self.session.progress.begin(item.nodeid)
         if item.stash.get(reports.FINDINGS, None) is not None:
-            from pytest_llmperf.report.consumers.documents import PREFIX
+            from pytest_llmperf.report.exports import PREFIX
 
             del item.stash[reports.FINDINGS]
             item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PREFIX)]

@@ -12,8 +12,7 @@ from itertools import pairwise
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, formatted, label
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Check
-from pytest_llmperf.report.table import detectable_words
-from pytest_llmperf.report.text import one_line
+from pytest_llmperf.report.text import detectable_words, one_line
 from pytest_llmperf.support import formats
 
 MAX_LINES = 30

@@ -10,8 +10,7 @@ from pytest_llmperf.records.failure import total
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Spent
 from pytest_llmperf.report.failure_message import explained
-from pytest_llmperf.report.table import Column, figure_columns, render
-from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
+from pytest_llmperf.report.text import Column, Glyphs, figure_columns, fold, glyphs_of, one_line, render
 from pytest_llmperf.support import formats
 
 # What is said where speed is no gate, as on a CPU unless somebody chose a tolerance. Pure.

@@ -1,10 +1,17 @@
-"""Text that has to fit: one line, a terminal's width, an output's encoding."""
+"""Text that has to fit: one line, a terminal's width, an output's encoding; and tables of cases."""
 
 from __future__ import annotations
 
+import io
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns
+from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.results_document import Figure
+from pytest_llmperf.support import formats
 from pytest_llmperf.support.redaction import without_secrets
 
 # Where a line that is too long may break: after a space, then inside an id, then anywhere.
@@ -112,3 +119,187 @@ def shorten_list(text: str, width: int, ellipsis: str) -> str:
             break
         kept = f"{kept} {part}"
     return kept + end
+
+
+# A table gives way to a narrow terminal without losing an id or a figure, by the first of three layouts that fits: the
+# plain table, its ids folded; ids on lines of their own above their figures; and the figures as running text.
+
+_GAP = 2
+_INDENT = "  "
+# An id in a narrower column would be a ribbon.
+_NARROWEST_CASE = 20
+_STYLES = {"pass": "green", "improved": "cyan", "changed": "cyan"}
+_STYLES |= dict.fromkeys(("new", "inconclusive"), "yellow") | dict.fromkeys(("regressed", "invalid"), "red")
+_CODES = {"green": 32, "cyan": 36, "yellow": 33, "red": 31}
+# Spaces at the end of a line, also where a colour ends after them.
+_TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading and one cell a case."""
+
+    heading: str
+    cells: Sequence[str]
+    right: bool = True
+    colored: bool = False
+    """Whether its cells are verdicts, each in its colour."""
+
+    @property
+    def width(self) -> int:
+        return max(len(line) for text in (self.heading, *self.cells) for line in text.split("\n"))
+
+
+class FigureCell(NamedTuple):
+    """A figure of one case, in a table of cases."""
+
+    heading: str
+    text: str
+    value: float | None
+
+
+def figure_cells(place: str, figure_of: Callable[[str], Figure | Check | None]) -> list[FigureCell]:
+    """The cells of one case, whatever they hold, in the tables of this ``place`` (``records.metrics.columns``)."""
+    found = []
+    for name, column in columns(place).items():
+        one, beside = figure_of(name) or Figure(), figure_of(column.beside) if column.beside else None
+        value = one.value if not column.beside or (beside and beside.value is not None) else None
+        heading = (place == "page" and column.on_page) or column.heading
+        found.append(FigureCell(heading, cell(name, value, one.unit or "1"), value))
+        if METRICS[name].of:
+            change = f"{column.heading} change" if place == "page" and name != RATE else "change"
+            found.append(FigureCell(change, formats.percent(one.change), one.change))
+        if name == RATE and place != "markdown":
+            smallest = None if one.times_slower else one.detectable
+            found.append(FigureCell("detectable", detectable_words(one), smallest))
+    return found
+
+
+def figure_columns(place: str, cases: Iterable[Callable[[str], Figure | Check | None]]) -> list[Column]:
+    """The same of several cases."""
+    rows = [figure_cells(place, figure_of) for figure_of in cases]
+    return [Column(cells[0].heading, [cell.text for cell in cells]) for cells in zip(*rows, strict=True)]
+
+
+def detectable_words(figure: Figure | Check) -> str:
+    """The smallest change that this gate would have seen; nothing where it is none to speak of."""
+    return formats.ABSENT if figure.times_slower else formats.share(figure.detectable)
+
+
+def render(columns: Sequence[Column], width: int | None, color: bool, glyphs: Glyphs) -> list[str]:
+    """The lines of the table; the first column is the case. ``width=None`` never folds."""
+    if width is None or _total(columns) <= width:
+        return _draw(columns, color)
+    case, *figures = columns
+    room = width - _total(figures) - _GAP
+    if room >= _NARROWEST_CASE:
+        folded = ["\n".join(fold(cell, room)) for cell in case.cells]
+        return _draw([replace(case, cells=folded), *figures], color)
+    # A published figure may stand beside the id; what was measured stays in columns.
+    aside = figures.pop() if _total(figures) + len(_INDENT) > width and not figures[-1].colored else None
+    if _total(figures) + len(_INDENT) > width:
+        return _running(case, columns[1:], width, color, glyphs)
+    headings, *rows = _draw(figures, color)
+    lines = [_INDENT + headings]
+    for name, row, published in zip(case.cells, rows, aside.cells if aside else case.cells, strict=True):
+        beside = f"  {aside.heading} {published}" if aside and published != formats.ABSENT else ""
+        lines += [*fold(name + beside, width), _INDENT + row]
+    return lines
+
+
+def _total(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _draw(columns: Sequence[Column], color: bool) -> list[str]:
+    """The columns side by side, as wide as they are."""
+    from rich.console import Console  # noqa: PLC0415 - only the end of a run pays for rich
+    from rich.table import Table  # noqa: PLC0415 - the same
+    from rich.text import Text  # noqa: PLC0415 - the same
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in columns:
+        # Text and not a string, which rich would read as markup.
+        table.add_column(Text(column.heading), justify="right" if column.right else "left", no_wrap=True)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        styles = (_STYLES.get(cell, "") if column.colored else "" for column, cell in zip(columns, cells, strict=True))
+        table.add_row(*(Text(cell, style=style) for cell, style in zip(cells, styles, strict=True)))
+    buffer = io.StringIO()
+    # Everything that rich would ask of the environment is said: NO_COLOR, COLUMNS and TERM=dumb are pytest's to read.
+    # With room to spare it never wraps.
+    console = Console(
+        file=buffer,
+        width=_total(columns) + 100,
+        height=100,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        legacy_windows=False,
+        _environ={},
+    )
+    console.print(table)
+    return [_TRAILING.sub(r"\1", line) for line in buffer.getvalue().splitlines()]
+
+
+def _running(case: Column, figures: Sequence[Column], width: int, color: bool, glyphs: Glyphs) -> list[str]:
+    """Each id above its figures as text, the verdict first."""
+    lines = []
+    for index, name in enumerate(case.cells):
+        verdict = next((column.cells[index] for column in figures if column.colored), "")
+        # ``71,783 tokens/s/GPU``, ``change -6.2 %``
+        words = [
+            f"{c.cells[index]} {c.heading}" if c.right and c.heading != "change" else f"{c.heading} {c.cells[index]}"
+            for c in figures
+            if not c.colored and c.cells[index] != formats.ABSENT
+        ]
+        text = _pack([verdict, *words], f" {glyphs.dot} ", width)
+        if color and verdict in _STYLES:
+            text[0] = text[0].replace(verdict, f"\x1b[{_CODES[_STYLES[verdict]]}m{verdict}\x1b[0m", 1)
+        lines += [*fold(name, width), *text]
+    return lines
+
+
+def _pack(items: Sequence[str], separator: str, width: int) -> list[str]:
+    """``items`` in indented lines, broken between items where that is possible."""
+    lines = [""]
+    for item in items:
+        joined = lines[-1] + separator + item if lines[-1] else item
+        if len(_INDENT + joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(item)
+    return [part for line in lines for part in fold(_INDENT + line, width, indent=_INDENT) if line]
+
+
+# Tables that leave the terminal: as Markdown. Pure.
+
+
+#: How a table can be asked for.
+FORMATS = ("text", "markdown")
+
+# What Markdown would read as markup, or as the end of a cell. An underscore inside a word is none.
+_MARKUP = re.compile(r"[\\`*<\[\]|~$]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
+# @team tells people, #12 and !12 link to what is discussed: neither a backslash nor &#64; hinders that.
+_PINGING = re.compile(r"(?<!\w)@(?=\w)|(?<!&)[#!](?=\d)")
+_NO_WIDTH = "&#8203;"
+
+
+def markdown(columns: Sequence[Column]) -> list[str]:
+    """The table in GitHub's Markdown, padded so that its source is a table too."""
+    cells = [[escaped(text) for text in (column.heading, *column.cells)] for column in columns]
+    widths = [max(3, *map(len, column)) for column in cells]
+    rules = [
+        "-" * (width - 1) + ":" if column.right else "-" * width for column, width in zip(columns, widths, strict=True)
+    ]
+    padded = [
+        [text.rjust(width) if column.right else text.ljust(width) for text in texts]
+        for column, width, texts in zip(columns, widths, cells, strict=True)
+    ]
+    heading, *rows = zip(*padded, strict=True)
+    return ["| " + " | ".join(row) + " |" for row in (heading, rules, *rows)]
+
+
+def escaped(text: str) -> str:
+    """``text`` as Markdown that shows it, on one line."""
+    line = _MARKUP.sub(r"\\\g<0>", " ".join(one_line(text).split()))
+    return _PINGING.sub(rf"\g<0>{_NO_WIDTH}", line)

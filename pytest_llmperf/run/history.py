@@ -19,7 +19,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.records.result import OBSERVED, PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
-from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.history_store import HistoryError, HistoryStore, observed_result, past_results
 

@@ -26,7 +26,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY
 from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult
 from pytest_llmperf.records.trace import COUNTED
-from pytest_llmperf.report.run_document import Result, RunDocument
+from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import codec
 

@@ -103,7 +103,7 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
     if launched and settings.history is not None:
         run.notes += filter(None, [keep(settings.history, values)])
     if settings.report is not None:
-        from pytest_llmperf.report.run_document import RunDocument
+        from pytest_llmperf.report.results_json import RunDocument
         from pytest_llmperf.run.run_page.written_page import write_page
 
         documents = [RunDocument(values)]
@@ -190,8 +190,8 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
 
 def _write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
     """Write the pages of Markdown that are wanted; why ``--perf-markdown`` was not written."""
-    from pytest_llmperf.report.consumers.documents import markdown_page, within
-    from pytest_llmperf.report.consumers.exported_run import ExportedRun
+    from pytest_llmperf.report.exported_run import ExportedRun
+    from pytest_llmperf.report.exports import markdown_page, within
 
     settings, refused = run.settings, ""
     told = ExportedRun.read([document_of({**values, "troubles": list(troubles)})])

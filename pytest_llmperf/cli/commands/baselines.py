@@ -33,7 +33,7 @@ from pytest_llmperf.judge.store import Accepted
 from pytest_llmperf.judge.trainings import spans, spreads
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured, rate_of
-from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.text import Column
 from pytest_llmperf.support import formats
 
 # As many hex digits of a commit as git shows at most on its own.

@@ -16,8 +16,7 @@ from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, usa
 from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError, PackageHistory, Span
 from pytest_llmperf.records.result import Spent
-from pytest_llmperf.report.table import Column
-from pytest_llmperf.report.text import one_line
+from pytest_llmperf.report.text import Column, one_line
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector, Change
 from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError
 from pytest_llmperf.run.options import BISECT

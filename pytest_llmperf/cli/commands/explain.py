@@ -24,8 +24,7 @@ from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, tabl
 from pytest_llmperf.cli.baseline_folder import find
 from pytest_llmperf.records.results_document import ResultsError, document_of, launch_of, read_values
 from pytest_llmperf.records.trace import COUNTED, WORK, Trace, TraceRow
-from pytest_llmperf.report.table import Column
-from pytest_llmperf.report.text import one_line
+from pytest_llmperf.report.text import Column, one_line
 from pytest_llmperf.support import formats
 from pytest_llmperf.support.user_input import hint
 

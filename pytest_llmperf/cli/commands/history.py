@@ -17,8 +17,7 @@ from typing import Any
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, plain, table
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
-from pytest_llmperf.report.table import Column
-from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.report.text import ASCII, Column
 from pytest_llmperf.run.history import History, of_project, project_of, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
 from pytest_llmperf.support import formats, user_input

@@ -17,8 +17,7 @@ from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.report.table import Column, markdown
-from pytest_llmperf.report.text import one_line
+from pytest_llmperf.report.text import Column, markdown, one_line
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
 

@@ -16,7 +16,7 @@ from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE, measured
-from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, RunEndedError
 from pytest_llmperf.run.options import SCRIPT
 from pytest_llmperf.settings.spec import ScriptSpec

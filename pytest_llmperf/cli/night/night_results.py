@@ -15,10 +15,10 @@ from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS
 from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.report.consumers.documents import case_table
-from pytest_llmperf.report.consumers.exported_run import ExportedCase, counted, failed_tests, tests_of
+from pytest_llmperf.report.exported_run import ExportedCase, counted, failed_tests, tests_of
+from pytest_llmperf.report.exports import case_table
 from pytest_llmperf.report.summary_table import merged_reasons
-from pytest_llmperf.report.table import escaped
+from pytest_llmperf.report.text import escaped
 from pytest_llmperf.run.findings import Coverage, file_of, is_whole, unused_baselines
 from pytest_llmperf.support import formats
 

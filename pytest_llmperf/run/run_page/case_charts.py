@@ -20,9 +20,9 @@ from pytest_llmperf.report.page.page_model import (
     Section,
     Table,
 )
-from pytest_llmperf.report.run_document import Result, RunDocument
+from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import parts_of_a_run
-from pytest_llmperf.report.table import detectable_words
+from pytest_llmperf.report.text import detectable_words
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.support import formats
 

@@ -10,8 +10,8 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, formatted, label, rate_of
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.page.page_model import Case, Cell, Details, Table
-from pytest_llmperf.report.run_document import Result, RunDocument
-from pytest_llmperf.report.table import FigureCell, detectable_words, figure_cells
+from pytest_llmperf.report.results_json import Result, RunDocument
+from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells
 from pytest_llmperf.run.run_page.case_charts import (
     interval_words,
     memory_parts,

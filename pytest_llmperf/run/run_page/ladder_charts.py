@@ -12,7 +12,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.report.page.charts import NOW, STORED
 from pytest_llmperf.report.page.page_model import Chart, Line, LineChart, Row, RowChart, Section, Table
-from pytest_llmperf.report.run_document import Result
+from pytest_llmperf.report.results_json import Result
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures, stored_figure
 from pytest_llmperf.support import formats
 

@@ -8,7 +8,7 @@ from pytest_llmperf.judge.baseline import ANY_MACHINE
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.report.page.page_model import Page, Section
-from pytest_llmperf.report.run_document import Result, RunDocument
+from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
 from pytest_llmperf.run.run_page.case_charts import change_section, memory_section, time_section, urgency
 from pytest_llmperf.run.run_page.case_rows import MAIN, MOST_CASES, clipped, headings, rows

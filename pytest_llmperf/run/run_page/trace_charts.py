@@ -12,7 +12,7 @@ from pytest_llmperf.judge.case_histories import CaseHistory, Segment
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.page.page_model import Line, LineChart, Row, RowChart, Section, Table
-from pytest_llmperf.report.run_document import Result
+from pytest_llmperf.report.results_json import Result
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.support import formats
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.report.page.html_page import html
-from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.history import RunHistories
 from pytest_llmperf.run.run_page.run_page import page_of

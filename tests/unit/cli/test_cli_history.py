@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.run.history_store import HistoryStore, past_results
 from tests.golden import Golden
 from tests.history import nights, with_versions

@@ -15,7 +15,7 @@ from pytest_llmperf.report.page import charts
 from pytest_llmperf.report.page.charts import drawn
 from pytest_llmperf.report.page.html_page import html
 from pytest_llmperf.report.page.page_model import Page, RowChart, Table
-from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.run.run_page.case_rows import MOST_CASES
 from pytest_llmperf.run.run_page.run_page import page_of
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.run.history import RunHistories
 from tests.browser import CHROMIUM, Browser, browser
 from tests.golden import Golden

@@ -19,8 +19,7 @@ from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.commands import report as command
 from pytest_llmperf.judge.baseline import BaselineStore
-from pytest_llmperf.report.table import Column, escaped, markdown
-from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.report.text import ASCII, Column, escaped, markdown
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.golden import Golden
 from tests.shelf import Run, baseline_at, keep, llmperf_on

@@ -25,8 +25,7 @@ from pytest_llmperf.report.page.page_model import (
     RowChart,
     Section,
 )
-from pytest_llmperf.report.results_json import document
-from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.report.results_json import RunDocument, document
 from pytest_llmperf.run.run_page.ladder_charts import CaseName
 from pytest_llmperf.run.run_page.run_page import page_of
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures

@@ -1,1 +1,0 @@
-"""Texts for tools that read results and are not ours: a file for each. Pure."""
