@@ -362,7 +362,7 @@ class Job:
         return _spent(self.folder / f"spent-{self._restarts}.json")
 
     def note(self, gpu_hours: float, until: float) -> None:
-        codec.keep(self.folder / f"spent-{self._restarts}.json", [gpu_hours, until])
+        codec.keep(self.folder / f"spent-{self._restarts}.json", [gpu_hours, until], lasts=True)
 
     def _path(self, nodeid: str, digest: str, prefix: str = "") -> Path:
         what = json.dumps([nodeid, digest, self._arguments])

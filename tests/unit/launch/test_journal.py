@@ -92,6 +92,13 @@ class TestJournal:
         (tmp_path / "7").write_text("in the way")
         golden(Job(tmp_path, "7", [], resume=True).keep(concluded()))
 
+    def test_what_it_spent_is_on_the_disk_when_it_is_noted(self, tmp_path: Path) -> None:
+        """Of a node that dies just then an empty file would say that the budget is used up."""
+        with mock.patch.object(os, "fsync", wraps=os.fsync) as synced:
+            Job(tmp_path, "7", []).note(1.5, 100.0)
+        assert synced.called
+        assert Job(tmp_path, "7", []).noted() == (1.5, 100.0)
+
     def test_the_budget_counts_earlier_starts(self, tmp_path: Path) -> None:
         starts = [Job(tmp_path, "7", [], resume=True, restarts=restarts) for restarts in range(3)]
         for restarts, hours in ((0, 1.5), (1, 2.0), (1, 2.5)):
