@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.asked_run import Terminal
-from pytest_llmperf.judge.tuning_objective import Trial
+from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.run import Run

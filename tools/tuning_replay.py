@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from pytest_llmperf.judge.tuning_search import CLOSE, Outcome, Search
+from pytest_llmperf.judge.tuning import CLOSE, Outcome, Search
 from pytest_llmperf.run.tuning.forecast import field_of
 from pytest_llmperf.run.tuning.trials import STEPS
 from pytest_llmperf.settings.space import Space, read_axes

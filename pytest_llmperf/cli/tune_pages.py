@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_llmperf.cli.answer import Screen, table
 from pytest_llmperf.cli.asked_run import Terminal
-from pytest_llmperf.judge.tuning_objective import Trial
+from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.report.text import Column, one_line
 from pytest_llmperf.run.findings import Concluded

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pytest_llmperf.judge.tuning_objective import Trial
+from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.launch import Launch

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Trial
+from pytest_llmperf.judge.tuning import OBJECTIVES, Trial
 from pytest_llmperf.launch import local, machine
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine

@@ -15,7 +15,7 @@ from pytest_llmperf.cli.asked_run import settings as named_settings
 from pytest_llmperf.cli.test_file import TestFile
 from pytest_llmperf.cli.tune_pages import Watcher, document, page
 from pytest_llmperf.judge.baseline import BaselineStore
-from pytest_llmperf.judge.tuning_objective import OBJECTIVES
+from pytest_llmperf.judge.tuning import OBJECTIVES
 from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError, UsageError
 from pytest_llmperf.run.options import TUNE
 from pytest_llmperf.run.run import Run

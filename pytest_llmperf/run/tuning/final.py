@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning_objective import Turns
+from pytest_llmperf.judge.tuning import Turns
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import joined_reasons
 from pytest_llmperf.run.case import Caller

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.judge.tuning_objective import Trial
-from pytest_llmperf.judge.tuning_search import AUTOTUNED, COMPILED, PLAIN, Field
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, Field, Trial
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.settings.attention import is_compiled_alone
 from pytest_llmperf.settings.batch import SIZE

@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns
-from pytest_llmperf.judge.tuning_search import CLOSE
+from pytest_llmperf.judge.tuning import CLOSE, OBJECTIVES, Turns
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE

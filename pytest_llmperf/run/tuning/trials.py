@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning_objective import Objective, Trial, Turns, turns_of
+from pytest_llmperf.judge.tuning import Objective, Trial, Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.judge.tuning_objective import Objective, front
-from pytest_llmperf.judge.tuning_search import Field, Outcome, Search
+from pytest_llmperf.judge.tuning import Field, Objective, Outcome, Search, front
 from pytest_llmperf.launch import machine
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError, RunEndedError

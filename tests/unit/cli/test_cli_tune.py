@@ -17,7 +17,7 @@ from pytest_llmperf.cli.commands import tune as command
 from pytest_llmperf.cli.entry_point import main
 from pytest_llmperf.cli.test_file import TestFile
 from pytest_llmperf.cli.tune_pages import document, page
-from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Trial, Turns
+from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.text import ASCII

@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Trial, front
-from pytest_llmperf.judge.tuning_search import AUTOTUNED, COMPILED, PLAIN, Choices, Field, Outcome, Search
+from pytest_llmperf.judge.tuning import (
+    AUTOTUNED,
+    COMPILED,
+    OBJECTIVES,
+    PLAIN,
+    Choices,
+    Field,
+    Outcome,
+    Search,
+    Trial,
+    front,
+)
 from pytest_llmperf.support import codec
 
 _AXES: Mapping[str, tuple[str, ...]] = {

@@ -37,7 +37,7 @@ JOINTS = {
     "run/run_end": 19,
     "run/runner": 25,
     "run/static_check": 16,
-    "run/tuning/recheck": 14,
+    "run/tuning/recheck": 13,
     "run/tuning/trials": 13,
     "worker/recipes/huggingface/trainer": 14,
 }

@@ -1,4 +1,4 @@
-"""Search: which configuration to try next: coordinate ascent from the best one measured, by gain a second.
+"""What a trial says, what the best has least of, and which to try next: coordinate ascent, by gain a second.
 
 A step changes one choice, or two that did well alone. What a choice brought beside others is believed beside these.
 """
@@ -7,10 +7,201 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
+
+from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.stats import Noise, Spread, Squares, sum_of_squares
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support.codec import Amount, Count
+
+#: What became of a trial beside the kinds of a launch's failure: its record contradicts its spec.
+CONTRADICTED = "contradicted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One launch for few steps."""
+
+    digest: str
+    id: str
+    wall_seconds: Amount
+    """From its request to its end."""
+    step_seconds: Amount = 0.0
+    """Median of its steady steps; 0 where it failed."""
+    step_error: Amount = 0.0
+    """Relative standard error of that median."""
+    steps: Count = 0
+    first_step_seconds: Amount = 0.0
+    tokens_per_step: Count = 0
+    """Of all ranks."""
+    gpus: Count = 1
+    peak_reserved_bytes: Count = 0
+    """Of the fullest rank."""
+    power_watts: Amount = 0.0
+    """Of all its GPUs together while it trained; 0 where nobody told."""
+    failure: str = ""
+    """Why it says nothing of its speed, in one line; empty where it does."""
+    kind: str = ""
+    """``oom``, ``timeout``, ... as ``records.failure`` has them, or ``CONTRADICTED``."""
+    disturbances: tuple[str, ...] = ()
+    """What around it may have spoilt it, a line each: other processes on its hardware, heat. It ranks nowhere."""
+    started_at: str = ""
+    site: str = ""
+    """On which hardware."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it says how fast its configuration is."""
+        return not self.failure
+
+    @property
+    def ranks(self) -> bool:
+        """Whether its figures may stand beside those of others."""
+        return self.is_measured and not self.disturbances
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the hardware has too little memory for it, with nobody else there."""
+        return self.kind == "oom" and not self.disturbances
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Steady; 0 where it failed."""
+        return self.tokens_per_step / self.gpus / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """The energy of all its GPUs; ``None`` where nobody told."""
+        return _over(self.power_watts * self.step_seconds, self.tokens_per_step) if self.power_watts else None
+
+    @classmethod
+    def of(
+        cls, launch: Launch, spec_id: str, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()
+    ) -> Trial:
+        """What ``launch`` showed; ``troubles`` say what in it contradicts its spec."""
+        return cls(
+            digest=launch.digest,
+            id=spec_id,
+            wall_seconds=launch.wall_seconds,
+            step_seconds=launch.tokens_per_step / launch.tokens_per_second,
+            step_error=launch.median_error,
+            steps=len(launch.step_seconds),
+            first_step_seconds=launch.step_seconds[0],
+            tokens_per_step=launch.tokens_per_step,
+            gpus=len(launch.ranks),
+            peak_reserved_bytes=launch.peak_reserved_bytes,
+            power_watts=launch.health.power_watts,
+            failure="; ".join(troubles),
+            kind=CONTRADICTED if troubles else "",
+            disturbances=disturbances,
+            started_at=launch.started_at,
+            site=" + ".join(sorted({rank.device for rank in launch.ranks})),
+        )
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One of them."""
+
+    name: str
+    words: str
+    """What the best one has, for people."""
+    cost: Callable[[Trial], float | None]
+    """What it has least of, a positive number; ``None`` where the trial does not tell."""
+    is_of_time: bool = True
+    """Whether it scatters as times do."""
+
+    def log_of(self, trial: Trial) -> float | None:
+        """The logarithm of a trial's cost; ``None`` where it failed or does not tell."""
+        cost = self.cost(trial) if trial.is_measured else None
+        return None if cost is None or cost <= 0 else math.log(cost)
+
+
+def _over(cost: float, what: float) -> float | None:
+    return cost / what if what else None
+
+
+OBJECTIVES: Mapping[str, Objective] = {
+    one.name: one
+    for one in (
+        Objective("throughput", "the most tokens/s", lambda trial: _over(trial.step_seconds, trial.tokens_per_step)),
+        Objective(
+            "cost", "the fewest GPU-seconds for a token", lambda trial: _over(1, trial.tokens_per_second_per_gpu)
+        ),
+        Objective("energy", "the fewest joules for a token", lambda trial: trial.joules_per_token),
+        Objective("memory", "the lowest peak memory", lambda trial: float(trial.peak_reserved_bytes) or None, False),
+    )
+}
+
+
+def front(trials: Mapping[str, Trial]) -> list[str]:
+    """Of ``trials`` that rank, by a name, those that no other beats in both speed and memory; the fastest first."""
+    measured = sorted(
+        (name for name, trial in trials.items() if trial.ranks),
+        key=lambda name: (-trials[name].tokens_per_second_per_gpu, trials[name].peak_reserved_bytes),
+    )
+    best, least = list[str](), math.inf
+    for name in measured:
+        if trials[name].peak_reserved_bytes < least:
+            least = trials[name].peak_reserved_bytes
+            best.append(name)
+    return best
+
+
+# Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie.
+_CONFIDENT, _TIE = 0.975, 0.005
+# Before any of it is seen, peak memory is taken to scatter so many times less than time does.
+_STEADIER = 4.0
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How the second of two did beside the first."""
+
+    log: float
+    """Of its cost over the first one's: below 0 it is the better one."""
+    wide: float
+    """Half of the interval's width."""
+    pairs: int
+
+    @property
+    def low(self) -> float:
+        return self.log - self.wide
+
+    @property
+    def high(self) -> float:
+        return self.log + self.wide
+
+    @property
+    def verdict(self) -> str:
+        """``second`` or ``first`` is better, a ``tie``, or nothing yet."""
+        if self.high < 0:
+            return "second"
+        if self.low > 0:
+            return "first"
+        return "tie" if max(abs(self.low), abs(self.high)) <= _TIE else ""
+
+
+def turns_of(pairs: Sequence[tuple[Launch, Launch]], objective: Objective, noise: Noise) -> Turns | None:
+    """What ``pairs`` show; ``None`` where one of them does not tell what the objective is about."""
+    logs = []
+    for pair in pairs:
+        costs = [objective.log_of(Trial.of(launch, launch.spec_id)) for launch in pair]
+        if costs[0] is None or costs[1] is None:
+            return None
+        logs.append(costs[1] - costs[0])
+    if objective.is_of_time:  # power scatters no more than time does
+        of_time = stats.paired_difference(pairs, noise)
+        error, df = of_time.error, of_time.df
+    else:
+        prior = Spread(noise.launch.sd * math.sqrt(2) / _STEADIER, noise.launch.df)
+        own = prior.moderated(Squares(sum_of_squares(logs), len(logs) - 1))
+        error, df = own.sd / math.sqrt(len(logs)), own.df
+    return Turns(fmean(logs), stats.quantile(_CONFIDENT, df) * error, len(pairs))
+
 
 #: How much a trial compiles: nothing, but for Triton's kernels; layers or a model; or these, and each kernel's tilings
 #: are measured.
@@ -26,12 +217,9 @@ _BEGINNING = 6
 # Gains as logarithms: of a choice that nobody has tried; by how much one may do better than it did beside others; of a
 # micro-batch beside the best one; and from where on a trial is worth its seconds.
 _UNTRIED, _ELSEWHERE, _NEAR, _WORTH = 0.10, 0.03, 0.006, 0.003
-# Of a step: so many sequences take as long as what does not grow with them, as far as nothing is known of that.
-_FIXED = 2
-# What a choice brings beside another than the best is worth so much of that.
-_BESIDE_PLAIN = 0.5
-# A choice that failed so often, and never trained, is given up.
-_GIVEN_UP = 2
+# So many sequences of a step take as long as what does not grow with them, as far as nothing is known of that; what a
+# choice brings beside another than the best is worth so much of it; one that failed so often is given up.
+_FIXED, _BESIDE_PLAIN, _GIVEN_UP = 2, 0.5, 2
 
 Choices = Mapping[str, str]
 
@@ -76,7 +264,7 @@ class Search:
         """``steps`` of a trial."""
         self._field, self._num_steps = field, steps
         self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
-        self._all = [(name, choice) for name, choice in dict.fromkeys(c for one in field.choices for c in one.items())]
+        self._all = list(dict.fromkeys(choice for one in field.choices for choice in one.items()))
         self._outside: tuple[list[float], ...] = ([], [], [])
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
@@ -136,7 +324,7 @@ class Search:
     def neighbours_left(self) -> int:
         """How many of those left differ from the best one by one choice, and are not condemned."""
         best = self._field.choices[self.in_order()[0]]
-        beside = (self._beside(best, one) for one in self._all if best.get(one[0]) != one[1])
+        beside = (self._beside(best, one) for one in set(self._all) - best.items())
         return sum(n is not None and self._is_left(n) and not self._is_condemned(n) for n in beside)
 
     def outside(self, compiles: int) -> float:
@@ -157,7 +345,8 @@ class Search:
         for numbers in self._field.beginnings:
             cheap = [n for n in numbers if _BEGINNING * self.outside(self._field.compiles[n]) <= seconds or not logs]
             if self.outcomes.keys().isdisjoint(numbers):
-                yield from [n for n in cheap if self._is_left(n) and not self._is_given_up(n)][:1]
+                untried = (n for n in cheap if self._is_left(n))
+                yield from [n for n in untried if self._failures.keys().isdisjoint(self._field.choices[n].items())][:1]
         if not logs:
             yield from sorted((number for number in self.left if number), key=self._far)
             return
@@ -226,16 +415,15 @@ class Search:
             before, after = self._field.choices[one], self._field.choices[other]
             names = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
             if len(names) == 1:
-                then, now = before.get(names[0], ""), after.get(names[0], "")
-                found[names[0], then, now] = logs[other] - logs[one]
-                found[names[0], now, then] = logs[one] - logs[other]
+                then, now, log = before.get(names[0], ""), after.get(names[0], ""), logs[other] - logs[one]
+                found |= {(names[0], then, now): log, (names[0], now, then): -log}
         return found
 
     def _size_gains(self, best: int) -> dict[tuple[str, str], float]:
         """Of micro-batches beside the one of ``best`` what they may bring, by their choice.
 
-        Up to twice as large, as long as none so large was tried: half of what the last doubling brought, anywhere; down
-        to half, as long as none so small was tried: half of what the last halving brought here.
+        Up to twice as large, while none is tried: half of what the last doubling brought, anywhere; down to half, while
+        none is tried: half of what the last halving brought here.
         """
         axis, sizes, logs = self._field.size_axis, self._field.sizes, self._logs()
         if not axis:
@@ -272,22 +460,14 @@ class Search:
         """The number of ``own`` with other choices."""
         return self._numbers.get(tuple(sorted({**own, **dict(changes)}.items())))
 
-    def _is_given_up(self, number: int) -> bool:
-        return any(self._failures[one] for one in self._field.choices[number].items())
-
     def _is_condemned(self, number: int) -> bool:
         """Whether another by one choice spares less memory, and fits: arithmetic says that this one is slower."""
         wastes, own = self._field.wastes, self._field.choices[number]
         if not wastes[number]:
             return False
-        others = (self._beside(own, one) for one in self._all if one[0] != self._field.size_axis)
-        return any(
-            other is not None
-            and wastes[other] < wastes[number]
-            and other not in self.excluded
-            and (other not in self.outcomes or self.outcomes[other].log is not None)
-            for other in others
-        )
+        beside = (self._beside(own, one) for one in self._all if one[0] != self._field.size_axis)
+        others = (n for n in beside if n is not None and wastes[n] < wastes[number] and n not in self.excluded)
+        return any(n not in self.outcomes or self.outcomes[n].log is not None for n in others)
 
     def _logs(self) -> dict[int, float]:
         """Of those that were not spoilt; where there is none, of the others."""
