@@ -21,7 +21,7 @@ from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.run.findings import UsageError
 from pytest_llmperf.run.reading import read_settings, unmade_baselines
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.settings.spec import ScriptSpec, Spec, read_spec
+from pytest_llmperf.settings.spec import ScriptSpec, Spec, read_spec, within
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.user_input import hint
 
@@ -88,7 +88,8 @@ class Named:
 
 
 def named(words: Sequence[str], baselines: Path, machine: str | None, script: str | None = None) -> list[Named]:
-    """What ``words`` name; pairs are one spec, the last, with the command ``script``. BaselineError, CaseError."""
+    """What ``words`` name; pairs are one spec, the last, with the command ``script``, named as a run names it.
+    BaselineError, CaseError."""
     cases = [_found(word, baselines, machine) for word in words if "=" not in word]
     pairs = settings([*([] if script is None else [f"command={script}"]), *(word for word in words if "=" in word)])
     if not cases and not pairs:
@@ -96,7 +97,7 @@ def named(words: Sequence[str], baselines: Path, machine: str | None, script: st
     if not pairs:
         return cases
     try:
-        return [*cases, Named(read_spec(pairs))]
+        return [*cases, Named(within(read_spec(pairs), Path.cwd()))]
     except ValueError as error:
         raise CaseError(str(error)) from error
 

@@ -183,3 +183,11 @@ def test_pairs_of_two_kinds_are_refused(golden: Golden) -> None:
     with pytest.raises(CaseError) as error:
         named(["model=llama-tiny"], Path("none"), None, script="python train.py")
     golden(error)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_script_of_the_project_is_named_as_runs_name_it_wherever_its_path_begins() -> None:
+    """Else a bisection would launch the working tree's script at each revision."""
+    Path("train.py").touch()
+    (case,) = named([], Path("baselines"), None, f"python {Path.cwd()}/train.py")
+    assert case.spec == ScriptSpec(command="python ./train.py")
