@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_llmperf.judge.case_histories import CaseHistory
-from pytest_llmperf.report.page.html_page import html
+from pytest_llmperf.report.html_page import html
 from pytest_llmperf.report.results_json import RunDocument
-from pytest_llmperf.run.run_page.run_page import page_of
-from pytest_llmperf.run.run_page.stored_figures import StoredFigures
+from pytest_llmperf.run.run_page import StoredFigures, page_of
 from tests.runs import ladder_run
 
 #: What would be a picture, two scripts, a template and the end of a style sheet, if it were markup.

@@ -12,7 +12,7 @@ from tests.plugin.conftest import Project
 
 # As where a package is not installed.
 HIDDEN = """
-from pytest_llmperf.report.page import html_page as installed
+from pytest_llmperf.report import html_page as installed
 
 found = installed.find_spec
 installed.find_spec = lambda name: None if name == {hidden!r} else found(name)
@@ -71,7 +71,7 @@ class TestWherePagesCanBeMade:
         self, project: Project, golden: Golden
     ) -> None:
         conftest = project.path / "conftest.py"
-        broken = "\nfrom pytest_llmperf.run.run_page import written_page\nwritten_page.page_of = None\n"
+        broken = "\nfrom pytest_llmperf.run import written_page\nwritten_page.page_of = None\n"
         conftest.write_text(conftest.read_text() + broken, encoding="utf-8")
         project.record()
         result = project.run("--perf-report=night.html", "--perf-json=out.json")

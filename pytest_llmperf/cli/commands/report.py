@@ -15,11 +15,11 @@ from pytest_llmperf.cli.baseline_folder import Shelf, change, figure, settings_d
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, RATE, label, rate_of
 from pytest_llmperf.records.results_document import ResultsError, read_values
-from pytest_llmperf.report.page.html_page import missing
+from pytest_llmperf.report.html_page import missing
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.report.text import Column, escaped, markdown
 from pytest_llmperf.run.reading import usual_history
-from pytest_llmperf.run.run_page.written_page import write_page
+from pytest_llmperf.run.written_page import write_page
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import MADE_BY, formats
 

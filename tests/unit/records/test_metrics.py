@@ -23,7 +23,7 @@ from pytest_llmperf.report.exported_run import ExportedRun
 from pytest_llmperf.report.exports import case_table, prometheus
 from pytest_llmperf.report.results_json import RunDocument, document
 from pytest_llmperf.report.summary_table import summary_lines
-from pytest_llmperf.run.run_page.case_rows import headings
+from pytest_llmperf.run.run_page import headings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -130,7 +130,7 @@ class TestOneRowMore:
 #: Why each of these names three metrics or more, beside the table of all.
 EXCEPTIONS = {
     "cli/tune_pages.py": "fields of its own document, of trials and not of cases",
-    "run/run_page/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
+    "run/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
     "judge/store.py": "figures of a file that follow from one another",
     "judge/static_steps.py": "how each is counted of a step without a launch",
     "records/result.py": "what stands in the place of a rate: a result is asked for either",

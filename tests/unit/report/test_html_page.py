@@ -11,14 +11,11 @@ from html.parser import HTMLParser
 import pytest
 
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.report.page import charts
-from pytest_llmperf.report.page.charts import drawn
-from pytest_llmperf.report.page.html_page import html
-from pytest_llmperf.report.page.page_model import Page, RowChart, Table
+from pytest_llmperf.report import html_page
+from pytest_llmperf.report.html_page import drawn, html
+from pytest_llmperf.report.page_model import Page, RowChart, Table
 from pytest_llmperf.report.results_json import RunDocument
-from pytest_llmperf.run.run_page.case_rows import MOST_CASES
-from pytest_llmperf.run.run_page.run_page import page_of
-from pytest_llmperf.run.run_page.stored_figures import StoredFigures
+from pytest_llmperf.run.run_page import MOST_CASES, StoredFigures, page_of
 from tests.golden import Golden
 from tests.pages import evil_run, made, many
 from tests.runs import LADDER, ladder_run, result_of, stored_figures
@@ -174,11 +171,11 @@ def test_a_chart_that_cannot_be_drawn_is_told_by_its_table(monkeypatch: pytest.M
     assert set(drawn(known)) == set(known)
     # As the library does where it finds what it did not expect: with the process.
     fatal = {"t": {"mark": "text", "title": "\x00"}, "u": {"mark": "text"}}
-    monkeypatch.setattr(charts, "specification", lambda chart: fatal[chart.title])
+    monkeypatch.setattr(html_page, "specification", lambda chart: fatal[chart.title])
     assert list(drawn(known)) == [known[1]]
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert drawn(known) == {}
-    monkeypatch.setattr(charts, "specification", lambda _: {})
+    monkeypatch.setattr(html_page, "specification", lambda _: {})
     text = made(ladder_run(), stored_figures())
     assert "No picture of" in text
     assert "<svg" not in text

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.report.page.page_model import LineChart
+from pytest_llmperf.report.page_model import LineChart
 from pytest_llmperf.run.history import RunHistories
-from pytest_llmperf.run.run_page.run_page import page_of
-from pytest_llmperf.run.run_page.stored_figures import StoredFigures
-from pytest_llmperf.run.run_page.trace_charts import history_section
+from pytest_llmperf.run.run_page import StoredFigures, page_of
+from pytest_llmperf.run.trace_charts import history_section
 from tests.golden import Golden
 from tests.runs import night, nineteen_nights
 
@@ -76,7 +75,7 @@ def test_the_page_has_it_after_what_changed(store: Path, tmp_path: Path) -> None
 def test_names_in_a_history_are_text(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="a page takes the extra `page`")
     pytest.importorskip("vl_convert", reason="a page takes the extra `page`")
-    from pytest_llmperf.report.page.html_page import html  # noqa: PLC0415
+    from pytest_llmperf.report.html_page import html  # noqa: PLC0415
     from tests.pages import EVIL  # noqa: PLC0415
 
     run = night(20, 1.1, EVIL)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.report.page.charts import specification
-from pytest_llmperf.report.page.page_model import (
+from pytest_llmperf.report.html_page import specification
+from pytest_llmperf.report.page_model import (
     Case,
     Chart,
     IntervalChart,
@@ -26,9 +26,9 @@ from pytest_llmperf.report.page.page_model import (
     Section,
 )
 from pytest_llmperf.report.results_json import RunDocument, document
-from pytest_llmperf.run.run_page.ladder_charts import CaseName
-from pytest_llmperf.run.run_page.run_page import page_of
-from pytest_llmperf.run.run_page.stored_figures import StoredFigures
+from pytest_llmperf.run import written_page
+from pytest_llmperf.run.ladder_charts import CaseName
+from pytest_llmperf.run.run_page import StoredFigures, page_of
 from pytest_llmperf.support import formats
 from tests.examples import examples
 from tests.golden import Golden
@@ -362,8 +362,8 @@ def test_a_stored_file_that_cannot_serve_is_a_line_and_no_more(tmp_path: Path) -
     rung, rate = next(iter(LADDER.values()))
     keep(tmp_path, stored_at(rung.spec, rate))
     (tmp_path / MACHINE / "llama-3.2-1b" / "broken.json").write_text("{", encoding="utf-8")
-    stored = StoredFigures.read(tmp_path, [MACHINE, "../..", ""])
-    assert stored.get(MACHINE, rung.spec.digest) is not None
+    stored = written_page.stored_figures(tmp_path, [MACHINE, "../..", ""])
+    assert stored.baselines.get((MACHINE, rung.spec.digest)) is not None
     (line,) = stored.broken
     assert "broken.json" in line
     assert page_of([], stored).warnings == (line,)

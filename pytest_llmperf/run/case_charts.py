@@ -9,7 +9,7 @@ from pytest_llmperf.records.failure import total
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.results_document import Figure
-from pytest_llmperf.report.page.page_model import (
+from pytest_llmperf.report.page_model import (
     FOR_A_PERSON,
     Interval,
     IntervalChart,
@@ -23,7 +23,7 @@ from pytest_llmperf.report.page.page_model import (
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import parts_of_a_run
 from pytest_llmperf.report.text import detectable_words
-from pytest_llmperf.run.run_page.stored_figures import StoredFigures
+from pytest_llmperf.run.ladder_charts import Baselines
 from pytest_llmperf.support import formats
 
 # More are no picture.
@@ -78,13 +78,13 @@ def change_section(results: Sequence[Result]) -> Section | None:
     return Section(anchor="changes", title="What changed, and how surely", charts=(chart,))
 
 
-def step_chart(result: Result, stored: StoredFigures) -> LineChart | None:
+def step_chart(result: Result, stored: Baselines) -> LineChart | None:
     """Every step of its launches over those of the newest it was held against; ``None`` without any."""
     now = result.launches[:_MOST_LAUNCHES]
     if not now:
         return None
     before: Sequence[Launch] = result.launches_before
-    if not before and (baseline := stored.get(result.machine, result.record.digest)):
+    if not before and (baseline := stored.get((result.machine, result.record.digest))):
         # A baseline rounds figures, these it keeps as they were; what this run has recorded is not its own baseline.
         own = {(launch.site, launch.started_at) for launch in result.launches}
         before = [launch for launch in baseline.launches if (launch.site, launch.started_at) not in own]
@@ -194,9 +194,9 @@ def _longest(documents: Sequence[RunDocument]) -> RowChart | None:
     )
 
 
-def memory_parts(result: Result, stored: StoredFigures) -> Mapping[str, int]:
+def memory_parts(result: Result, stored: Baselines) -> Mapping[str, int]:
     """Bytes at the predicted peak, by part, from fake tensors; nothing where none are stored of this case."""
-    baseline = stored.get(result.machine, result.record.digest)
+    baseline = stored.get((result.machine, result.record.digest))
     # What is predicted is a GPU's memory, and no CPU's.
     if baseline is None or baseline.static is None or result.machine.startswith("cpu-"):
         return {}
@@ -225,7 +225,7 @@ def memory_table(result: Result, parts: Mapping[str, int]) -> Table:
     return Table(("part", "size"), tuple(rows))
 
 
-def memory_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
+def memory_section(results: Sequence[Result], stored: Baselines) -> Section | None:
     """The memory of every case of which parts are stored; ``None`` where there is none."""
     told = [(result, parts) for result in results if (parts := memory_parts(result, stored))]
     if not told:

@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from pytest_llmperf.analysis.ladder import LADDERS, LLAMA, NOTES, SCALINGS, Rung, Width, gains
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.records.metrics import MEMORY, RATE
-from pytest_llmperf.report.page.charts import NOW, STORED
-from pytest_llmperf.report.page.page_model import Chart, Line, LineChart, Row, RowChart, Section, Table
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
+from pytest_llmperf.report.page_model import NOW, STORED, Chart, Line, LineChart, Row, RowChart, Section, Table
 from pytest_llmperf.report.results_json import Result
-from pytest_llmperf.run.run_page.stored_figures import StoredFigures, stored_figure
 from pytest_llmperf.support import formats
 
 _MARKS = ("baseline", "published")
@@ -51,6 +49,15 @@ class CaseName:
     def training(self) -> str:
         """The name that cases which differ in their GPUs alone have in common."""
         return f"{self.model}-{self.settings}" if self.model else self.settings
+
+
+Baselines = Mapping[tuple[str, str], Baseline]
+"""What is stored, by machine kind and digest."""
+
+
+def _stored_figure(baseline: Baseline | None, metric: str) -> float | None:
+    """A metric of its launches; ``None`` where there are none."""
+    return None if baseline is None else METRICS[metric].read(baseline.launches)
 
 
 class _Figures(NamedTuple):
@@ -92,7 +99,7 @@ def notes_of(results: Iterable[Result]) -> tuple[str, ...]:
     return (f"published: {'; '.join(filter(None, sources))}", *NOTES) if any(sources) else ()
 
 
-def ladder_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
+def ladder_section(results: Sequence[Result], stored: Baselines) -> Section | None:
     """The ladder of every model with two rungs or more; ``None`` where there is none."""
     charts: list[Chart] = []
     machines = dict.fromkeys(result.machine for result in results)
@@ -103,14 +110,14 @@ def ladder_section(results: Sequence[Result], stored: StoredFigures) -> Section 
     return Section(anchor="ladder", title="The ladder", charts=tuple(charts[:_MOST_CHARTS])) if charts else None
 
 
-def _ladders(results: Iterable[Result], machine: str, stored: StoredFigures) -> Mapping[str, list[_Step]]:
+def _ladders(results: Iterable[Result], machine: str, stored: Baselines) -> Mapping[str, list[_Step]]:
     measured = {result.record.digest: result for result in results if result.record.rung}
     found: dict[str, list[_Step]] = {}
     of_the_chapter = {rung.spec.digest for rungs in LADDERS for rung in rungs}
     for rungs in LADDERS:
         if any(rung.spec.digest in measured for rung in rungs):
             found[rungs[0].spec.model] = [
-                _step(rung, measured.get(rung.spec.digest), stored.get(machine, rung.spec.digest)) for rung in rungs
+                _step(rung, measured.get(rung.spec.digest), stored.get((machine, rung.spec.digest))) for rung in rungs
             ]
     others = [result for digest, result in measured.items() if digest not in of_the_chapter]
     for result in sorted(others, key=lambda one: (_order(one.record.rung), one.id)):
@@ -123,7 +130,7 @@ def _order(number: str) -> tuple[int, ...]:
 
 
 def _step(rung: Rung | None, result: Result | None, baseline: Baseline | None) -> _Step:
-    stored = _Figures(stored_figure(baseline, RATE), stored_figure(baseline, MEMORY))
+    stored = _Figures(_stored_figure(baseline, RATE), _stored_figure(baseline, MEMORY))
     references = [of.reference for of in (result and result.record, rung) if of and of.reference]
     published = _Figures(
         next(filter(None, (each.tokens_per_second_per_gpu for each in references)), None),
@@ -214,7 +221,7 @@ _Rates = dict[int, float]
 """Tokens/s per GPU by number of GPUs."""
 
 
-def scaling_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
+def scaling_section(results: Sequence[Result], stored: Baselines) -> Section | None:
     """``None`` where nothing was measured on several GPUs."""
     measured: dict[tuple[str, str], _Rates] = {}
     for result in results:
@@ -223,11 +230,11 @@ def scaling_section(results: Sequence[Result], stored: StoredFigures) -> Section
             measured.setdefault((result.machine, name.training), {})[name.gpus] = rate
     machines = {machine for machine, _ in measured}
     rates = {key: dict(now) for key, now in measured.items()}
-    for machine in machines:
-        for case_id, baseline in stored.by_id(machine).items():
-            name, rate = CaseName.parse(case_id), stored_figure(baseline, RATE)
-            if name.gpus and rate and (machine, name.training) in rates:
-                rates[machine, name.training].setdefault(name.gpus, rate)
+    # Of those of one id the last.
+    for (machine, case_id), baseline in {(machine, one.id): one for (machine, _), one in stored.items()}.items():
+        name, rate = CaseName.parse(case_id), _stored_figure(baseline, RATE)
+        if name.gpus and rate and (machine, name.training) in rates:
+            rates[machine, name.training].setdefault(name.gpus, rate)
     found = [key for key, widths in rates.items() if len(widths) > 1 and max(widths) > 1]
     if not found:
         return None

@@ -11,9 +11,9 @@ from pytest_llmperf.analysis.step_difference import parts_of as parts_by_name
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.report.page.page_model import Line, LineChart, Row, RowChart, Section, Table
+from pytest_llmperf.report.page_model import Line, LineChart, Row, RowChart, Section, Table
 from pytest_llmperf.report.results_json import Result
-from pytest_llmperf.run.run_page.stored_figures import StoredFigures
+from pytest_llmperf.run.ladder_charts import Baselines
 from pytest_llmperf.support import formats
 
 _ORDER = (*CATEGORIES, HOST, DATA)
@@ -27,12 +27,12 @@ def _now(result: Result) -> Trace | None:
     return next((launch.trace for launch in reversed(result.launches) if launch.trace), None)
 
 
-def _before(result: Result, stored: StoredFigures) -> Trace | None:
+def _before(result: Result, stored: Baselines) -> Trace | None:
     """The other side's trace, where two took turns; else the baseline's."""
     turns = [launch.trace for launch in result.launches_before if launch.trace]
     if turns:
         return turns[-1]
-    baseline = stored.get(result.machine, result.record.digest)
+    baseline = stored.get((result.machine, result.record.digest))
     return baseline.trace.trace if baseline is not None and baseline.trace is not None else None
 
 
@@ -46,7 +46,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.2f}"
 
 
-def trace_tables(result: Result, stored: StoredFigures) -> list[tuple[str, Table]]:
+def trace_tables(result: Result, stored: Baselines) -> list[tuple[str, Table]]:
     """Tables of one case: a step by category, and the names whose counts moved."""
     now, before = _now(result), _before(result, stored)
     if now is None:
@@ -75,7 +75,7 @@ def trace_tables(result: Result, stored: StoredFigures) -> list[tuple[str, Table
     return found
 
 
-def trace_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
+def trace_section(results: Sequence[Result], stored: Baselines) -> Section | None:
     """A traced step of every case that has one; ``None`` where there is none."""
     traced = [(result, trace) for result in results if (trace := _now(result)) is not None]
     if not traced:
@@ -109,7 +109,7 @@ def trace_section(results: Sequence[Result], stored: StoredFigures) -> Section |
     return Section(anchor="traces", title="Inside a step", charts=(chart, *([differ] if differ else [])))
 
 
-def _differences(traced: Sequence[tuple[Result, Trace]], stored: StoredFigures) -> RowChart | None:
+def _differences(traced: Sequence[tuple[Result, Trace]], stored: Baselines) -> RowChart | None:
     """Parts that moved, in cases that do not hold: what is gained and what is lost would hide each other in one bar."""
     stacks, rows = [], []
     for result, now in traced:

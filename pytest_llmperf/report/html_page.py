@@ -1,23 +1,80 @@
-"""Pictures of charts: Vega-Lite specifications, drawn before a page is written, so that it needs no script for them.
+"""A page as HTML: one file that needs neither network nor, for its charts, a script: Vega-Lite draws them before.
 
-``template/charts.json`` has them, but for a chart's own figures. Colours are CSS variables of the page, so that one
-picture serves light, dark and paper.
+``template/charts.json`` has the specifications, but for a chart's own figures. Colours are CSS variables of the page,
+so that one picture serves light, dark and paper.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.resources import files
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
-from pytest_llmperf.report.page import vega_drawing
-from pytest_llmperf.report.page.page_model import Chart, IntervalChart, LineChart, RowChart
-from pytest_llmperf.report.text import one_line, shorten_middle
+from pytest_llmperf.report.page_model import NOW, STORED, Chart, IntervalChart, LineChart, Page, RowChart
+from pytest_llmperf.report.text import leaving, one_line, shorten_middle
+
+#: Characters of a page; nearly all of them are a byte each, and five megabytes are the most that is promised.
+MOST = 4_600_000
+# Of what rows open to: a page that takes long to load is looked at by nobody.
+_MOST_OPENED = 2_000_000
+# More are not read at the top.
+_MOST_AT_THE_TOP = 30
+
+
+def html(page: Page) -> str:
+    """The whole file; a chart of which no picture could be drawn is told by its table alone."""
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - only a page that is written pays for it
+    from markupsafe import Markup  # noqa: PLC0415 - the same
+
+    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, finalize=_finalize)
+    # Of our own drawing, which escapes the text in it.
+    pictures = {chart: Markup(picture) for chart, picture in drawn(page.charts).items()}  # noqa: S704
+    environment.filters |= {"legend": legend, "picture": lambda chart: pictures.get(chart, "")}
+    template: Any = environment.from_string(_file("page.html.jinja")).module
+    script = _file("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    style, code = Markup(_file("page.css")), Markup(script)  # noqa: S704 - of ours
+    shown = partial(template.page_of, page, style, code, f"sha256-{digest}", most=_MOST_AT_THE_TOP)
+    more = {case.anchor: template.more_of(case, full=False) for case in page.cases}
+    room = min(_MOST_OPENED, MOST - len(shown(more=more)))
+    # All that a row opens to: of those first that somebody has to look at, which come first, as long as there is room.
+    for case in page.cases:
+        text = template.more_of(case, full=True) if room > 0 else ""
+        if 0 < len(text) <= room:
+            room -= len(text)
+            more[case.anchor] = text
+    return str(shown(more=more))
+
+
+def _finalize(value: Any) -> Any:
+    """Whatever the template shows, as it may leave: attributes and what is copied too; markup is of our own making."""
+    return leaving(value) if type(value) is str else value
+
+
+def _file(name: str) -> str:
+    return (files(__package__) / "template" / name).read_text(encoding="utf-8")
+
+
+# By the names they are imported by; the extra ``page`` has them.
+_NEEDED = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+
+
+def missing() -> str:
+    """Name what a page takes and is not installed, and what installs it, in a line; imports nothing of it."""
+    names = [name for module, name in _NEEDED.items() if find_spec(module) is None]
+    if not names:
+        return ""
+    are = "is" if len(names) == 1 else "are"
+    return f"a page takes {' and '.join(names)}, which {are} not installed; pip install 'pytest-llmperf[page]'"
+
 
 # As wide as a phone shows without shrinking its text much; a desktop sets several beside one another.
 _WIDTH = 440
@@ -30,8 +87,6 @@ _THREE_DIGITS = ".3~s"
 #: Colours of parts, and of marks, in their order: names that the style sheet has.
 PART_COLOURS = tuple(f"part{number}" for number in range(1, 12))
 _MARKS = ("baseline", "published")
-#: The part that is the whole bar, by whose figure it is.
-NOW, STORED = "this run", "baseline, not run this time"
 _WHOLE = {NOW: "now", STORED: "stored"}
 
 # Three seconds for eighty charts on two cores.
@@ -160,19 +215,35 @@ _FONT = ' font-family="system-ui, sans-serif"'
 
 def drawn(charts: Sequence[Chart]) -> Mapping[Chart, str]:
     """SVG of each chart; those that could not be drawn are not among them, and no trouble is raised."""
-    pictures = _drawn([specification(chart) for chart in charts])
+    pictures = svgs([specification(chart) for chart in charts])
     if len(pictures) != len(charts):
         # One of them has ended the process: by itself each of the others has its picture all the same.
-        pictures = [next(iter(_drawn([specification(chart)])), "") for chart in charts[:_MOST_SINGLY]]
+        pictures = [next(iter(svgs([specification(chart)])), "") for chart in charts[:_MOST_SINGLY]]
     slim = (_HIDDEN_LABEL.sub("", _NOISE.sub("", picture)).replace(_FONT, "") for picture in pictures)
     return {chart: picture for chart, picture in zip(charts, slim, strict=False) if picture}
 
 
-def _drawn(specifications: Sequence[object]) -> list[str]:
+# A process of its own, which imports nothing of ours: the library ends its whole process where it finds what it did not
+# expect, and that must not be the one that has measured. It looks for no module where the run happens to be.
+_DRAWING = """
+import sys
+sys.path[:] = filter(None, sys.path)
+import json, vl_convert
+drawn = []
+for specification in json.load(sys.stdin):
+    try:
+        drawn.append(str(vl_convert.vegalite_to_svg(specification)))
+    except ValueError:
+        drawn.append("")
+json.dump(drawn, sys.stdout)
+"""
+
+
+def svgs(specifications: Sequence[object]) -> list[str]:
+    """SVG of each of these Vega-Lite specifications, empty where it is none; nothing where the process ended."""
     if not specifications:
         return []
-    # By its path: where this package is imported from is not always where a fresh interpreter looks.
-    command, told = [sys.executable, str(Path(vega_drawing.__file__))], json.dumps(specifications)
+    command, told = [sys.executable, "-c", _DRAWING], json.dumps(specifications)
     try:
         done = subprocess.run(command, input=told, capture_output=True, encoding="utf-8", timeout=_SECONDS, check=True)
         return [str(picture) for picture in json.loads(done.stdout)]

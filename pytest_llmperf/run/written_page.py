@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llmperf.report.page.html_page import html
+from pytest_llmperf.judge import store
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.report.html_page import html
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.history import RunHistories
-from pytest_llmperf.run.run_page.run_page import page_of
-from pytest_llmperf.run.run_page.stored_figures import StoredFigures
+from pytest_llmperf.run.run_page import StoredFigures, page_of
 from pytest_llmperf.support.files import write_text
 
 
@@ -40,7 +41,7 @@ def write_page(  # noqa: PLR0913 - what it is made of
     that is over has been judged and told whatever becomes of its page, so that nothing is raised here.
     """
     try:
-        stored = StoredFigures.read(baselines, [run.machine for run in runs])
+        stored = stored_figures(baselines, [run.machine for run in runs])
         told = RunHistories.read(runs, history, baselines)
         write_text(path, html(page_of(runs, stored, [*left_out, *told.troubles], made_by, told.cases)))
     except OSError as error:
@@ -49,3 +50,20 @@ def write_page(  # noqa: PLR0913 - what it is made of
         why = one_line(f"{type(error).__name__}: {error}")
         return WrittenPage(f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again")
     return WrittenPage(without=told.troubles)
+
+
+def stored_figures(root: Path, machines: Iterable[str]) -> StoredFigures:
+    """Read what is stored of these machine kinds under ``root``; nothing where there is no such folder."""
+    found, broken = dict[tuple[str, str], Baseline](), list[str]()
+    for machine in sorted(set(machines)):
+        if not machine or Path(machine).name != machine:
+            continue  # a name that leads elsewhere is nobody's folder
+        for path in sorted((root / machine).glob("*/*.json")):
+            try:
+                baseline = store.read(path, Baseline)
+            except (store.BaselineError, OSError) as error:
+                broken.append(str(error).splitlines()[0])
+                continue
+            if baseline is not None:
+                found[machine, baseline.digest] = baseline
+    return StoredFigures(found, tuple(broken))

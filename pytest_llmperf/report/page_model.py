@@ -7,6 +7,9 @@ from dataclasses import dataclass
 #: The verdicts that somebody has to look at, in the order in which a page tells them.
 FOR_A_PERSON = ("regressed", "invalid", "new", "inconclusive", "improved", "changed")
 
+#: The part of a row that is its whole bar, by whose figure it is.
+NOW, STORED = "this run", "baseline, not run this time"
+
 
 @dataclass(frozen=True)
 class Table:

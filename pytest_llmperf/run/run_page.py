@@ -1,0 +1,307 @@
+"""A page of runs: their documents and what is stored in, the page as data out; each case is a row of it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pytest_llmperf.judge.baseline import ANY_MACHINE
+from pytest_llmperf.judge.case_histories import CaseHistory
+from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
+from pytest_llmperf.records.results_document import TEST
+from pytest_llmperf.report.page_model import Case, Cell, Details, Page, Section, Table
+from pytest_llmperf.report.results_json import Result, RunDocument
+from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
+from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells
+from pytest_llmperf.run.case_charts import (
+    change_section,
+    interval_words,
+    memory_parts,
+    memory_section,
+    memory_table,
+    step_chart,
+    time_section,
+    urgency,
+)
+from pytest_llmperf.run.ladder_charts import Baselines, CaseName, ladder_section, notes_of, scaling_section
+from pytest_llmperf.run.trace_charts import history_section, trace_section, trace_tables
+from pytest_llmperf.support import formats
+
+_MOST_SKIPPED = 200
+_MOST_HOSTS = 4
+
+
+@dataclass(frozen=True)
+class StoredFigures:
+    """The baselines at hand when a page is made."""
+
+    baselines: Baselines = field(default_factory=dict)
+    broken: tuple[str, ...] = ()
+    """A line for each file that cannot serve."""
+
+
+def page_of(
+    documents: Sequence[RunDocument],
+    stored: StoredFigures,
+    left_out: Sequence[str] = (),
+    made_by: str = "",
+    histories: Sequence[CaseHistory] = (),
+) -> Page:
+    """The page of ``documents``, beside what is ``stored`` of their machine kinds.
+
+    ``left_out``: a line for each file that is not in it. ``made_by``: the name and version of what makes it.
+    ``histories``: of cases that ran before.
+    """
+    results = [result for document in documents for result in document.results]
+    machines = dict.fromkeys(document.machine for document in documents)
+    where = ", ".join("no machine, by --perf-static" if kind == ANY_MACHINE else kind for kind in machines)
+    gate = no_gate_of_speed(result.figure(RATE).times_slower for result in results)
+    left = len(results) - MOST_CASES
+    cut = [f"{left} of {len(results)} cases are left out here, those first that pass; --perf-json has all"] * (left > 0)
+    troubles = [
+        f"{document.source}: {line}" if document.source else line
+        for document in documents
+        for line in _troubles(document)
+    ]
+    skipped = [
+        (_clipped(each.id), _clipped(without_name(each.id, each.reason)))
+        for document in documents
+        for each in document.record.skipped
+    ]
+    return Page(
+        title=f"pytest-llmperf on {where}" if documents else "pytest-llmperf",
+        runs=tuple(map(_facts, documents)),
+        warnings=tuple(map(_clipped, (*left_out, *troubles, *cut, *stored.broken))),
+        remarks=(gate,) if gate else (),
+        columns=headings(documents),
+        main=_MAIN,
+        cases=_rows(documents, stored.baselines),
+        sections=tuple(filter(None, _sections(documents, results, stored, histories))),
+        skipped=tuple(skipped[:_MOST_SKIPPED]),
+        made_by=made_by,
+        notes=notes_of(results),
+    )
+
+
+def _sections(
+    documents: Sequence[RunDocument],
+    results: Sequence[Result],
+    stored: StoredFigures,
+    histories: Sequence[CaseHistory],
+) -> Iterator[Section | None]:
+    """In the order of the page."""
+    # One of each case on each machine kind, of two runs the last that was named. What somebody has to look at comes
+    # first, then the ladder: a chart has no room for all.
+    newest = {(result.machine, result.id): result for result in results}
+    charted = sorted(newest.values(), key=lambda result: (urgency(result), not result.record.rung))
+    yield ladder_section(charted, stored.baselines)
+    yield scaling_section(charted, stored.baselines)
+    yield change_section(charted)
+    yield history_section(histories)
+    yield memory_section(charted, stored.baselines)
+    yield trace_section(charted, stored.baselines)
+    yield time_section(documents)
+
+
+def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
+    record, launches = document.record, [launch for result in document.results for launch in result.launches]
+    began = min((launch.started_at for launch in launches), default="")
+    spent, number = sum(document.spent.values()), document.num_launches
+    versions = launches[0].environment.versions if launches else record.versions
+    hosts = sorted({rank.host for launch in launches for rank in launch.ranks})
+    more = f" and {len(hosts) - _MOST_HOSTS} more" * (len(hosts) > _MOST_HOSTS)
+    hardware = f"{len(document.gpus)} × {document.gpus[0]}" if document.gpus else "CPU"
+    # With what was changed in the tree.
+    revision = record.revision
+    changed = f" + {revision.changed} changed" if revision and revision.changed else ""
+    facts = {
+        "run": document.source,
+        "project": record.project.rpartition("/")[2],
+        "commit": revision.commit + changed if revision else "",
+        "host": ", ".join(hosts[:_MOST_HOSTS]) + more,
+        "command": record.command,
+        "machine": f"{document.machine}, " + ("nothing was launched" if document.machine == ANY_MACHINE else hardware),
+        "began": f"{began.replace('T', ' ').removesuffix('Z')} UTC" if began else "",
+        "launches": f"{number} in {formats.seconds(spent)}" if spent else str(number or ""),
+        "versions": ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions),
+        "exit code": "" if record.exit_code is None else str(record.exit_code),
+    }
+    return tuple((name, _clipped(value)) for name, value in facts.items() if value)
+
+
+def _troubles(document: RunDocument) -> Iterator[str]:
+    record = document.record
+    if record.unfinished:
+        yield f"the run ended before its end ({record.unfinished}): what is missing here was not judged"
+    yield from record.troubles
+    for test in record.tests:
+        if test.has_failed:
+            yield ": ".join(filter(None, vars(test).values()))
+    yield from filter(None, [*(common.told for common in record.common.values()), record.unjudged])
+    if document.schema != 1:
+        yield f"schema {document.schema}, of an older version: what it does not say is not shown"
+    if unread := sum(result.num_unread for result in document.results):
+        what = "1 launch cannot be read and is" if unread == 1 else f"{unread} launches cannot be read and are"
+        yield f"{what} not shown, as of another version or damaged; the cases' figures are"
+
+
+# Rows: every case with its figures, and what it opens to.
+
+# The heading of the column that is there where several runs are.
+_RUN = "run"
+# The columns that a phone has room for.
+_MAIN = ("tokens/s/GPU", "change", "peak memory")
+
+# What has no noise: one more than its limit is told by one launch.
+_EXACT = {"flops_per_step", *(name for name, row in METRICS.items() if row.rule == "count")}
+
+# More cases than these show their figures, and no picture of their steps.
+_MOST_CHARTS = 40
+# More are no page.
+MOST_CASES = 2500
+_LONGEST_LINE, _LONGEST_NAME = 600, 240
+_MOST_LINES, _MOST_SHORT = 40, 6
+
+
+def _clipped(text: str, most: int = _LONGEST_LINE) -> str:
+    """``text`` as far as a row has room for it."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def headings(documents: Sequence[RunDocument]) -> tuple[str, ...]:
+    """The columns after case and verdict for which any case has a figure."""
+    told: dict[str, bool] = {}
+    for result in (result for document in documents for result in document.results):
+        for name, cell in _cells(result).items():
+            told[name] = told.get(name, False) or cell.text not in (formats.ABSENT, "0")
+    return (*((_RUN,) if len(documents) > 1 else ()), *(name for name, is_told in told.items() if is_told))
+
+
+def _cells(result: Result) -> dict[str, Cell]:
+    number = len(result.record.launches)
+    cells = [*figure_cells("page", result.record.metrics.get), FigureCell("launches", str(number), float(number))]
+    # What is absent comes first upwards and last downwards, apart from all figures.
+    return {cell.heading: Cell(cell.text, -math.inf if cell.value is None else cell.value) for cell in cells}
+
+
+def _rows(documents: Sequence[RunDocument], stored: Baselines) -> tuple[Case, ...]:
+    """Every case, those first that somebody has to look at, and in the order in which they ran among equals."""
+    names = headings(documents)
+    all_of_them = [(document, result) for document in documents for result in document.results]
+    found = list[Case]()
+    for document, result in sorted(all_of_them, key=lambda each: urgency(each[1]))[:MOST_CASES]:
+        record, cells = result.record, {_RUN: Cell(document.name), **_cells(result)}
+        medians = [formats.seconds(launch.median_step_seconds) for launch in result.launches[:_MOST_SHORT]]
+        short = f"median steps: {', '.join(medians)}" if medians else "no launch"
+        # What is lost, what traces point to, and that a case which was new is so no more.
+        reasons = (record.reason, record.diagnosis, "recorded by this run" if record.updated else "")
+        found.append(
+            Case(
+                anchor=f"case-{len(found) + 1}",
+                name=_clipped(result.id, _LONGEST_NAME),
+                verdict=result.verdict if result.verdict.isalpha() else "unknown",
+                reason=_clipped("; ".join(filter(None, reasons))),
+                cells=tuple(cells[name] for name in names),
+                commands=_commands(document, result),
+                short=f"{short}; what else is known of it is in the --perf-json file.",
+                details=_details(result, stored, drawn=len(found) < _MOST_CHARTS),
+            )
+        )
+    return tuple(found)
+
+
+def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], ...]:
+    """The commands that run its test again, and accept its figures where they are not the baseline's."""
+    nodeid, words = result.record.nodeid, document.record.rerun
+    if not nodeid:
+        return ()
+    if not any(TEST in word for word in words):
+        # A document that does not say how it was run: its id tells as much.
+        gpus = (CaseName.parse(result.id).gpus or len(document.gpus)) if document.gpus else 0
+        words = ("pytest", TEST, "--gpus", str(gpus))
+    again = shlex.join(word.replace(TEST, nodeid) for word in words)
+    if result.verdict == "new":
+        record = " --update-baselines=new"
+    elif result.verdict in ("regressed", "improved", "changed") or (result.verdict == "pass" and result.record.changed):
+        record = " --update-baselines" + ("" if result.verdict == "improved" else ' --perf-reason "why"')
+    else:
+        return (("Run it again", _clipped(again)),)
+    return (("Run it again", _clipped(again)), ("Accept it", _clipped(f"{again}{record}")))
+
+
+def _details(result: Result, stored: Baselines, *, drawn: bool) -> Details:
+    record, parts = result.record, memory_parts(result, stored)
+    tables = [
+        ("Exact counts", _counts(result)),
+        ("Figures", _figures(result)),
+        ("Launches", _launches(result)),
+        *([("Memory", memory_table(result, parts))] if parts else []),
+        *trace_tables(result, stored),
+    ]
+    notes = list(record.notes)
+    if result.num_unread:
+        notes.append(f"{result.num_unread} launches have records that this version cannot read")
+    lists: list[tuple[str, Sequence[str]]] = [
+        ("Why", list(filter(None, [record.reason, record.diagnosis]))),
+        ("Changed since the baseline, and exact", record.changed),
+        ("Different from the baseline's environment", record.differences),
+        ("Notes", notes),
+        ("Recorded", [line.strip() for line in record.updated.splitlines() if line.strip()]),
+    ]
+    shown = []
+    for title, lines in lists:
+        more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+        shown.append((title, (*map(_clipped, lines[:_MOST_LINES]), *more)))
+    steps = step_chart(result, stored) if drawn else None
+    return Details(
+        tables=tuple((title, table) for title, table in tables if table.rows),
+        lists=tuple((title, lines) for title, lines in shown if lines),
+        charts=(steps,) if steps else (),
+    )
+
+
+def _counts(result: Result) -> Table:
+    found = [(name, figure) for name, figure in result.record.metrics.items() if name in _EXACT]
+    values = ((name, (one.baseline, one.value, one.limit), one.unit) for name, one in found)
+    rows = tuple((label(name), *(formatted(name, each, unit) for each in three)) for name, three, unit in values)
+    return Table(("exact count", "was", "now", "limit"), rows)
+
+
+def _figures(result: Result) -> Table:
+    found = []
+    for metric, figure in result.record.metrics.items():
+        name = _clipped(label(metric), _LONGEST_NAME)
+        values = (figure.value, figure.baseline, figure.limit)
+        found.append(
+            (
+                f"{name} ({_clipped(figure.detail)})" if figure.detail else name,
+                *(formatted(metric, value, figure.unit or "1") for value in values),
+                formats.percent(figure.change),
+                interval_words(figure),
+                detectable_words(figure),
+            )
+        )
+    return Table(("metric", "value", "baseline", "limit", "change", "nine times in ten", "detectable"), tuple(found))
+
+
+def _launches(result: Result) -> Table:
+    rows = []
+    sides = [("", one) for one in result.launches] + [("before: ", one) for one in result.launches_before]
+    for side, launch in sides:
+        ranks, health, rate = launch.ranks, launch.health, rate_of([launch])
+        hosts = ", ".join(sorted({rank.host for rank in ranks}))
+        device = ranks[0].device if len(ranks) == 1 else f"{len(ranks)} ranks"
+        cells = (
+            *(_clipped(text, _LONGEST_NAME) for text in (f"{side}{launch.started_at}", hosts, device)),
+            formats.seconds(launch.median_step_seconds),
+            formatted(rate, launch.tokens_per_second_per_gpu, METRICS[rate].unit),
+            formats.memory(launch.peak_reserved_bytes),
+            formats.seconds(launch.wall_seconds),
+            f"{health.sm_clock_mhz:.0f} MHz" if health.sm_clock_mhz else formats.ABSENT,
+            f"{health.power_watts:.0f} W" if health.power_watts else formats.ABSENT,
+        )
+        rows.append(cells)
+    headings = ("launch", "host", "device", "median step", "tokens/s/GPU", "reserved", "wall", "clock", "power")
+    return Table(headings, tuple(rows), 3)
