@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import fmean
 
 from pytest_llmperf.judge.tuning import CLOSE, Outcome, Search
-from pytest_llmperf.run.tuning.forecast import field_of
 from pytest_llmperf.run.tuning.trials import STEPS
+from pytest_llmperf.run.tuning.tuner import field_of
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.tuning_grid import read

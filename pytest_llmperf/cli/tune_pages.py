@@ -202,7 +202,7 @@ class Watcher(Terminal):
         new, self._shown = standing.tried[self._shown :], len(standing.tried)
         for number, tried in enumerate(new, self._shown - len(new) + 1):
             self.say(f"{number}: {_outcome(tried)}: {tried.spec.id}; {standing.left:,} left, {seconds_left}")
-        if standing.doing and not standing.doing.startswith("trial"):
+        if standing.doing:
             self.say(f"{standing.doing}; {seconds_left}")
 
     def say(self, line: str) -> None:

@@ -65,11 +65,6 @@ def has_fp32(spec: TrainSpec) -> bool:
     return spec.attention != "flash_attention_2"
 
 
-def is_compiled_alone(spec: TrainSpec) -> bool:
-    """Whether its attention has a compiler of its own, whatever becomes of the rest."""
-    return spec.attention == "flex_attention"
-
-
 def _in_fp32(spec: TrainSpec) -> Mapping[str, Any]:
     """By a kernel that has fp32 where its own has none."""
     backend = "auto" if spec.sdpa_backend in ("flash", "cudnn") else spec.sdpa_backend

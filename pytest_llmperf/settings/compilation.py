@@ -34,11 +34,6 @@ def is_compiled(spec: TrainSpec) -> bool:
     return spec.torch_compile
 
 
-def times_kernels(spec: TrainSpec) -> bool:
-    """Whether its compiler does, which takes minutes."""
-    return spec.torch_compile and is_autotuned(spec.torch_compile_mode)
-
-
 def _axis(base: TrainSpec, _search: Search) -> Axis:
     choices = [Choice.of("no", **at_default(*_FIELDS)(base))]
     for mode in _MODES:

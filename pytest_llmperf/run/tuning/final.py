@@ -17,7 +17,6 @@ from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, DidNotTrainError
 from pytest_llmperf.run.paired_comparison import Side
 from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Share, Tuning, TuningOrder, take_turns
-from pytest_llmperf.settings.compilation import is_compiled
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
 # Of those that trials could not tell apart, so many take turns.
@@ -228,7 +227,7 @@ class Final:
         """Return the seconds that a launch takes at most, by those of this run."""
         spent = self._caller.findings.spent
         each = sum(spent.phases.values()) / max(1, spent.launches)
-        return max(3.0, 1.5 * each) + (5.0 if is_compiled(spec) else 0.0)
+        return max(3.0, 1.5 * each) + (5.0 if spec.torch_compile else 0.0)
 
     @property
     def _left(self) -> float:
