@@ -212,7 +212,7 @@ class Watcher(Terminal):
 
     @contextmanager
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
-        """Nothing is shown of one launch: several may run side by side, and each trial has its line."""
+        """Nothing is shown of one launch: each trial has its line."""
         yield LaunchLines(Numbered(spec_id, number, launches), say=lambda _line: None, write=None)
 
 

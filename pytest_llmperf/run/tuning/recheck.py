@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pytest_llmperf.judge.tuning import CLOSE, OBJECTIVES, Turns
 from pytest_llmperf.records.failure import LaunchFailed
@@ -29,20 +29,6 @@ _WORTH = 0.01
 _TURNS = "turns with its neighbours"
 
 
-@dataclass(frozen=True)
-class _Beside:
-    """A neighbour that took turns with the winner."""
-
-    words: str
-    """What it has otherwise."""
-    turns: Turns
-
-    def __str__(self) -> str:
-        gain = math.expm1(-self.turns.log)
-        word = "faster" if gain >= 0 else "slower"
-        return f"{self.words} is now {formats.share(abs(gain))} {word} (±{formats.share(self.turns.wide)})"
-
-
 class Recheck:
     """One caller's winners."""
 
@@ -59,41 +45,41 @@ class Recheck:
         ``inconclusive`` where others have spoilt trials, and no neighbour is left to take turns with.
         """
         self._notes += space.no_neighbours(spec)
-        runners_up = self._runners_up(spec, neighbours(spec, space))
-        launches: tuple[Launch, ...] = ()
-        beside, troubles = list[_Beside](), list[str]()
-        for other in runners_up:
+        launches, beside, troubles = list[Launch](), dict[str, Turns](), list[str]()
+        for other in self._runners_up(spec, neighbours(spec, space)):
             taken, told, trouble = self._turns(spec, other)
             launches += taken
             troubles += trouble
             if told is not None:
-                beside.append(_Beside(_difference(spec, other), told))
+                beside[_difference(spec, other)] = told
         if troubles:
             result = self._caller.result(case, "invalid", joined_reasons(troubles))
-            return Concluded(result=replace(result, launches=launches), held_against=_TURNS)
+            return Concluded(result=replace(result, launches=tuple(launches)), held_against=_TURNS)
         worth = self._worth(spec)
-        faster = [one for one in beside if one.turns.high < -math.log1p(worth)]
-        checks = tuple(METRICS["throughput_ratio"].check(math.exp(-one.turns.log), detail=one.words) for one in beside)
-        verdict: Verdict = "improved" if faster else "pass"
-        reason = (
-            joined_reasons(map(str, faster)) or f"still the fastest: {len(beside)} of its neighbours took turns with it"
-        )
-        if not beside:
-            reason = "still the fastest: no neighbour trains and comes near enough for turns"
-        if self._num_spoilt and not beside:  # to pass would say that something was compared
+        faster = [words for words, turns in beside.items() if turns.high < -math.log1p(worth)]
+        ratio = METRICS["throughput_ratio"]
+        checks = tuple(ratio.check(math.exp(-turns.log), detail=words) for words, turns in beside.items())
+        lines = {words: _line(words, turns) for words, turns in beside.items()}
+        verdict: Verdict = "pass"
+        reason = f"still the fastest: {len(beside)} of its neighbours took turns with it"
+        if faster:
+            verdict, reason = "improved", joined_reasons(lines[words] for words in faster)
+        elif self._num_spoilt and not beside:  # to pass would say that something was compared
             verdict = "inconclusive"
             reason = f"none of its neighbours took turns with it: the trials of {self._num_spoilt} were spoilt twice"
+        elif not beside:
+            reason = "still the fastest: no neighbour trains and comes near enough for turns"
         result = self._caller.result(case, verdict, reason, checks)
-        notes = [str(one) for one in beside if one not in faster]
+        notes = [line for words, line in lines.items() if words not in faster]
         if faster:
-            best = min(faster, key=lambda one: one.turns.log)
-            notes.insert(0, f"to take it, give the test {best.words}, or what llmperf tune finds anew")
+            best = min(faster, key=lambda words: beside[words].log)
+            notes.insert(0, f"to take it, give the test {best}, or what llmperf tune finds anew")
         if self._caller.run.on_cpu:
             self._notes.append(
                 f"a CPU's times are noise: a neighbour counts as faster from {1 + worth:g} times on; "
                 "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
             )
-        result = replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
+        result = replace(result, launches=tuple(launches), notes=(*notes, *self._notes, *result.notes))
         return Concluded(result=result, held_against=_TURNS)
 
     def _worth(self, spec: TrainSpec) -> float:
@@ -115,12 +101,10 @@ class Recheck:
         trials = Trials(self._caller)
         # Of another day, a driver, a file of somebody's own or the hardware itself may be another.
         today = time.strftime("%Y-%m-%d", time.gmtime())
-        kept = trials.known((spec, *able))
-        known = {one: trial for one, trial in kept.items() if trial.started_at.startswith(today)}
-
-        found = []
+        kept, found = trials.known((spec, *able)), []
         for other in (spec, *able):
-            trial = known.get(other) or trials.make(other)
+            known = kept.get(other)
+            trial = known if known is not None and known.started_at.startswith(today) else trials.make(other)
             found.append((other, trials.make(other) if trial.disturbances else trial))  # others have spoilt it
         logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found if trial.ranks}
         for other, trial in found[1:]:
@@ -158,6 +142,12 @@ class Recheck:
         self._notes += [f"{_difference(spec, other)} is none: {line}" for line in theirs]
         own = [line for line in taken.troubles if line in mine or line not in theirs]
         return taken.before, taken.turns, own
+
+
+def _line(words: str, turns: Turns) -> str:
+    gain = math.expm1(-turns.log)
+    word = "faster" if gain >= 0 else "slower"
+    return f"{words} is now {formats.share(abs(gain))} {word} (±{formats.share(turns.wide)})"
 
 
 def _difference(spec: TrainSpec, other: TrainSpec) -> str:
