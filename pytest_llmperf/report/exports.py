@@ -26,12 +26,11 @@ _PADDING = re.compile(r" {2,}")
 def markdown_page(run: ExportedRun) -> list[str]:
     """A heading, what fails the run and is no case's, the table, and what was skipped."""
     lines = [f"## llmperf: {run.headline}", ""]
-    troubles = _first_n(run.troubles, _MOST_TROUBLES)
-    lines += [*troubles, ""] if troubles else []
-    skipped = _first_n([f"skipped: {line}" for line in merged_reasons(run.skipped)], _MOST_SKIPPED)
-    lines += [*skipped, ""] if skipped else []
+    skipped = [f"skipped: {line}" for line in merged_reasons(run.skipped)]
     gate = no_gate_of_speed(case.result.figure(RATE).times_slower for case in run.cases)
-    lines += [f"- {escaped(gate)}", ""] if gate else []
+    told = [f"- {escaped(gate)}"] if gate else []
+    for block in (_first_n(run.troubles, _MOST_TROUBLES), _first_n(skipped, _MOST_SKIPPED), told):
+        lines += [*block, ""] if block else []
     return lines + case_table(run.cases)
 
 
@@ -42,7 +41,6 @@ def _first_n(lines: Sequence[str], most: int) -> list[str]:
 
 def case_table(cases: Sequence[ExportedCase]) -> list[str]:
     """A row for each case; columns that have nothing to say are left out."""
-
     if not cases:
         return []
     machines = [_cut(case.machine) for case in cases]
@@ -298,8 +296,6 @@ def prometheus(run: ExportedRun) -> Iterator[str]:
 
 
 # GitLab's metrics report, which is OpenMetrics' text: a merge request shows what differs from the target branch.
-
-
 _DIGITS = 6
 
 

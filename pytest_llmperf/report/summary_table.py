@@ -163,12 +163,8 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
 
 def _outcome(result: CaseResult) -> str:
     """The verdict, what is not as it was, and what an update made of it: ``pass, changed, recorded``."""
-    words = [
-        result.verdict,
-        "changed" if result.changed and result.verdict != "changed" else "",
-        "recorded" if result.updated else "",
-    ]
-    return ", ".join(word for word in words if word)
+    changed = "changed" if result.changed and result.verdict != "changed" else ""
+    return ", ".join(filter(None, [result.verdict, changed, "recorded" if result.updated else ""]))
 
 
 def _reference(result: CaseResult, glyphs: Glyphs) -> str:

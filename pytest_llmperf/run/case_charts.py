@@ -97,6 +97,17 @@ def step_chart(result: Result, stored: Baselines) -> LineChart | None:
         told += f" ({interval_words(figure)})" if figure.interval else ""
         told += f", limit {formats.percent(_limit_change(figure))}"
     side = "the other side" if result.launches_before else "baseline's launches"
+    rows = tuple(
+        (
+            f"{when} {number}",
+            formats.seconds(launch.median_step_seconds),
+            formats.seconds(launch.first_step_seconds),
+            str(len(launch.step_seconds)),
+            str(launch.steady.start),
+        )
+        for when, launches in (("then", before), ("now", now))
+        for number, launch in enumerate(launches, 1)
+    )
     return LineChart(
         title="Step times",
         says=f"Median step: {told}.",
@@ -107,20 +118,7 @@ def step_chart(result: Result, stored: Baselines) -> LineChart | None:
             *(Line(side, "baseline", _points(one)) for one in before),
             *(Line("this run", "now", _points(one)) for one in now),
         ),
-        table=Table(
-            ("launch", "median step", "first step", "steps", "warm-up"),
-            tuple(
-                (
-                    f"{when} {number}",
-                    formats.seconds(launch.median_step_seconds),
-                    formats.seconds(launch.first_step_seconds),
-                    str(len(launch.step_seconds)),
-                    str(launch.steady.start),
-                )
-                for when, launches in (("then", before), ("now", now))
-                for number, launch in enumerate(launches, 1)
-            ),
-        ),
+        table=Table(("launch", "median step", "first step", "steps", "warm-up"), rows),
     )
 
 
@@ -132,8 +130,8 @@ def _points(launch: Launch) -> tuple[tuple[float, float], ...]:
 
 def time_section(documents: Sequence[RunDocument]) -> Section | None:
     """All launches by phase, and the longest of them; ``None`` where nobody told."""
-    charts = [chart for chart in (_all_launches(documents), _longest(documents)) if chart is not None]
-    return Section(anchor="time", title="Where the time went", charts=tuple(charts)) if charts else None
+    charts = tuple(filter(None, (_all_launches(documents), _longest(documents))))
+    return Section(anchor="time", title="Where the time went", charts=charts) if charts else None
 
 
 def _all_launches(documents: Sequence[RunDocument]) -> RowChart | None:
@@ -171,26 +169,19 @@ def _longest(documents: Sequence[RunDocument]) -> RowChart | None:
     if len(launches) < 2:  # noqa: PLR2004
         return None
     longest = sorted(launches, key=lambda named: -total(named[1]))[:_MOST_LONGEST]
-    phases = list(dict.fromkeys(name for _, parts in longest for name in parts))
-    is_cut = len(longest) < len(launches)
+    names = {phase: phase.replace("_", " ") for _, phases in longest for phase in phases}
+    stacks, rows = [], []
+    for case, phases in longest:
+        parts = tuple((names[phase], seconds) for phase, seconds in phases.items() if seconds > 0)
+        stacks.append(Row(case, formats.seconds(total(phases)), parts))
+        rows.append((case, *(formats.seconds(phases.get(phase)) for phase in names)))
+    which = "Each of the" if len(longest) == len(launches) else f"The longest {len(longest)} of"
     return RowChart(
-        title=f"The longest {len(longest)} of {len(launches)} launches"
-        if is_cut
-        else f"Each of the {len(launches)} launches",
-        says=f"Phases of the longest launches; {longest[0][0]} took {formats.seconds(total(longest[0][1]))}.",
+        title=f"{which} {len(launches)} launches",
+        says=f"Phases of the longest launches; {stacks[0].label} took {stacks[0].words}.",
         axis="seconds",
-        rows=tuple(
-            Row(
-                case,
-                formats.seconds(total(parts)),
-                tuple((name.replace("_", " "), seconds) for name, seconds in parts.items() if seconds > 0),
-            )
-            for case, parts in longest
-        ),
-        table=Table(
-            ("case", *(name.replace("_", " ") for name in phases)),
-            tuple((case, *(formats.seconds(parts.get(name)) for name in phases)) for case, parts in longest),
-        ),
+        rows=tuple(stacks),
+        table=Table(("case", *names.values()), tuple(rows)),
     )
 
 
@@ -207,19 +198,14 @@ def memory_parts(result: Result, stored: Baselines) -> Mapping[str, int]:
 def memory_table(result: Result, parts: Mapping[str, int]) -> Table:
     """The memory of one case, predicted and measured."""
     allocated = result.figure(_ALLOCATED).value
-    rows = [
-        (f"{name}: {PARTS[name]}" if name in PARTS else name, formats.memory(size, 2)) for name, size in parts.items()
-    ]
     predicted = result.figure(_PREDICTED).value or (float(sum(parts.values())) or None)
-    rows += [
-        (name, formats.memory(size, 2))
-        for name, size in (
-            ("predicted peak", predicted),
-            ("measured peak, allocated", allocated),
-            ("measured peak, reserved", result.figure(MEMORY).value),
-        )
-        if size is not None
-    ]
+    sizes = {
+        **{f"{name}: {PARTS[name]}" if name in PARTS else name: size for name, size in parts.items()},
+        "predicted peak": predicted,
+        "measured peak, allocated": allocated,
+        "measured peak, reserved": result.figure(MEMORY).value,
+    }
+    rows = [(name, formats.memory(size, 2)) for name, size in sizes.items() if size is not None]
     if predicted and allocated and result.record.launches:
         rows.append(("prediction off by", formats.percent(predicted / allocated - 1)))
     return Table(("part", "size"), tuple(rows))

@@ -52,11 +52,9 @@ def trace_tables(result: Result, stored: Baselines) -> list[tuple[str, Table]]:
     if now is None:
         return []
     if before is None:
-        whole = now.step_seconds
-        shares = [
-            (name, _ms(part), formats.share(part / whole if whole else None)) for name, part in _parts(now).items()
-        ]
-        return [("A traced step", Table(("part", "ms", "share"), tuple(shares)))]
+        whole, parts = now.step_seconds, _parts(now).items()
+        shares = tuple((name, _ms(part), formats.share(part / whole if whole else None)) for name, part in parts)
+        return [("A traced step", Table(("part", "ms", "share"), shares))]
     difference = step_difference(before, now)
     beside = [(part.name, part.before, part.after) for part in difference.parts if part.before or part.after]
     rows = [
@@ -84,26 +82,19 @@ def trace_section(results: Sequence[Result], stored: Baselines) -> Section | Non
     notes = [f"{len(traced) - len(shown)} more: each case below opens to its own."] if len(traced) > len(shown) else []
     notes += ["On the CPU operators stand for kernels."] if any(trace.is_on_host for _, trace, _ in shown) else []
     names = [name for name in _ORDER if any(name in parts for _, _, parts in shown)]
+    stacks, rows = [], []
+    for result, trace, parts in shown:
+        whole = trace.step_seconds
+        bars = tuple((name, part * 1000) for name, part in parts.items() if part > _NEGLIGIBLE * whole)
+        stacks.append(Row(result.id, f"{whole * 1000:.4g} ms", bars))
+        rows.append((result.id, *(_ms(parts.get(name, 0.0)) for name in names), _ms(whole)))
     chart = RowChart(
         title="A traced step by category",
         says=f"Of what a traced step of {len(shown)} cases consists, in milliseconds.",
         note=" ".join(notes),
         axis="ms a step",
-        rows=tuple(
-            Row(
-                result.id,
-                f"{trace.step_seconds * 1000:.4g} ms",
-                tuple((name, part * 1000) for name, part in parts.items() if part > _NEGLIGIBLE * trace.step_seconds),
-            )
-            for result, trace, parts in shown
-        ),
-        table=Table(
-            ("case", *names, "step, ms"),
-            tuple(
-                (result.id, *(_ms(parts.get(name, 0.0)) for name in names), _ms(trace.step_seconds))
-                for result, trace, parts in shown
-            ),
-        ),
+        rows=tuple(stacks),
+        table=Table(("case", *names, "step, ms"), tuple(rows)),
     )
     differ = _differences(traced[:_MOST_CASES], stored)
     return Section(anchor="traces", title="Inside a step", charts=(chart, *([differ] if differ else [])))
