@@ -127,7 +127,9 @@ def specification(chart: Chart) -> dict[str, Any]:
         case IntervalChart():
             spec, values = known["intervals"], _intervals(chart)
         case LineChart():
-            spec, values = known["lines"], _points(chart)
+            spec, values = known["lines"], []
+            for index, line in enumerate(chart.lines):
+                values += [{"line": f"{index}", "role": line.role, "x": x, "y": y} for x, y in line.points]
             spec["mark"] |= {"point": {"size": 30}} if chart.doubles else {}
             _set_axes(spec["encoding"], chart)
         case _:
@@ -176,14 +178,6 @@ def _intervals(chart: IntervalChart) -> list[dict[str, Any]]:
             "colour": f"var(--{one.verdict})",
         }
         for index, one in enumerate(chart.intervals)
-    ]
-
-
-def _points(chart: LineChart) -> list[dict[str, Any]]:
-    return [
-        {"line": f"{index}", "role": line.role, "x": x, "y": y}
-        for index, line in enumerate(chart.lines)
-        for x, y in line.points
     ]
 
 

@@ -172,11 +172,10 @@ def _clipped(text: str, most: int = _LONGEST_LINE) -> str:
 
 def headings(documents: Sequence[RunDocument]) -> tuple[str, ...]:
     """The columns after case and verdict for which any case has a figure."""
-    told: dict[str, bool] = {}
-    for result in (result for document in documents for result in document.results):
-        for name, cell in _cells(result).items():
-            told[name] = told.get(name, False) or cell.text not in (formats.ABSENT, "0")
-    return (*((_RUN,) if len(documents) > 1 else ()), *(name for name, is_told in told.items() if is_told))
+    cases = [_cells(result) for document in documents for result in document.results]
+    told = {name for cells in cases for name, cell in cells.items() if cell.text not in (formats.ABSENT, "0")}
+    names = dict.fromkeys(name for cells in cases for name in cells if name in told)
+    return (*((_RUN,) if len(documents) > 1 else ()), *names)
 
 
 def _cells(result: Result) -> dict[str, Cell]:
@@ -243,15 +242,15 @@ def _details(result: Result, stored: Baselines, *, drawn: bool) -> Details:
     notes = list(record.notes)
     if result.num_unread:
         notes.append(f"{result.num_unread} launches have records that this version cannot read")
-    lists: list[tuple[str, Sequence[str]]] = [
-        ("Why", list(filter(None, [record.reason, record.diagnosis]))),
-        ("Changed since the baseline, and exact", record.changed),
-        ("Different from the baseline's environment", record.differences),
-        ("Notes", notes),
-        ("Recorded", [line.strip() for line in record.updated.splitlines() if line.strip()]),
-    ]
+    lists: dict[str, Sequence[str]] = {
+        "Why": list(filter(None, [record.reason, record.diagnosis])),
+        "Changed since the baseline, and exact": record.changed,
+        "Different from the baseline's environment": record.differences,
+        "Notes": notes,
+        "Recorded": [line.strip() for line in record.updated.splitlines() if line.strip()],
+    }
     shown = []
-    for title, lines in lists:
+    for title, lines in lists.items():
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         shown.append((title, (*map(_clipped, lines[:_MOST_LINES]), *more)))
     steps = step_chart(result, stored) if drawn else None
