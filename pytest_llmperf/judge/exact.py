@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_llmperf.judge.repeats import Repeats, changed_losses, named
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
-from pytest_llmperf.records.metrics import counts
+from pytest_llmperf.records.metrics import METRICS, counts
 from pytest_llmperf.records.result import Check, Verdict, counts_of
 from pytest_llmperf.records.trace import COUNTED, UNWANTED, WORK, Trace, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
@@ -184,7 +184,7 @@ def count_of(launch: Launch, name: str) -> float | None:
 
 
 def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
-    if name not in COUNTED:
+    if name not in COUNTED or METRICS[name].unit == "bytes":
         return ""
     then, now = named(name, stored.trace), named(name, newest.trace)
     gone, come = _moved(then, now)

@@ -44,7 +44,7 @@ from pytest_llmperf.records.launch import (
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.redaction import redacted, without_secrets
+from pytest_llmperf.support.redaction import redacted
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -293,7 +293,7 @@ _MOST_ENTRIES, _MOST_SHOWN = 4000, 3
 
 @contextmanager
 def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]) -> Iterator[None]:
-    """Say once what is set for a script and where it runs, and after it which of the user's files it wrote."""
+    """Say once in a run what is set for scripts and where they run, and after it which of the user's files it wrote."""
     spec = request.spec
     if not isinstance(spec, ScriptSpec):
         yield
@@ -303,9 +303,8 @@ def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]
     variables = redacted(set_for(request, os.environ))
     names = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in _PATHS)
     dropped = "".join(f", without {name}" for name in UNSET if name in os.environ)
-    text = f"{without_secrets(shlex.join(spec.argv))} runs {place}, with {names}{dropped}"
     ends = "nothing of it runs after its measured steps" if spec.end == "park" else "it runs to its own end"
-    _say_once(f"{spec.id}: {text}; {ends}", say, said)
+    _say_once(f"a training command runs {place}, with {names}{dropped}; {ends}", say, said)
     yield
     written = list(islice(_written(here, began), _MOST_SHOWN + 1))
     if written:

@@ -53,7 +53,8 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
 def _header(result: CaseResult, reason: str) -> str:
     if result.changed and result.verdict in ("pass", "improved", "changed"):  # what it fails for in a strict run
         reason = f"{changed_title(result)}: {result.changed[0]}; {reason}"
-    return one_line(f"{result.id}: {result.verdict}: {explained(result, reason)}")
+    strictly = ", which --perf-strict fails" if result.verdict in ("pass", "improved", "changed") else ""
+    return one_line(f"{result.id}: {result.verdict}{strictly}: {explained(result, reason)}")
 
 
 def explained(result: CaseResult, reason: str) -> str:
@@ -67,9 +68,9 @@ def explained(result: CaseResult, reason: str) -> str:
     lost = [check for check in result.checks if check.verdict == result.verdict]
     is_exact = bool(lost) and all(check.tolerance == 0 for check in lost)
     is_on_host = any(launch.trace and launch.trace.is_on_host for launch in result.launches)
-    if is_on_host and not is_exact and result.verdict in ("regressed", "inconclusive"):
-        return "; ".join(filter(None, _exact_first(result, reason, told)))
     is_speed = not lost or any(METRICS[check.metric].rule == "speed" for check in lost if check.metric in METRICS)
+    if is_on_host and is_speed and not is_exact and result.verdict in ("regressed", "inconclusive"):
+        return "; ".join(filter(None, _exact_first(result, reason, told)))
     is_after = is_exact or is_on_host or not is_speed
     return "; ".join(filter(None, (reason, told) if is_after else (told, reason)))
 

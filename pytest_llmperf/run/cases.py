@@ -28,8 +28,9 @@ from pytest_llmperf.run.tuning.recheck import Recheck
 from pytest_llmperf.settings.data import OF_A_TEXT
 from pytest_llmperf.settings.optimizer import learnt_by
 from pytest_llmperf.settings.space import Space, axes_of
-from pytest_llmperf.settings.spec import Spec, within
+from pytest_llmperf.settings.spec import ScriptSpec, Spec, within
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from pytest_llmperf.support.redaction import without_secrets
 from pytest_llmperf.support.user_input import is_positive
 
 
@@ -59,6 +60,7 @@ class Cases:
         spec = within(spec, self._run.rootdir)
         scaled_from = scaled_from and within(scaled_from, self._run.rootdir)
         case = Case.of(spec)
+        self._need_own_id(spec)
         if self._settings.static:  # how several GPUs share the work takes launches
             return StaticCheck(self._caller).check(spec)
         if (differs := self._differs_from_plain(spec)) is not None:
@@ -70,6 +72,15 @@ class Cases:
             return self._against(case, spec, scaled_from)
         with failures(self._caller, case):
             return self._beside_baseline(case, spec, scaled_from)
+
+    def _need_own_id(self, spec: Spec) -> None:
+        """Two commands of one id would be one another's baseline."""
+        other = self._run.scripts.setdefault(spec.id, spec) if isinstance(spec, ScriptSpec) else spec
+        if isinstance(other, ScriptSpec) and other.digest != spec.digest:
+            raise SpecError(
+                f"{spec.id} is the id of `{without_secrets(other.command)}` and of another command of this run; "
+                "say name= in one of them"
+            )
 
     def _beside_baseline(self, case: Case, spec: Spec, scaled_from: Spec | None) -> Concluded:
         cache = self._run.result_cache

@@ -69,6 +69,8 @@ class Run(Hardware):
         """By when everything has to be over, by ``time.monotonic()``: what runs then is ended."""
         self.unfinished = ""
         """What ended this run before its end."""
+        self.scripts: dict[str, Spec] = {}
+        """By id, those that were asked about."""
         self.ends_with = 0
         """The exit code for that, where none that the run has anyway tells enough."""
 

@@ -148,6 +148,8 @@ def read_spec(values: Mapping[str, Any]) -> Spec:
 _RANKS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)")
 # A word in two pairs of braces is one in braces.
 _BLANK = re.compile(r"\{(\{\w*\})\}|\{(\w*)\}")
+# They mean something between words that are not quoted.
+_OF_A_SHELL = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1"})
 _FILLED = ("gpus", "micro_batch_size")
 _SEQUENCES = re.compile(r"sequences:([1-9]\d*)")
 _LONGEST_ID, _LONGEST_NAME = 80, 120
@@ -269,6 +271,8 @@ class ScriptSpec(Spec):
             except (ValueError, AttributeError) as error:
                 yield f"{name}={command!r} cannot be split into words ({error})"
                 return
+            if shell := [word for word in words if word in _OF_A_SHELL]:
+                yield f"{name} has {shell[0]!r}, and no shell reads it; say cwd= for a folder, or bash -c 'one && two'"
             if not words and name == "command":
                 yield "command is empty, expected e.g. 'torchrun --nproc-per-node 2 train.py'"
             for blank in sorted(blanks(command).difference(_FILLED)):

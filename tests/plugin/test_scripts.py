@@ -47,6 +47,19 @@ def test_two_launches_record_a_script_and_say_what_is_held(scripts: Project, gol
     }
 
 
+def test_two_commands_of_one_id_are_refused_before_one_is_launched_for_the_other(
+    scripts: Project, golden: Golden
+) -> None:
+    twins = 'import pytest\n\n@pytest.mark.parametrize("by", ["python", "torchrun --nproc-per-node 1"])\n'
+    scripts.pytester.makepyfile(
+        test_mine=f'{twins}def test_train(perf, by):\n    perf.script(f"{{by}} train.py", steps=8)\n'
+    )
+    result = scripts.run("--update-baselines=new")
+    result.assert_outcomes(passed=1, failed=1)
+    assert len(scripts.launches) == 2
+    golden.lines(result.stdout, "say name=")
+
+
 def test_what_repeated_is_judged_by_one_launch_and_its_files_stand_beside(scripts: Project, golden: Golden) -> None:
     scripts.record(trace=COUNTS, evidence=evidence())
     scripts.fake(trace=COUNTS, evidence=evidence("bbbb"))

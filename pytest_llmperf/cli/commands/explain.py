@@ -22,6 +22,7 @@ from pytest_llmperf.analysis.step_difference import (
 )
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, table
 from pytest_llmperf.cli.baseline_folder import find
+from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.results_document import ResultsError, document_of, launch_of, read_values
 from pytest_llmperf.records.trace import COUNTED, WORK, Trace, TraceRow
 from pytest_llmperf.report.text import Column, one_line
@@ -195,6 +196,7 @@ def _unexplained(trace: Trace) -> float:
 
 
 def _size(trace: Trace) -> str:
-    counts = [f"{trace.count(name):g} {name.removesuffix('_per_step')}" for name in COUNTED if trace.count(name)]
+    known = {name: trace.count(name) for name in COUNTED if METRICS[name].unit != "bytes" and trace.count(name)}
+    counts = [f"{count:g} {name.removesuffix('_per_step')}" for name, count in known.items()]
     ranks = f" on each of {trace.ranks} ranks" if trace.ranks > 1 else ""
     return f"{trace.step_seconds * 1000:.1f} ms a step{ranks}, {', '.join(counts)}"

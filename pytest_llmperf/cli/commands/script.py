@@ -15,7 +15,7 @@ from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, pla
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import RATE, measured
+from pytest_llmperf.records.metrics import METRICS, RATE, label, measured
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, RunEndedError
 from pytest_llmperf.run.options import SCRIPT
@@ -139,7 +139,8 @@ def _rows(spec: ScriptSpec, launches: Sequence[Launch]) -> Iterator[tuple[str, s
     for name in (*repeats.counts, *repeats.ranges):
         low, high = repeats.ranges.get(name, (0, 0))
         how = "exactly" if name in repeats.counts else f"as a range: {low:,.6g} to {high:,.6g}"
-        yield name.replace("_per_step", " a step"), f"{first.trace.count(name):,.6g}", how
+        counted = first.trace.count(name)
+        yield label(name), formats.memory(counted) if METRICS[name].unit == "bytes" else f"{counted:,.6g}", how
     if not first.trace:
         yield "a traced step", formats.ABSENT, f"not: {first.trace.none}"
     yield "peak memory", formats.memory(first.peak_reserved_bytes), "within its tolerance"

@@ -99,6 +99,15 @@ class TestFound:
         golden(describe(None, baseline)[-1])
         assert told(baseline, unknown) == []
 
+    @pytest.mark.parametrize(("more", "said"), [(0.0, "pass"), (1 / 3, "pass"), (1.0, "regressed")])
+    def test_a_wait_more_in_each_step_is_no_chance(self, more: float, said: str) -> None:
+        """Unseeded, and with a log each tenth step: its counts are a range, of which both launches had the same end."""
+        waits = counts(waits=27 + 2 / 3)
+        lucky = recorded(launch(counts=waits), launch((8.5, *LOSSES[1:]), counts=waits))
+        assert "synchronisations_per_step" in (lucky.repeats or Repeats).ranges
+        now = launch((8.6, *LOSSES[1:]), counts=counts(waits=27 + 2 / 3 + more))
+        assert verdicts(lucky, now)["synchronisations_per_step"] == said
+
     def test_steps_that_are_unlike_are_exact_of_a_training_that_begins_alike(self) -> None:
         unlike = counts(gemm=100 + 1 / 3)
         assert "kernels_per_step" in (recorded(launch(counts=unlike), launch(counts=unlike)).repeats or Repeats).counts

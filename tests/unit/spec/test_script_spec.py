@@ -90,3 +90,10 @@ def test_a_field_that_cannot_be_made_is_refused_in_a_line(fields: dict[str, Any]
     (name, value) = next(iter(fields.items()))
     with pytest.raises(SpecError, match=rf"^ScriptSpec: {name}={re.escape(repr(value))}, expected "):
         SPEC.changed(**fields)
+
+
+@pytest.mark.parametrize("words", ["cd . && python train.py", "python train.py | tee log", "python train.py > log"])
+def test_what_only_a_shell_reads_is_refused(words: str) -> None:
+    with pytest.raises(SpecError, match="no shell"):
+        ScriptSpec(command=words)
+    assert ScriptSpec(command=f"bash -c {shlex.quote(words)}").argv[2] == words
