@@ -30,7 +30,6 @@ from pytest_llmperf.settings.optimizer import learnt_by
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.spec import ScriptSpec, Spec, within
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
-from pytest_llmperf.support.redaction import without_secrets
 from pytest_llmperf.support.user_input import is_positive
 
 
@@ -78,8 +77,7 @@ class Cases:
         other = self._run.scripts.setdefault(spec.id, spec) if isinstance(spec, ScriptSpec) else spec
         if isinstance(other, ScriptSpec) and other.digest != spec.digest:
             raise SpecError(
-                f"{spec.id} is the id of `{without_secrets(other.command)}` and of another command of this run; "
-                "say name= in one of them"
+                f"{spec.id} is the id of `{other.command}` and of another command of this run; say name= in one of them"
             )
 
     def _beside_baseline(self, case: Case, spec: Spec, scaled_from: Spec | None) -> Concluded:
