@@ -56,7 +56,7 @@ class TestAPassThatIsNotAsBefore:
         self.changed(project, fake)
         result = project.run("--perf-strict", "-k", "sdpa")
         result.assert_outcomes(failed=1, deselected=1)
-        golden.lines(result.stdout, ": pass: changed", "accept it:")
+        golden.lines(result.stdout, "pass, which --perf-strict fails: changed", "accept it:")
 
     def test_it_is_recorded_with_a_reason_alone_and_is_then_as_before(
         self, project: Project, fake: dict[str, Any], said: str, golden: Golden

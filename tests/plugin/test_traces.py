@@ -27,7 +27,9 @@ def test_another_number_of_kernels_is_told_and_passes_unless_the_run_is_strict(p
     assert result["launches"][0]["trace"]["rows"]["kernel"]["elementwise"] == [66.0, 0.066]
     strict = project.run("--perf-strict", "-k", "sdpa")
     strict.assert_outcomes(failed=1, deselected=1)
-    strict.stdout.fnmatch_lines([f"*: changed: kernels_per_step 266, *; {SAID}", "accept it: *--perf-reason*"])
+    strict.stdout.fnmatch_lines(
+        [f"*: changed, which --perf-strict fails: kernels_per_step 266, *; {SAID}", "accept it: *--perf-reason*"]
+    )
     strict.stdout.fnmatch_lines(["1 changed · *"])
 
 
