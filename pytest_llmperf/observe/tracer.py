@@ -25,7 +25,7 @@ from torch.profiler import profile
 
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.environment import Project
-from pytest_llmperf.observe.places import Places, exchanges, recorded
+from pytest_llmperf.observe.places import Exchanges, Places, exchanges, recorded
 from pytest_llmperf.records.trace import Key, Kind, Trace, TraceRow, short_name
 
 #: Two that agree could have lost the same; a fourth says no more.
@@ -124,7 +124,9 @@ class Tracer:
             is_refused = not found.work and not self._on_host
             self._none = f"{incomplete}; {_OTHER_CLIENT}" if is_refused else str(incomplete)
             return Trace(none=self._none)
-        exchanged = exchanges(recorded(dist), self._ends, self._places.place)
+        exchanged = Exchanges()
+        with suppress(Exception):  # another torch's record has another form; a trace without it is one all the same
+            exchanged = exchanges(recorded(dist), self._ends, self._places.place)
         places = {"exchange": dict(exchanged.places)} if exchanged.places else {}
         return replace(trace, rows=tuple(sorted((*trace.rows, *exchanged.rows))), places=self._places.found | places)
 

@@ -18,6 +18,9 @@ from pytest_llmperf.support import codec
 
 pytest.importorskip("torch")
 
+import torch
+
+from pytest_llmperf.observe import tracer
 from pytest_llmperf.observe.tracer import (
     Activities,
     Call,
@@ -303,3 +306,19 @@ def test_a_rank_without_a_trace_is_named() -> None:
     assert merged([one, Trace(none="the profiler saw no kernel")]).none == "rank 1: the profiler saw no kernel"
     assert merged([Trace(none="it was lost")]).none == "it was lost"
     assert merged([one]) == one
+
+
+def test_a_record_of_exchanges_that_cannot_be_read_costs_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def recorded(_: Any) -> bytes:
+        raise AttributeError("_dump_fr_trace")  # as a torch that has none
+
+    monkeypatch.setattr(tracer, "recorded", recorded)
+    seen = tracer.Tracer(torch.device("cpu"))
+    seen.begin()
+    for _ in range(tracer.STEPS):
+        torch.ones(4, 4) @ torch.ones(4, 4)
+        seen.end_step()
+    trace = seen.trace(None, [0.1] * 4, 1)
+    assert not trace.none
+    assert {"exchange", "payload"}.isdisjoint(row.kind for row in trace.rows)
+    assert any(row.name == "aten::mm" for row in trace.rows)
