@@ -66,10 +66,12 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+# What a shell starts in the background ignores Ctrl-C, and so would what the tests start.
 LAUNCHER = """
-import sys
+import signal, sys
 from pathlib import Path
 from tests.worker.scripted import launch
+signal.signal(signal.SIGINT, signal.default_int_handler)
 launch(Path(sys.argv[1]), sys.argv[2], gpus=int(sys.argv[3]))
 """
 LOADS = "daemon = __import__('subprocess').Popen(['sleep', '100'], start_new_session=True)\n"
