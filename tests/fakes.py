@@ -193,13 +193,6 @@ class FakeLauncher:
             )
         return launch_of(request.spec, fake)
 
-    def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[tuple[int, int | None]]:
-        """What one process tells of ``most``, as the first launch has it."""
-        request.meter.seconds += _WALL_SECONDS
-        values = json.loads(Path("fake.json").read_text(encoding="utf-8"))
-        most = {**values, **next(iter(values.get("sequence", [])), {})}["most"]
-        return [(most, 2**30), (most + 1, None)]
-
 
 #: What fake tensors tell where nobody says otherwise.
 STEP: dict[str, Any] = {

@@ -97,11 +97,6 @@ class LocalLauncher:
             result = replace(result, evidence={**result.evidence, "start": run.start})
         return replace(result, health=run.health)
 
-    def sizes(self, request: LaunchRequest, watch: Watch) -> list[outcome.Tried] | Failure:
-        """The micro-batch sizes that one process tried as ``request.search`` asks, or why it told of none."""
-        run = self._run(request, watch)
-        return run if isinstance(run, Failure) else outcome.read_sizes(request.folder, run.ended, run.progress)
-
     def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
         """What the small trainings that ``request.parity`` asks for did, or why nothing is known of them."""
         run = self._run(request, watch)
@@ -176,9 +171,6 @@ class LocalSite(Site):
     def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:
         with announced(request, say, self._said):
             return LocalLauncher().launch(request, watch)
-
-    def sizes(self, request: LaunchRequest, watch: Watch) -> list[outcome.Tried] | Failure:
-        return LocalLauncher().sizes(request, watch)
 
     def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
         return LocalLauncher().training_errors(request, watch)

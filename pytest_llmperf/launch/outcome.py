@@ -36,10 +36,6 @@ LONGER = "; a longer limit is --perf-timeout"
 #: What small trainings did.
 Errors: TypeAlias = list[TrainingErrors]
 
-#: A micro-batch size, and its peak allocated bytes where it trained.
-Tried = tuple[int, int | None]
-
-_SIZES_FILE = "sizes.json"
 _TAIL_LINES = 12
 _TAIL_WIDTH = 160
 # torchrun's own report of a rank that ended: its rank and exit code.
@@ -67,19 +63,6 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
     lines = (line for log in sorted(folder.glob("logs/**/stderr.log")) for line in lines_of(log))
     remarks = tuple(dict.fromkeys((*found.evidence.get("remarks", ()), *remarks_in(lines))))
     return replace(found, evidence={**found.evidence, "remarks": list(remarks)}) if remarks else found
-
-
-def read_sizes(folder: Path, ended: Ended, progress: Progress) -> list[Tried] | Failure:
-    """The sizes that were tried in ``folder``, in order, or why nothing of it is known."""
-    return _from_file(folder, _SIZES_FILE, _tried, ended, progress)
-
-
-def sizes_so_far(folder: Path) -> list[Tried]:
-    """The sizes that were tried in ``folder`` until now, in order; none where nothing is known."""
-    try:
-        return _tried(_json(folder / _SIZES_FILE))
-    except _UNUSABLE:
-        return []
 
 
 def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> Errors | Failure:
@@ -110,16 +93,11 @@ def _from_file(folder: Path, name: str, record: Callable[[Any], T], ended: Ended
     try:
         return record(_json(folder / name))
     except _UNUSABLE as error:
-        who = "the rank" if name == _SIZES_FILE else "the ranks"
-        return _failure(folder, "error", f"{who} ended well and left no usable {name} ({error})", None)
+        return _failure(folder, "error", f"the ranks ended well and left no usable {name} ({error})", None)
 
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _tried(values: Any) -> list[Tried]:
-    return [(int(size), None if peak is None else int(peak)) for size, peak in values]
 
 
 def _measured(folder: Path, spec: Spec, failure: Failure) -> Launch | Failure:

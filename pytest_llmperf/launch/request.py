@@ -13,7 +13,6 @@ from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
-from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.settings.spec import Spec
@@ -55,8 +54,6 @@ class LaunchRequest:
     """Environment variables for this launch alone."""
     memory_limit_bytes: int = 0
     """What each rank may hold, where that is less than the card's."""
-    search: Search | None = None
-    """For ``sizes``: where the search for the largest micro-batch stands."""
     passing: PassingRanges | None = None
     """With which step times it passes, so that it may end; ``None``: its median has to be known."""
     all_steps: bool = False
@@ -166,12 +163,11 @@ def lasting_environment(
 def write_request(request: LaunchRequest) -> None:
     """Make the run folder and leave in it what the worker needs."""
     request.folder.mkdir(parents=True)
-    spec, search = request.spec, request.search
+    spec = request.spec
     content = {
         "spec": spec.to_dict(),
         "model_config": dict(spec.architecture.config) if isinstance(spec, TrainSpec) else {},
         "memory_limit_bytes": request.memory_limit_bytes,
-        "search": search and {"guess": search.guess, "limit_bytes": search.limit_bytes},
         "passing": request.passing and codec.plain(request.passing),
         "all_steps": request.all_steps,
         "trace": request.trace,

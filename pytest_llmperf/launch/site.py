@@ -17,7 +17,6 @@ from pytest_llmperf.support.redaction import is_secret
 if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu
     from pytest_llmperf.launch.machine import Machine
-    from pytest_llmperf.launch.outcome import Tried
     from pytest_llmperf.launch.request import LaunchRequest, WarmStart
     from pytest_llmperf.records.failure import Failure, Progress
     from pytest_llmperf.records.launch import Launch
@@ -99,8 +98,7 @@ class Site(Protocol):
     """The place of one run's launches."""
 
     is_here: bool
-    """Whether it is this machine: here launches may run side by side, try sizes in one process, and compare small
-    trainings."""
+    """Whether it is this machine: here launches may run side by side, and compare small trainings."""
     key: str
     """Names the run's job through restarts; empty: the run ends for good."""
     restarts: int
@@ -136,9 +134,6 @@ class Site(Protocol):
 
     def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:
         """The record, or why there is none; ``watch`` hears of progress. OutOfTimeError: too little time is left."""
-
-    def sizes(self, request: LaunchRequest, watch: Watch) -> list[Tried] | Failure:
-        """The micro-batch sizes that one process tried as ``request.search`` asks; where the site ``is_here``."""
 
     def training_errors(self, request: LaunchRequest, watch: Watch) -> list[TrainingErrors] | Failure:
         """What the small trainings of ``request.parity`` did; where the site ``is_here``."""

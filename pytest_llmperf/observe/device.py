@@ -160,14 +160,6 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def still_allocated() -> int:
-    """Bytes in tensors on the GPU, once the allocator has given the rest back; 0 on the CPU."""
-    if not has_gpu():
-        return 0
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated()
-
-
 def room(device: torch.device | None = None) -> Room:
     """The memory left by the driver, of the current GPU where none is named, and how often its allocator was in need.
 
@@ -188,10 +180,6 @@ def available_bytes(device: torch.device) -> float:
     free, total = torch.cuda.mem_get_info(device)
     allowed = torch.cuda.get_per_process_memory_fraction(device) * total - torch.cuda.memory_reserved(device)
     return min(free, allowed)
-
-
-#: Count the allocator's needs anew.
-forget_failures = torch.cuda.reset_accumulated_memory_stats
 
 
 def allow_tf32(allowed: bool) -> None:

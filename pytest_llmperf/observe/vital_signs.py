@@ -211,7 +211,7 @@ class Headroom:
         import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
 
         # What is freed is the system's again, which counts it. Left to itself glibc learns to keep blocks of up to
-        # 32 MiB, in pieces: after one size that was too large not even a single sequence fits.
+        # 32 MiB, in pieces.
         with suppress(OSError, AttributeError):  # another C library has no such call
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
         self._held_before, self._limit_bytes = _held_bytes()[_DATA], limit_bytes
@@ -234,14 +234,6 @@ class Headroom:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
-    def forget(self) -> None:
-        """Forget what was left until now: it says nothing of what comes."""
-        self.least = None
-        gpu = _gpu()
-        if gpu is not None:
-            with suppress(RuntimeError):  # the context is lost
-                gpu.forget_failures()
-
     @property
     def is_capped(self) -> bool:
         """Whether the system itself refuses this rank more than its limit."""
@@ -256,7 +248,7 @@ class Headroom:
             host = psutil.virtual_memory()
             of_the_host = Room("the host", int(host.total), int(host.available))
             room = min((of_the_host, *_of_the_process()), key=lambda room: room.share)
-        least = self.least  # a look of another thread, or forget(), may come between
+        least = self.least  # a look of another thread may come between
         if least is None or room.share < least.share:
             self.least = room
         return room

@@ -1,8 +1,7 @@
-"""Capacity: the largest micro-batch that trains, and which one to try next. Pure; worker and plugin search by it."""
+"""Capacity: the largest micro-batch that trains, and which one to try next. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 # No card of today holds a batch near this; a search that passes it has been told of no limit.
@@ -57,12 +56,6 @@ class Search:
         else:
             self.peaks[size] = peak_bytes
             self.too_large = {known for known in self.too_large if known > size}
-
-    def keep(self, sizes: Collection[int]) -> None:
-        """Forget what was found of any other size: where one was told wrong, so may its neighbours be."""
-        self.closing = 0
-        self.peaks = {size: peak for size, peak in self.peaks.items() if size in sizes}
-        self.too_large = {size for size in self.too_large if size in sizes}
 
     def next(self) -> int | None:
         """The size to try; ``None`` where the answer is known."""

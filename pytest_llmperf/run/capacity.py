@@ -1,7 +1,4 @@
-"""``perf.max_micro_batch``: the largest micro-batch of a spec, held against its baseline.
-
-It is found first in one process, then by fresh launches, whose word counts.
-"""
+"""``perf.max_micro_batch``: the largest micro-batch of a spec that fresh launches train, held against its baseline."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from itertools import count
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import judge_capacity
@@ -31,15 +28,21 @@ from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
+#: Launches that an answer takes where the prediction was good; one that is known, and still right, takes two.
+LAUNCHES = 3
+
 # The third step is the first with nothing new: kernels are compiled, the optimizer has its states.
 _STEPS = 3
 
 _REMIND_SECONDS = 60.0
 
+# Sizes whose predicted peaks give the line to begin with; larger than where the optimizer's step is the peak.
+_SIZES = (16, 32)
+
 
 @dataclass(frozen=True)
 class Fitted:
-    """The largest micro-batch that a fresh launch trained, where one with a sequence more ran out of memory."""
+    """The largest micro-batch that a launch trained, where one with a sequence more ran out of memory."""
 
     size: int
     """0: not even one sequence fits."""
@@ -49,6 +52,11 @@ class Fitted:
     given_up: bool = False
     """Whether time was over before the answer was known: ``size`` is what was seen to fit by then."""
 
+    @property
+    def bounds(self) -> str:
+        more = "more were not tried" if self.fails is None else f"{self.fails} do not"
+        return f"{self.size} sequences fit, {more}"
+
 
 def short(spec: Spec, size: int) -> Spec:
     """``spec`` at this micro-batch size, for as many steps as tell whether it fits."""
@@ -56,126 +64,29 @@ def short(spec: Spec, size: int) -> Spec:
     return spec.changed(micro_batch_size=size, steps=_STEPS, warmup_steps=1, **least)
 
 
-def fit(
-    fresh: FreshLaunches,
-    search: Search,
-    try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]] | None,
-    deadline: SearchDeadline,
-    *,
-    known: bool = False,
-) -> Fitted:
-    """Search from where ``search`` begins; ``try_sizes`` tries several in one process, where that can be done.
+def fit(spec: Spec, search: Search, launch: Callable[[Spec, int], Launch], goes_on: Callable[[Fitted], bool]) -> Fitted:
+    """Search from where ``search`` begins, as long as it ``goes_on``; each size is a fresh process's.
 
-    ``known``: that size was the answer before, which two launches confirm. What one process tells is a hint: memory
-    that it has used is in other pieces than fresh memory. Once a fresh launch contradicts it, these alone are
-    believed: each of its other sizes would have to be contradicted by itself.
+    A rank that died without a word gets a second chance: memory may have been what ended it.
     """
-    hinted = not known
-    if known:  # as if one process had told it
-        search.note(search.guess, 0)
-        search.note(search.guess + 1, None)
-    elif try_sizes is not None:
-        _take_hints(fresh, search, try_sizes)
-    while (wanted := _wanted(search, fresh.launches)) is not None:
-        deadline.told(search)
-        if deadline.is_over:
-            return Fitted(search.fits, None, search.fails, given_up=True)
-        trained = fresh.launch(wanted)
-        told_wrong = wanted in (search.too_large if trained is not None else search.peaks.keys())
-        search.note(wanted, None if trained is None else trained.peak_allocated_bytes)
-        if told_wrong:
-            search.keep(fresh.launches)
-            if not hinted and try_sizes is not None:
-                hinted = True
-                _take_hints(fresh, search, try_sizes)
-    return Fitted(search.fits, fresh.launches.get(search.fits), search.fails)
-
-
-class SearchDeadline:
-    """Bounds one search for the largest micro-batch: a tiny model in much memory has thousands of sequences to train.
-
-    ``spent`` counts the seconds in which something ran, without the wait for hardware.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        seconds: float,
-        say: Callable[[str], None],
-        spent: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._name, self.seconds, self._say, self._spent, self._clock = name, seconds, say, spent, clock
-        self._start, self._said = spent(), clock()
-
-    @property
-    def is_over(self) -> bool:
-        return self._spent() - self._start >= self.seconds
-
-    def told(self, search: Search) -> None:
-        """Say once a minute how far ``search`` is."""
-        now = self._clock()
-        if now - self._said >= _REMIND_SECONDS:
-            self._said = now
-            limit = f"at most {self.seconds:.0f} s of launches (--perf-timeout)"
-            self._say(f"{self._name}: {bounds(search.fits, search.fails)} so far; {limit}")
-
-
-def bounds(fits: int, fails: int | None) -> str:
-    return f"{fits} sequences fit, " + ("more were not tried" if fails is None else f"{fails} do not")
-
-
-class FreshLaunches:
-    """Launches of a spec, a process each, by their size; none where it ran out of memory."""
-
-    def __init__(self, spec: Spec, launch: Callable[[Spec, int], Launch]) -> None:
-        self.spec, self._launch, self._number = spec, launch, 0
-        self.launches: dict[int, Launch | None] = {}
-
-    def launch(self, size: int) -> Launch | None:
-        """A rank that died without a word gets a second chance: memory may have been what ended it."""
+    launches, numbers = dict[int, Launch | None](), count(1)
+    while (size := search.next()) is not None and size not in launches:
+        so_far = Fitted(search.fits, launches.get(search.fits), search.fails)
+        if not goes_on(so_far):
+            return replace(so_far, launch=None, given_up=True)
         for may_be_killed in (True, False):
-            self._number += 1
             try:
-                self.launches[size] = self._launch(short(self.spec, size), self._number)
+                launches[size] = launch(short(spec, size), next(numbers))
                 break
             except LaunchFailed as error:
-                self.launches[size] = None
+                launches[size] = None
                 if error.failure.kind == "oom":
                     break
                 if error.failure.kind != "killed" or not may_be_killed:
                     raise
-        return self.launches[size]
-
-
-def _take_hints(
-    fresh: FreshLaunches, search: Search, try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]]
-) -> None:
-    """Let one process go on from where ``search`` is; what fresh launches have told already stays."""
-    begin = search.next() or 1
-    trained = max((size for size, launch in fresh.launches.items() if launch is not None), default=0)
-    failed = min((size for size, launch in fresh.launches.items() if launch is None), default=LARGEST + 1)
-    for size, peak in try_sizes(cast("TrainSpec", short(fresh.spec, begin)), replace(search, guess=begin)):
-        if trained < size < failed:
-            search.note(size, peak)
-
-
-def _wanted(search: Search, fresh: dict[int, Launch | None]) -> int | None:
-    """``None`` once the answer and the size after it are confirmed."""
-    size = search.next()
-    if size is None and search.fits < LARGEST:
-        # The larger one first: where the hint was too careful, the search goes on from there.
-        unconfirmed = [size for size in (search.fails, search.fits) if size and size not in fresh]
-        size = next(iter(unconfirmed), None)
-    return None if size in fresh else size
-
-
-#: Launches that an answer takes where the prediction was good: one that tries sizes, and two that confirm. An answer
-#: that is known, and still right, takes the last two.
-LAUNCHES = 3
-
-# Sizes whose predicted peaks give the line to begin with; larger than where the optimizer's step is the peak.
-_SIZES = (16, 32)
+        trained = launches[size]
+        search.note(size, None if trained is None else trained.peak_allocated_bytes)
+    return Fitted(search.fits, launches.get(search.fits), search.fails)
 
 
 class _SpoiltError(Exception):
@@ -215,12 +126,18 @@ class MaxBatchSize:
         # A CPU's resident memory does not come back, so its peaks are no line.
         limit = 0 if run.on_cpu else run.memory_bytes
         search = Search(known or (self._guess(spec, limit) if limit else spec.micro_batch_size), limit)
-        alone = spec.gpus == 1 and run.site.is_here  # several ranks would have to agree on each size
+        timeout, begun, said = run.settings.timeout_seconds, self._runner.seconds, time.monotonic()
+
+        def goes_on(so_far: Fitted) -> bool:
+            """By the seconds in which something ran; a tiny model in much memory has thousands of sequences."""
+            nonlocal said
+            if time.monotonic() - said >= _REMIND_SECONDS:
+                said, most = time.monotonic(), f"at most {timeout:.0f} s of launches (--perf-timeout)"
+                self._caller.observer.say(f"{spec.capacity_id}: {so_far.bounds} so far; {most}")
+            return self._runner.seconds - begun < timeout
+
         with self._runner.hold(spec.gpus):
-            timeout, say = run.settings.timeout_seconds, self._caller.observer.say
-            deadline = SearchDeadline(spec.capacity_id, timeout, say, lambda: self._runner.seconds)
-            try_sizes = partial(self._runner.sizes, tell=deadline.told) if alone and not spec.is_script else None
-            return fit(FreshLaunches(spec, partial(self._launch, retry)), search, try_sizes, deadline, known=known > 0)
+            return fit(spec, search, partial(self._launch, retry), goes_on)
 
     def _guess(self, spec: Spec, limit_bytes: int) -> int:
         """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
@@ -267,7 +184,7 @@ def _why_none(found: Fitted, seconds: float) -> str:
     if found.given_up:
         return (
             f"no answer within {seconds:g} s, which --perf-timeout allows the whole search: "
-            f"{bounds(found.size, found.fails)} (allow more time, or let fewer sequences fit, by a larger "
+            f"{found.bounds} (allow more time, or let fewer sequences fit, by a larger "
             "sequence_length or a lower --perf-memory-limit)"
         )
     if found.launch is None:

@@ -16,17 +16,15 @@ from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import host_memory_bytes
-from pytest_llmperf.launch.outcome import LONGER, broken_off, sizes_so_far
+from pytest_llmperf.launch.outcome import LONGER, broken_off
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import OutOfTimeError, listed
 from pytest_llmperf.launch.watch import Meter
-from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import (
     COMPARING,
     FAILED,
     OTHER,
-    SEARCHING,
     WAITING,
     Failure,
     LaunchFailed,
@@ -137,34 +135,6 @@ class Runner:
         if isinstance(outcome, Failure):
             raise LaunchFailed(spec.id, outcome)
         return outcome
-
-    def sizes(self, spec: TrainSpec, search: Search, tell: Callable[[Search], None]) -> list[tuple[int, int | None]]:
-        """The micro-batch sizes that one process here tried, each with its peak allocated bytes or none.
-
-        ``tell`` hears how far it is; ``LaunchFailed``: it ended by an error, and not for lack of memory or time.
-        """
-        with self._attempt(spec, f"{spec.capacity_id} sizes", search=search) as attempt:
-
-            def tell_so_far() -> None:
-                so_far = Search()
-                for size, peak in sizes_so_far(attempt.request.folder):
-                    so_far.note(size, peak)
-                tell(so_far)
-
-            attempt.tell = tell_so_far
-            attempt.outcome = self._run.site.sizes(attempt.request, attempt.watch)
-        if attempt.broken_off is not None:  # whoever ended it wants no more of it, whatever it has tried
-            raise LaunchFailed(spec.id, attempt.broken_off)
-        outcome: list[tuple[int, int | None]] | Failure = attempt.outcome
-        if not isinstance(outcome, Failure):
-            return outcome
-        tried = sizes_so_far(attempt.request.folder) if outcome.kind == "timeout" else []
-        if outcome.kind not in {"oom", "killed"} and not tried:
-            raise LaunchFailed(spec.capacity_id, outcome)
-        # It may have had too much to do, it may hang, and what killed it may have been memory: its logs tell.
-        if tried or outcome.kind == "killed":
-            self._observer.say(f"{spec.capacity_id}: {outcome.message}; logs: {outcome.folder}")
-        return tried  # nothing, where even the process was lost: fresh launches search alone
 
     def small_trainings(self, spec: TrainSpec, order: ParityOrder) -> MadeTrainings:
         """Make the small trainings that ``order`` asks for, in one launch here; ``LaunchFailed``: nothing is known."""
@@ -279,8 +249,7 @@ class _Attempt:
     def __init__(self, request: LaunchRequest, live: LaunchObserver) -> None:
         self.request, self._live = request, live
         self.outcome: Any = None
-        """A record, sizes or errors of trainings, or else the failure."""
-        self.tell: Callable[[], None] = lambda: None
+        """A record, or errors of trainings, or else the failure."""
         self.last = Progress(phase="starting")
         self.broken_off: Failure | None = None
         """Why somebody else ended it, a test's time limit say."""
@@ -288,7 +257,6 @@ class _Attempt:
     def watch(self, progress: Progress) -> None:
         self.last = progress
         self._live.update(progress)
-        self.tell()
 
     def ended(self, allowed_seconds: float) -> None:
         """Where what is left of a search or a run was the limit, no option makes it longer."""
@@ -302,7 +270,7 @@ class _Attempt:
     def phases(self) -> Mapping[str, float]:
         """Where its seconds went, as far as a record tells."""
         request, meter, record = self.request, self.request.meter, dict[str, float]()
-        remainder = COMPARING if request.parity else SEARCHING if request.search else FAILED
+        remainder = COMPARING if request.parity else FAILED
         if isinstance(self.outcome, Launch):
             record, remainder = dict(self.outcome.phases), FAILED if self.outcome.phases else OTHER
         return accounted(record, meter.waited_seconds, meter.seconds, remainder)

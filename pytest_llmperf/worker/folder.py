@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -27,7 +26,6 @@ class Request:
     folder: Path
     model_config: Mapping[str, Any]
     memory_limit_bytes: int = 0
-    search: Search | None = None
     passing: PassingRanges | None = None
     """With which step times the launch passes; ``None``: its median has to be known."""
     trace: bool = True
@@ -44,10 +42,8 @@ class Request:
     @classmethod
     def read(cls, folder: Path) -> Request:
         values = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-        for name, kind in (("search", Search), ("passing", PassingRanges), ("parity", ParityOrder)):
+        for name, kind in (("passing", PassingRanges), ("parity", ParityOrder)):
             values[name] = codec.read(kind, values[name]) if values.get(name) else None
-        if values["search"]:
-            values |= {"trace": False, "inspect": False}
         return cls(**values | {"spec": TrainSpec.from_dict(values["spec"]), "folder": folder})
 
 

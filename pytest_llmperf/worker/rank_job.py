@@ -1,15 +1,12 @@
-"""One rank of a launch: a training that is measured and its record, a search for the batch size, or small trainings."""
+"""One rank of a launch: a training that is measured and its record, or small trainings."""
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -18,11 +15,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from pytest_llmperf.observe.device import is_gpu, own_device, still_allocated
+from pytest_llmperf.observe.device import is_gpu, own_device
 from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.reference_work import slowest
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, lack_of_memory, watched
+from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, watched
 from pytest_llmperf.records.launch import (
     ENVIRONMENT_FILE,
     MEASURED_FILE,
@@ -70,7 +67,6 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
 ) -> None:
     beat.enter("building")
     spec, folder, device = request.spec, request.folder, own_device()
-    train = partial(recipe.train, request=request, device=device, beat=beat)
     with ExitStack() as stack:
         if not is_gpu(device):
             room = folder / f"room-{rank}.json"
@@ -78,9 +74,6 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
         if request.memory_limit_bytes:
             headroom.cap(device, request.memory_limit_bytes)
         to_train = Injection.from_environment(spec.gpus).mutated(spec, rank)
-        if request.search:
-            _try_sizes(to_train, request, train, headroom)
-            return
         if request.parity:
             # Imported here: no launch that measures needs it, and a record tells of all that was imported.
             small = import_module(f"{recipe.__name__}.parity")
@@ -88,31 +81,9 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
         else:
             recorder = Recorder(folder, rank, spec, started_at, device)
             with explained():  # of one that died a while ago, too
-                recorder.finished(train(to_train, measured=recorder.measured))
+                recorder.finished(recipe.train(to_train, request, device, beat, recorder.measured))
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _try_sizes(spec: TrainSpec, request: Request, train: Callable[[TrainSpec], Trained], headroom: Headroom) -> None:
-    """Leave ``sizes.json``: each size tried, with its peak allocated bytes or none; until memory is not returned."""
-    tried: list[tuple[int, int | None]] = []
-    while request.search and (size := request.search.next()) is not None:
-        headroom.forget()
-        peak = None
-        try:
-            peak = train(replace(spec, micro_batch_size=size)).record.peak_allocated_bytes
-        except Exception as error:
-            with headroom.lifted():
-                lack = lack_of_memory(error, headroom)
-            if lack is None:
-                raise
-            traceback.clear_frames(error.__traceback__)  # they hold the tensors that were too many
-        request.search.note(size, peak)
-        tried.append((size, peak))
-        write_json(request.folder / "sizes.json", tried)
-        gc.collect()
-        if still_allocated() > 64 * 2**20:  # left behind: the next size would not be told the truth
-            return
 
 
 _Own = TypeVar("_Own")

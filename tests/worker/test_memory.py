@@ -191,18 +191,6 @@ def test_a_limit_that_somebody_else_set_is_one_too(limit: str) -> None:
     assert ended.stdout.strip().endswith("MiB of its limit were left"), ended.stdout
 
 
-def test_what_was_left_before_says_nothing_of_the_next_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = {"total": 100, "available": 1}
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Host", (), host))
-    headroom = Headroom()
-    headroom.look()
-    host["available"] = 90
-    error = RuntimeError("no implementation")
-    assert lack_of_memory(error, headroom) is not None
-    headroom.forget()
-    assert lack_of_memory(error, headroom) is None
-
-
 def test_the_reason_says_what_it_was_taken_for_and_why(tmp_path: Path) -> None:
     from pytest_llmperf.worker.folder import write_failure  # noqa: PLC0415 - beside the one test of it
 

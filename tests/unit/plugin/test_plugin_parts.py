@@ -24,8 +24,6 @@ from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import SlurmOptions, Wanted
 from pytest_llmperf.plugin.console import Console
-from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.baseline_comparison import BaselineComparison
 from pytest_llmperf.run.case import Caller, CaseTerms
@@ -264,34 +262,6 @@ class TestRunner:
         with pytest.raises(KeyboardInterrupt):
             self.runner(tmp_path, show, launch).launch(SPEC, 1)
         golden(show.said)
-
-    def test_ctrl_c_while_sizes_are_tried_says_the_same(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
-    ) -> None:
-        class Interrupted:
-            def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> None:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(local, "LocalLauncher", Interrupted)
-        show = Saying()
-        with pytest.raises(KeyboardInterrupt):
-            self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1), lambda _: None)
-        golden(show.said)
-
-    @pytest.mark.parametrize(("kind", "tried"), [("timeout", [(1, 100), (2, None)]), ("oom", []), ("killed", [])])
-    def test_sizes_that_took_too_long_tell_what_was_tried_and_a_lost_process_tells_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tried: list[tuple[int, int | None]]
-    ) -> None:
-        class Late:
-            def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Failure:
-                request.folder.mkdir()
-                (request.folder / "sizes.json").write_text("[[1, 100], [2, null]]")
-                watch(Progress(phase="training"))
-                return Failure(kind=kind, message="no end", tail=(), folder=str(request.folder))
-
-        monkeypatch.setattr(local, "LocalLauncher", Late)
-        runner = self.runner(tmp_path, Saying(), lambda request: launch_of(request.spec))
-        assert runner.sizes(SPEC, Search(1), lambda _: None) == tried
 
     def test_leases_that_cannot_be_kept_fail_in_one_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden

@@ -57,7 +57,7 @@ def train(
     remarks = list(not_done(request.model_config, model))
     compile_layers(spec, model)
     checkpoint = None
-    if spec.save_checkpoint and not request.search:
+    if spec.save_checkpoint:
         checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir)))
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
