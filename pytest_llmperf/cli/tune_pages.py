@@ -121,11 +121,8 @@ def _untried(tuning: Tuning) -> Iterator[str]:
     if tuning.memory_errors is not None:
         low, high = map(formats.percent, tuning.memory_errors)
         yield f"reserved memory was {low} to {high} of what was predicted for tensors"
-    for reason, number in tuning.put_off.items():
-        yield f"{number:,} {reason}; more --minutes give a trial more"
-    rest = tuning.left - sum(tuning.put_off.values())
-    if rest:
-        yield f"{rest:,} promised too little, or no time was left for them"
+    if tuning.left:
+        yield f"{tuning.left:,} promised too little, or no time was left for them"
     if tuning.unseen:
         yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
 
@@ -164,7 +161,6 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "refused": dict(tuning.refused),
         "too_large": tuning.too_large,
         "left": tuning.left,
-        "put_off": dict(tuning.put_off),
         "unseen": tuning.unseen,
         "neighbours_left": tuning.neighbours_left,
         "memory_errors": tuning.memory_errors,

@@ -232,8 +232,6 @@ class Outcome:
     step_seconds: float = 0.0
     outside_seconds: float | None = None
     """What it took beside its steps, where it was made now."""
-    ran_out: bool = False
-    """Whether it failed as its time was over."""
     is_spoilt: bool = False
     """Whether what was around it may have made it what it is: its figure ranks nowhere, and may be made anew once."""
 
@@ -271,7 +269,6 @@ class Search:
         """What needs no trial: it cannot fit, say."""
         self._again: set[int] = set()
         self._failures: Counter[tuple[str, str]] = Counter()
-        self._late: dict[int, set[tuple[str, str]]] = {}
 
     def tell(self, number: int, outcome: Outcome) -> None:
         """A trial was made."""
@@ -284,14 +281,10 @@ class Search:
         elif outcome.log is not None:  # whatever it has is not to blame
             for choice in choices:
                 self._failures.pop(choice, None)
-            self._late = {late: blamed - choices for late, blamed in self._late.items()}
             if outcome.outside_seconds is not None:
                 self._outside[self._field.compiles[number]].append(outcome.outside_seconds)
         elif known is not None:  # else the host may be to blame
-            blamed = {one for one in choices - known if one[0] != self._field.size_axis}
-            self._failures.update(blamed)
-            if outcome.ran_out:
-                self._late[number] = blamed
+            self._failures.update(one for one in choices - known if one[0] != self._field.size_axis)
 
     @property
     def left(self) -> list[int]:
@@ -300,16 +293,6 @@ class Search:
 
     def _is_left(self, number: int) -> bool:
         return (number not in self.outcomes or number in self._again) and number not in self.excluded
-
-    def blamed(self, number: int) -> Choices:
-        """Of one that ran out of its time, the choices that may be to blame: nothing that trained since had them."""
-        return {name: choice for name, choice in sorted(self._late[number]) if self._failures[name, choice]}
-
-    def put_off(self) -> Counter[int]:
-        """Of those left, how many have all of what may have made another run out of its time; by that one's number."""
-        late = {number: set(blamed.items()) for number in self._late if (blamed := self.blamed(number))}
-        alike = (next((n for n in late if late[n] <= set(self._field.choices[one].items())), None) for one in self.left)
-        return Counter(number for number in alike if number is not None)
 
     def in_order(self) -> list[int]:
         """The best of those measured first, and where all were spoilt, of these."""

@@ -228,14 +228,17 @@ class Caller:
         )
         raise CannotRunError(why)
 
+    def why_not(self, spec: Spec) -> str | None:
+        """Why this machine cannot run ``spec``, if it cannot."""
+        return why_skip(spec, num_gpus=self.run.num_gpus, num_cores=self.run.machine.cores)
+
     def _hindrance(self, case: Case) -> tuple[Elsewhere, str]:
         """Say what is of another width, and why the case cannot run here; empty where it can."""
         run = self.run
-        num_gpus, num_cores = run.num_gpus, run.machine.cores
-        elsewhere, why = self._of_another_width(case, num_gpus or num_cores)
+        elsewhere, why = self._of_another_width(case, run.num_gpus or run.machine.cores)
         if elsewhere:
             return elsewhere, f"{case.id}: {why}"
-        found = next(filter(None, (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in case.specs)), "")
+        found = next(filter(None, map(self.why_not, case.specs)), "")
         if case.needs_memory_limit and not found and not run.memory_bytes:
             found = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
         return "", found

@@ -24,7 +24,7 @@ from pytest_llmperf.run.learning_cases import CurveCheck, asked_curve, asks_for_
 from pytest_llmperf.run.paired_comparison import PairedComparison
 from pytest_llmperf.run.runner import Runner, runs_out, should_run_out
 from pytest_llmperf.run.static_check import StaticCheck
-from pytest_llmperf.run.tuning.recheck import Recheck
+from pytest_llmperf.run.tuning.winner import Recheck
 from pytest_llmperf.settings.data import OF_A_TEXT
 from pytest_llmperf.settings.optimizer import learnt_by
 from pytest_llmperf.settings.space import Space, axes_of
@@ -156,9 +156,9 @@ class Cases:
 
     def tune(self, spec: TrainSpec, space: Space, runners_up: int) -> Concluded:
         """Whether ``spec`` still is the fastest of its neighbours in ``space``, which take turns with it."""
-        case, recheck = Case.tuned(spec, space), Recheck(self._caller, runners_up)
+        case, recheck = Case.tuned(spec, space), Recheck(self._caller, spec, runners_up)
         launches = 2 * min(runners_up, len(neighbours(spec, space)))
-        return self._concluded(case, launches, partial(recheck.check, case, spec, space))
+        return self._concluded(case, launches, partial(recheck.check, case, space))
 
     def max_micro_batch(self, spec: Spec) -> Concluded:
         """Find the largest micro-batch of ``spec`` that trains, and hold it against its baseline."""

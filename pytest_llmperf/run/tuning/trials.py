@@ -94,10 +94,10 @@ class InTurns:
 
 
 def take_turns(
-    caller: Caller, sides: Sequence[Side], objective: Objective, goes_on: Callable[[Turns, int], bool]
+    caller: Caller, before: TrainSpec, after: TrainSpec, objective: Objective, goes_on: Callable[[Turns, int], bool]
 ) -> InTurns:
     """Launch two in turns, of timed steps alone, until that many pairs are enough for what they show."""
-    after, found = sides[1].spec, list[str]()
+    sides, found = [Side(one.id, one) for one in (before, after)], list[str]()
     noise = caller.policy(after).noise
 
     def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
@@ -186,8 +186,6 @@ class Tuning:
     """How many of those looked at do not fit, by predicted memory or by what ran out of it."""
     left: int = 0
     """How many were neither tried nor found not to fit."""
-    put_off: Mapping[str, int] = field(default_factory=dict)
-    """How many of them come after all others, by what they have in common with a trial that ran out of its time."""
     unseen: int = 0
     """How many of a large space were not even looked at."""
     neighbours_left: int = 0

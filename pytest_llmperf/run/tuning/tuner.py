@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,11 +15,10 @@ from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError, RunEndedError
-from pytest_llmperf.run.tuning.final import FULL_STEPS, Final, proof_seconds
 from pytest_llmperf.run.tuning.trials import STEPS, Trials, Tried, Tuning, TuningOrder
+from pytest_llmperf.run.tuning.winner import FULL_STEPS, Final, proof_seconds
 from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.compilation import is_autotuned
-from pytest_llmperf.settings.registry import why_skip
 from pytest_llmperf.settings.space import Candidates, Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
 
@@ -156,11 +155,7 @@ class MemoryForecast:
             for axis in space.axes:
                 if SIZE in axis.fields or time.monotonic() >= until:  # of more sequences none takes less
                     continue
-                others = list[TrainSpec]()
-                for choice in axis.choices:
-                    with suppress(SpecError):
-                        others.append(replace(spec, **dict(choice.fields)))
-                others = [other for other in others if other != spec and able(other)]
+                others = [other for other in replace(space, axes=(axis,)).neighbours(spec) if able(other)]
                 self._ask(others)
                 known = [(found, other) for other in others if (found := self.peak_bytes(other)) is not None]
                 found, other = min(known, key=lambda one: one[0], default=(peak, spec))
@@ -261,8 +256,7 @@ class _Stage:
         while (number := self._next(until, end_seconds())) is not None:
             spec = self.specs[number] if instead is None or self.tried else instead
             trial = trials.make(spec, until - end_seconds() + _OVERTIME)
-            # Where the time of all is over, nothing is to blame.
-            self.note(Tried(spec, trial), is_late=until - time.monotonic() > end_seconds())
+            self.note(Tried(spec, trial))
             if trial.kind == "never-started":
                 raise CaseFailedError(f"{spec.id}: {trial.failure}")
 
@@ -295,18 +289,8 @@ class _Stage:
                 break
         return None
 
-    def put_off(self) -> Mapping[str, int]:
-        """How many of those left come after all others, by what they have in common with one that was late."""
-        found = {}
-        for number, count in self.search.put_off().items():
-            spec = self.specs[number]
-            trial = next(place for place, one in enumerate(self.tried, 1) if one.spec == spec)
-            words = ", ".join(f"{name}={choice}" for name, choice in self.search.blamed(number).items())
-            found[f"with {words} as {spec.id}, which ran out of its time in trial {trial}"] = count
-        return found
-
-    def note(self, tried: Tried, *, is_late: bool = False) -> None:
-        """Learn from a trial; ``is_late``: one whose time was over had all that one may take."""
+    def note(self, tried: Tried) -> None:
+        """Learn from a trial."""
         spec, trial = tried.spec, tried.trial
         self.tried.append(tried)
         outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds)
@@ -314,7 +298,6 @@ class _Stage:
             self._objective.log_of(trial),
             trial.step_seconds,
             outside_seconds=outside if trial.is_measured and not tried.was_kept else None,
-            ran_out=is_late and trial.kind == "timeout",
             is_spoilt=bool(trial.disturbances),
         )
         self.search.tell(self.numbers[spec], outcome)
@@ -361,7 +344,7 @@ class Tuner:
         if why and self._stage is not None:
             tuning = self._known(self._stage, candidates, forecast)
         if why and self._end is not None:
-            tuning = self._end.so_far or tuning
+            tuning = self._end.found
         if not why and not tuning.tried and tuning.left:
             why = "its time was over before anything was found that fits"
         seconds = time.monotonic() - begun
@@ -381,9 +364,9 @@ class Tuner:
         tuning = self._known(stage, candidates, forecast)
         if tuning.winner is None:
             return tuning
-        self._end = Final(self._caller, order, self._until, self._tell)
+        self._end = Final(self._caller, order, tuning, self._until, self._tell)
         ranked = [stage.specs[number] for number in stage.search.in_order()]
-        return self._end.decided(tuning, ranked, forecast.fits, num_close=len(stage.search.close_to_best()))
+        return self._end.decide(ranked, forecast.fits, num_close=len(stage.search.close_to_best()))
 
     def _limit_bytes(self) -> int:
         """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits.
@@ -405,18 +388,15 @@ class Tuner:
         self._watch(Standing((), len(specs), self._until - time.monotonic(), "predicting the least memory"))
 
         def able(spec: TrainSpec) -> bool:
-            return self._why_not(spec) is None and not known_failure(spec)
+            return self._caller.why_not(spec) is None and not known_failure(spec)
 
         return forecast.least_of(self._order.space, specs, able, self._until)
-
-    def _why_not(self, spec: TrainSpec) -> str | None:
-        return why_skip(spec, num_gpus=self._run.num_gpus, num_cores=self._run.machine.cores)
 
     def _runnable(self, candidates: Candidates) -> Candidates:
         """Those that this machine can run, with what it lacks among the reasons for the others."""
         refused, specs = candidates.refused.copy(), []
         for spec in candidates.specs:
-            why = self._why_not(spec)
+            why = self._caller.why_not(spec)
             if why is None:
                 specs.append(spec)
             else:
@@ -454,7 +434,6 @@ class Tuner:
             refused=refused,
             too_large=len(stage.too_large) + sum(one.trial.is_too_large for one in stage.tried),
             left=len(stage.search.left),
-            put_off=stage.put_off(),
             unseen=candidates.unseen,
             neighbours_left=0 if best is None else stage.search.neighbours_left(),
             memory_errors=forecast.errors,

@@ -108,23 +108,11 @@ def test_two_choices_that_fail_together_keep_neither_from_the_best() -> None:
     assert sum((CHOICES[n]["norm"], CHOICES[n]["compile"]) == ("on", "layers") for n in order) <= 4
 
 
-def test_what_ran_out_of_its_time_is_told_by_what_may_be_to_blame() -> None:
-    search = Search(FIELD, steps=7)
-    _tell(search, 0)
-    late = _number(attention="flash", norm="on")
-    _tell(search, late, log=None, ran_out=True)
-    assert search.blamed(late) == {"attention": "flash", "norm": "on"}
-    _tell(search, _number(attention="flash"))
-    assert search.blamed(late) == {"norm": "on"}
-    assert search.put_off()[late] == sum(CHOICES[number]["norm"] == "on" for number in search.left)
-    _tell(search, _number(norm="on"))
-    assert search.put_off() == {}
-
-
 def test_before_anything_trained_no_choice_is_to_blame() -> None:
-    search = Search(FIELD, steps=7)
-    _tell(search, 0, log=None, ran_out=True)
-    assert search.put_off() == {}
+    begins = _number(size="4")
+    search = Search(Field(**{**vars(FIELD), "beginnings": [[begins]]}), steps=7)
+    _tell(search, 0, log=None)
+    assert next(search.promising(600.0)) == begins
 
 
 def test_excluded_ones_are_never_wanted_and_where_nothing_is_left_nothing_is() -> None:
@@ -224,8 +212,7 @@ def test_what_was_spoilt_steers_nothing_and_is_tried_once_more() -> None:
 def test_a_failure_that_is_others_says_nothing_of_what_is_alike() -> None:
     search = Search(FIELD, steps=7)
     _tell(search, 0)
-    _tell(search, 9, log=None, ran_out=True, is_spoilt=True)
-    assert search.put_off() == {}
+    _tell(search, 9, log=None, is_spoilt=True)
     assert search.left == [number for number in range(len(CHOICES)) if number]
 
 

@@ -1,0 +1,350 @@
+"""Winner: the end of a search, which shows that what it found is the best and sound; and whether it still is one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.tuning import CLOSE, OBJECTIVES, Turns
+from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, RATE
+from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
+from pytest_llmperf.run.case import Caller, Case, neighbours
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, DidNotTrainError
+from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Share, Trials, Tuning, TuningOrder, take_turns
+from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from pytest_llmperf.support import formats
+
+# Of those that trials could not tell apart, so many take turns.
+_FINALISTS = 3
+# Of two that take turns, each is launched for so many steps.
+FULL_STEPS, _LEAST_STEPS = 16, 8
+# Of a winner that was shown not to be one, so many more are looked at.
+_WINNERS = 3
+# Two trials are told apart no better than this, as a fraction, however steady the steps of each.
+_TRIALS_WIDE = 0.02
+# Seconds: with less than that left, whatever ends was ended.
+_NEXT_TO_NOTHING = 1.0
+# What small trainings of a winner and of its plain form take, and the launches of its own case.
+_PARITY_SECONDS, _CASE_LAUNCHES = 35.0, 2
+# What ``Cases`` is asked for of a winner, and its words.
+_WORDS = {"same_training": "parity with its plain form", "check": "its own case"}
+
+
+def proof_seconds(each: float) -> float:
+    """What the proofs of a winner take, a launch of which takes ``each``: its parity, and its own case."""
+    return _PARITY_SECONDS + _CASE_LAUNCHES * each
+
+
+class Final:
+    """The end of one search, until its time is over: the best in turns, the winner shown to be sound, and its choices.
+
+    What its proofs take is kept for them: turns have what is left.
+    """
+
+    def __init__(
+        self, caller: Caller, order: TuningOrder, tuning: Tuning, until: float, tell: Callable[[str], None]
+    ) -> None:
+        self._caller, self._order, self._until, self._tell = caller, order, until, tell
+        self.found = tuning
+        """What is known, also where it is ended, by Ctrl-C say."""
+        self._kept = 0.0
+        """Seconds that are kept for the winner's proofs."""
+
+    def decide(self, ranked: Sequence[TrainSpec], fits: Callable[[TrainSpec], bool], *, num_close: int) -> Tuning:
+        """What was found with its winner: one of ``ranked``, best first, the first ``num_close`` close to one another.
+
+        ``fits``: whether the memory of a configuration is enough.
+        """
+        self._kept = proof_seconds(self._seconds_of(ranked[0])) if self._order.proves else 0.0
+        self._best_of(ranked[: min(num_close, _FINALISTS)])
+        self._without_each_choice(fits)
+        self._kept = 0.0
+        if self._order.proves:
+            self._prove(ranked)
+        return self.found
+
+    def _note(self, *lines: str, **values: Any) -> None:
+        self.found = replace(self.found, **values, notes=(*self.found.notes, *lines))
+
+    def _best_of(self, finalists: Sequence[TrainSpec]) -> None:
+        best, ties, compared = finalists[0], list[TrainSpec](), list[Compared]()
+        self._note(winner=best)
+        for other in finalists[1:]:
+            turns, unfit = self._turns(best, other)
+            if unfit is not None:
+                best = other if unfit == best else best
+            elif turns is None:
+                self._note(f"{other.id} was as fast in its trial, and no turns with it were possible in time")
+                ties.append(other)
+            else:
+                compared.append(Compared(best, other, turns))
+                if turns.verdict == "second":
+                    best, ties = other, []
+                elif turns.verdict != "first":
+                    ties.append(other)
+            self._note(winner=best, ties=tuple(ties), compared=tuple(compared))
+
+    def _without_each_choice(self, fits: Callable[[TrainSpec], bool]) -> None:
+        """Find what each of the winner's choices brought; one that is better without one of them is not the winner yet.
+
+        A choice that was right beside others need not be right beside these.
+        """
+        for _ in range(_WINNERS):
+            winner = self.found.winner
+            assert winner is not None  # noqa: S101 - the best of the finalists
+            shares = dict(self._shares(winner, fits))
+            harmful = next((one for one in shares if one.how == "turns" and one.log - one.wide > 0), None)
+            if harmful is None:
+                self._note(shares=tuple(shares))
+                return
+            compared = Compared(winner, shares[harmful], Turns(-harmful.log, harmful.wide, 1))
+            self._note(winner=shares[harmful], compared=(*self.found.compared, compared), ties=())
+
+    def _shares(self, winner: TrainSpec, fits: Callable[[TrainSpec], bool]) -> Iterator[tuple[Share, TrainSpec]]:
+        """What each of the winner's choices brought over the one that the search began with, and what has that one."""
+        tuning, space = self.found, self._order.space
+        before, after = (space.choices_of(spec) for spec in (tuning.begun_at, winner))
+        for axis in space.axes:
+            then, now = before.get(axis.name, ""), after.get(axis.name, "")
+            if then == now:
+                continue
+            try:
+                without = replace(winner, **{field: getattr(tuning.begun_at, field) for field in axis.fields})
+            except SpecError:  # the winner's other choices need it
+                continue
+            if not fits(without):
+                yield Share(axis.name, then, now, 0.0, 0.0, NEEDED), without
+                continue
+            trials = tuning.trial_of(without), tuning.trial_of(winner)
+            could_train = trials[0] is None or trials[0].is_measured or bool(trials[0].disturbances)
+            turns = self._turns(without, winner, most=1)[0] if could_train else None
+            if turns is not None:
+                yield Share(axis.name, then, now, turns.log, turns.wide, "turns"), without
+                continue
+            known = [one for one in trials if one is not None and one.ranks]
+            logs = [log for one in known if (log := self._order.objective.log_of(one)) is not None]
+            if len(logs) == len(trials):
+                wide = max(_TRIALS_WIDE, 2 * math.hypot(*(one.step_error for one in known)))
+                yield Share(axis.name, then, now, logs[1] - logs[0], wide, "trials"), without
+
+    def _turns(self, first: TrainSpec, second: TrainSpec, most: int = 0) -> tuple[Turns | None, TrainSpec | None]:
+        """The second beside the first, none where nothing is shown in the time left; and which of them cannot be."""
+        cost = self._seconds_of(first) + self._seconds_of(second)
+        if self._left - self._kept < cost:
+            return None, None
+        self._tell(f"{second.id} in turns with {first.id}")
+
+        def goes_on(turns: Turns, pairs: int) -> bool:
+            return not turns.verdict and pairs != most and self._left - self._kept > 1.1 * cost
+
+        longer = _longer(first), _longer(second)
+        try:
+            taken = take_turns(self._caller, *longer, self._order.objective, goes_on)
+        except LaunchFailed as error:
+            self._note(str(error).splitlines()[0])
+            if self._left <= _NEXT_TO_NOTHING:  # it was the time that ended it
+                return None, None
+            return None, first if error.spec_id == longer[0].id else second
+        if not taken.troubles:
+            return taken.turns, None
+        mine, theirs = map(bool, taken.wrong)
+        unfit = first if mine else second
+        self._note(*(f"{unfit.id}: " + line.removeprefix(f"{unfit.id}: ") for line in taken.troubles))
+        return None, unfit if mine != theirs else None
+
+    def _prove(self, ranked: Sequence[TrainSpec]) -> None:
+        """The winner with its proofs; where they say that it is none, the next with its own."""
+        others = [spec for spec in ranked if spec != self.found.winner]
+        for _ in range(_WINNERS):
+            winner, disproof = self.found.winner, ""
+            if winner is None:
+                break
+            for what, name in (("same_training", "parity"), ("check", "case")):
+                if not disproof:
+                    answer = self._asked(winner, what)
+                    self._note(**{name: answer if isinstance(answer, Concluded) else None})
+                    disproof = self._disproof(answer)
+            if not disproof:
+                return
+            following = others.pop(0) if others else None
+            ties = tuple(one for one in self.found.ties if one != following)
+            line = f"{winner.id} was faster, and is no winner: {disproof}"
+            self._note(line, winner=following, shares=(), ties=ties, parity=None, case=None)
+        self._note("none of the fastest configurations is sound", winner=None)
+
+    def _asked(self, winner: TrainSpec, what: str) -> Concluded | str | None:
+        """Ask ``Cases`` for ``what``; its answer, or why the winner failed at it; ``None``: that could not be asked."""
+        if self._left < self._seconds_of(winner):
+            self._note(f"no time was left for {_WORDS[what]}")
+            return None
+        self._tell(f"{_WORDS[what]} of {winner.id}")
+        caller = self._caller
+        checks = caller.run.cases(caller.nodeid, caller.observer, caller.terms, caller.findings)
+        try:
+            return checks.same_training(winner) if what == "same_training" else checks.check(_longer(winner))
+        except (CannotRunError, CaseFailedError) as error:
+            why = f"{_WORDS[what]}: {str(error).splitlines()[0]}"
+            is_over = self._left <= _NEXT_TO_NOTHING  # then it was the time that ended it
+            if isinstance(error, DidNotTrainError) and not is_over:
+                return why
+            self._note(f"too little time was left for {_WORDS[what]}" if is_over else why)
+            return None
+
+    def _disproof(self, answer: Concluded | str | None) -> str:
+        """Why a configuration is unsound; empty of one that is sound, as a new case is, or one that has become slower.
+
+        One that is invalid for what was around it alone is not at fault.
+        """
+        if not isinstance(answer, Concluded):
+            return answer or ""
+        result, experience = answer.result, self._caller.run.experience
+        around = [validity.circumstances(launch, math.inf, experience).lines for launch in result.launches]
+        is_spoilt = any(around) and result.reason == joined_reasons(dict.fromkeys(chain(*around)))
+        return result.reason if result.verdict == "invalid" and not is_spoilt else ""
+
+    def _seconds_of(self, spec: TrainSpec) -> float:
+        """Return the seconds that a launch takes at most, by those of this run."""
+        spent = self._caller.findings.spent
+        each = sum(spent.phases.values()) / max(1, spent.launches)
+        return max(3.0, 1.5 * each) + (5.0 if spec.torch_compile else 0.0)
+
+    @property
+    def _left(self) -> float:
+        return self._until - time.monotonic()
+
+
+def _longer(spec: TrainSpec) -> TrainSpec:
+    return replace(spec, steps=FULL_STEPS, min_steps=_LEAST_STEPS, warmup_steps=3)
+
+
+# Of ``perf.tune``: whether a configuration still is the best of its neighbours, each of which takes turns with it.
+
+_THROUGHPUT = OBJECTIVES["throughput"]
+
+# What is better by less is no reason to change anything; on a CPU, whose times are noise, what its gate holds.
+_WORTH = 0.01
+
+
+class Recheck:
+    """One caller's winner."""
+
+    def __init__(self, caller: Caller, spec: TrainSpec, most: int) -> None:
+        """``most`` neighbours take turns with it: those that were the fastest in a trial of their own."""
+        self._caller, self._spec, self._most = caller, spec, most
+        self._notes: list[str] = []
+        self._num_spoilt = 0
+        """Neighbours whose trials were spoilt twice by others."""
+
+    def check(self, case: Case, space: Space) -> Concluded:
+        """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.
+
+        ``inconclusive`` where others have spoilt trials, and no neighbour is left to take turns with.
+        """
+        caller, worth = self._caller, _WORTH
+        if caller.run.on_cpu:
+            worth = caller.policy(self._spec).tolerances.get(RATE, math.inf)
+        self._notes += space.no_neighbours(self._spec)
+        launches, beside, troubles = list[Launch](), dict[str, Turns](), list[str]()
+
+        def goes_on(turns: Turns, _pairs: int) -> bool:
+            return turns.low <= -math.log1p(worth) <= turns.high
+
+        for other in self._runners_up(neighbours(self._spec, space)):
+            words = self._difference(other)
+            try:
+                taken = take_turns(caller, self._spec, other, _THROUGHPUT, goes_on)
+            except LaunchFailed as error:
+                if error.spec_id == self._spec.id:
+                    raise
+                self._notes.append(f"{words} does not train: {error.failure.message}")
+                continue
+            mine, theirs = taken.wrong
+            self._notes += [f"{words} is none: {line}" for line in theirs]
+            troubles += [line for line in taken.troubles if line in mine or line not in theirs]
+            launches += taken.before
+            beside |= {words: taken.turns} if taken.turns else {}
+        invalid = caller.result(case, "invalid", joined_reasons(troubles))
+        result = invalid if troubles else self._judged(case, beside, worth)
+        return Concluded(result=replace(result, launches=tuple(launches)), held_against="turns with its neighbours")
+
+    def _judged(self, case: Case, beside: Mapping[str, Turns], worth: float) -> CaseResult:
+        """By how each neighbour did; another has to be faster by ``worth``, as a fraction."""
+        faster = sorted((turns.log, words) for words, turns in beside.items() if turns.high < -math.log1p(worth))
+        lines = {words: _line(words, turns) for words, turns in beside.items()}
+        verdict: Verdict = "pass"
+        reason = f"still the fastest: {len(beside)} of its neighbours took turns with it"
+        notes = list[str]()
+        if faster:
+            verdict, reason = "improved", joined_reasons(lines.pop(words) for _, words in faster)
+            notes.append(f"to take it, give the test {faster[0][1]}, or what llmperf tune finds anew")
+        elif self._num_spoilt and not beside:  # to pass would say that something was compared
+            verdict = "inconclusive"
+            reason = f"none of its neighbours took turns with it: the trials of {self._num_spoilt} were spoilt twice"
+        elif not beside:
+            reason = "still the fastest: no neighbour trains and comes near enough for turns"
+        notes += [*lines.values(), *self._notes]
+        if self._caller.run.on_cpu:
+            notes.append(
+                f"a CPU's times are noise: a neighbour counts as faster from {1 + worth:g} times on; "
+                "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
+            )
+        ratio = METRICS["throughput_ratio"]
+        checks = tuple(ratio.check(math.exp(-turns.log), detail=words) for words, turns in beside.items())
+        result = self._caller.result(case, verdict, reason, checks)
+        return replace(result, notes=(*notes, *result.notes))
+
+    def _runners_up(self, others: Sequence[TrainSpec]) -> list[TrainSpec]:
+        """The fastest of ``others``; each has a trial first where there are more than take turns."""
+        spec, able = self._spec, list[TrainSpec]()
+        for other in others:
+            if why := self._caller.why_not(other):
+                self._notes.append(f"{self._difference(other)} was not tried: {why}")
+            else:
+                able.append(other)
+        if others and not able:  # to pass would say that something was compared
+            raise CannotRunError(f"{spec.id}: none of its neighbours can be tried: {'; '.join(self._notes)}")
+        if len(able) <= self._most:
+            return able
+        trials, logs = Trials(self._caller), dict[TrainSpec, float | None]()
+        # Of another day, a driver, a file of somebody's own or the hardware itself may be another.
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        kept = trials.known((spec, *able))
+        for other in (spec, *able):
+            trial = kept.get(other)
+            trial = trial if trial is not None and trial.started_at.startswith(today) else trials.make(other)
+            trial = trials.make(other) if trial.disturbances else trial  # others have spoilt it
+            logs[other] = _THROUGHPUT.log_of(trial) if trial.ranks else None
+            if other != spec and trial.disturbances:
+                self._num_spoilt += 1
+                self._notes.append(f"the trial of {self._difference(other)} was spoilt twice: {trial.disturbances[0]}")
+            elif other != spec and not trial.is_measured:
+                self._notes.append(f"{self._difference(other)} does not train: {trial.kind}: {trial.failure}")
+        own = logs.pop(spec)
+        limit = math.inf if own is None else own + 2 * CLOSE
+        measured = sorted(((log, other) for other, log in logs.items() if log is not None), key=lambda one: one[0])
+        near = [other for log, other in measured if log <= limit]
+        if len(near) < len(measured) and own is not None:  # turns with those would decide nothing
+            log, other = measured[len(near)]
+            slower = f"{self._difference(other)}, at {formats.percent(math.expm1(own - log))}"
+            far = len(measured) - len(near)
+            self._notes.append(f"{far} others are too slow for turns, the fastest {slower} in a trial")
+        return near[: self._most]
+
+    def _difference(self, other: TrainSpec) -> str:
+        """``attention=flash_attention_2``: what ``other`` has otherwise."""
+        mine, theirs = self._spec.to_dict(), other.to_dict()
+        return " ".join(f"{name}={value}" for name, value in theirs.items() if value != mine[name])
+
+
+def _line(words: str, turns: Turns) -> str:
+    gain = math.expm1(-turns.log)
+    word = "faster" if gain >= 0 else "slower"
+    return f"{words} is now {formats.share(abs(gain))} {word} (±{formats.share(turns.wide)})"
