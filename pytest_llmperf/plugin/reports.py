@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,13 @@ def attach(
     if is_case(item) and report.when == "call" and report.passed and not findings.named:
         report.llmperf_idle = True  # type: ignore[attr-defined]
     if findings.results:
-        from pytest_llmperf.report.exported_run import ExportedCase
         from pytest_llmperf.report.exports import properties
-        from pytest_llmperf.report.results_json import result_of
+        from pytest_llmperf.report.results_json import ExportedCase, result_of, shown
 
         # Of this report and those that follow JUnit's reporter takes the last one's.
         for result in findings.results:
-            item.user_properties += properties(ExportedCase.read(result_of(result), result.machine))
+            told = shown(result_of(replace(result, launches=(), launches_before=())))
+            item.user_properties += properties(ExportedCase.of(told, result.machine))
         report.user_properties = list(item.user_properties)
     # What ended the run says it of no test. A fixture may judge too.
     report.llmperf = findings.take("" if run.unfinished else _said(findings, report))  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ from xml.etree import ElementTree as ET
 from pytest_llmperf.records.metrics import RATE, formatted, label
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.records.results_document import Figure
-from pytest_llmperf.report.exported_run import ExportedCase, ExportedRun
+from pytest_llmperf.report.results_json import ExportedCase, ExportedRun
 from pytest_llmperf.report.summary_table import merged_reasons, no_gate_of_speed
-from pytest_llmperf.report.text import UNICODE, Column, escaped, figure_columns, markdown, one_line, shorten_list
+from pytest_llmperf.report.text import UNICODE, Column, escaped, figure_columns, markdown, shorten_list
 from pytest_llmperf.support import formats
 
 _LONGEST = 500
@@ -162,7 +162,7 @@ def _case(case: ExportedCase, *, alone: bool) -> ET.Element:
     element = _testcase(classname, name if alone and name else f"{name} ({case.name})".strip(), case.seconds)
     inside = ET.SubElement(element, "properties")
     for key, value in properties(case):
-        ET.SubElement(inside, "property", name=one_line(key), value=one_line(value))
+        ET.SubElement(inside, "property", name=key, value=value)
     if case.is_failing:
         message = f"{case.outcome}: {case.explanation}"
         failure = ET.SubElement(element, "failure", type=case.verdict, message=message)

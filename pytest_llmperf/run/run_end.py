@@ -190,8 +190,8 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
 
 def _write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
     """Write the pages of Markdown that are wanted; why ``--perf-markdown`` was not written."""
-    from pytest_llmperf.report.exported_run import ExportedRun
     from pytest_llmperf.report.exports import markdown_page, within
+    from pytest_llmperf.report.results_json import ExportedRun
 
     settings, refused = run.settings, ""
     told = ExportedRun.read([document_of({**values, "troubles": list(troubles)})])

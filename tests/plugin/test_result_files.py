@@ -12,8 +12,8 @@ import pytest
 
 from pytest_llmperf.cli.night.night_results import gather
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exported_run import ExportedRun
 from pytest_llmperf.report.exports import junit, prometheus
+from pytest_llmperf.report.results_json import ExportedRun
 from tests.golden import Golden
 from tests.plugin.conftest import Project
 

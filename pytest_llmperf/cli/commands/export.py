@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pytest_llmperf.cli.answer import Answer, Screen
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.report.exported_run import ExportedRun
 from pytest_llmperf.report.exports import gitlab_metrics, junit, markdown_page, prometheus
+from pytest_llmperf.report.results_json import ExportedRun
 from pytest_llmperf.support.files import write_text
 
 _FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {

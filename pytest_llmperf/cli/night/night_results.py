@@ -15,8 +15,8 @@ from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS
 from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.report.exported_run import ExportedCase, counted, failed_tests, tests_of
 from pytest_llmperf.report.exports import case_table
+from pytest_llmperf.report.results_json import ExportedCase, counted, failed_tests, tests_of
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import escaped
 from pytest_llmperf.run.findings import Coverage, file_of, is_whole, unused_baselines
@@ -54,7 +54,7 @@ class Night:
     def cases(self) -> list[ExportedCase]:
         """``results`` with how their tests ended; with the test where several have checked one case."""
         tests = {nodeid: test for part in self.parts for nodeid, test in tests_of(part.document).items()}
-        cases = [ExportedCase.read(result, tests=tests) for result, _ in self.results]
+        cases = [ExportedCase.of(result, tests=tests) for result, _ in self.results]
         names = Counter(case.name for case in cases)
         shown = [f"{case.name} ({case.result.nodeid})" if names[case.name] > 1 else case.name for case in cases]
         return [replace(case, name=name) for case, name in zip(cases, shown, strict=True)]

@@ -19,9 +19,8 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Column, Metric, formatted, label
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exported_run import ExportedRun
 from pytest_llmperf.report.exports import case_table, prometheus
-from pytest_llmperf.report.results_json import RunDocument, document
+from pytest_llmperf.report.results_json import ExportedRun, RunDocument, document
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.run_page import headings
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -18,8 +18,8 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exported_run import ExportedRun
 from pytest_llmperf.report.exports import gitlab_metrics, junit, markdown_page, prometheus, within
+from pytest_llmperf.report.results_json import ExportedRun
 from tests.examples import examples
 from tests.golden import Golden
 from tools.documentation.commands import troubles

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exported_run import ExportedRun
 from pytest_llmperf.report.exports import gitlab_metrics, junit, markdown_page, prometheus
-from pytest_llmperf.report.results_json import write_json
+from pytest_llmperf.report.results_json import ExportedRun, write_json
 from pytest_llmperf.report.text import escaped
 from tests.pages import made
 from tests.runs import ladder_run
