@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_llmperf.judge.case_histories import CaseHistory
-from pytest_llmperf.report.html_page import html
+from pytest_llmperf.report.page import html
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.run.run_page import StoredFigures, page_of
 from tests.runs import ladder_run

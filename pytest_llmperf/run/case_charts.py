@@ -9,7 +9,7 @@ from pytest_llmperf.records.failure import total
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.results_document import Figure
-from pytest_llmperf.report.page_model import (
+from pytest_llmperf.report.page import (
     FOR_A_PERSON,
     Interval,
     IntervalChart,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pytest_llmperf.analysis.ladder import LADDERS, LLAMA, NOTES, SCALINGS, Rung, Width, gains
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
-from pytest_llmperf.report.page_model import NOW, STORED, Chart, Line, LineChart, Row, RowChart, Section, Table
+from pytest_llmperf.report.page import NOW, STORED, Chart, Line, LineChart, Row, RowChart, Section, Table
 from pytest_llmperf.report.results_json import Result
 from pytest_llmperf.support import formats
 

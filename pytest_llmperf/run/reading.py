@@ -199,7 +199,7 @@ def _refuse_what_cannot_be(front: str, said: Namespace, values: Mapping[str, Any
         where = f"ini perf_machine = {machine}" if front == PYTEST else f"--machine {machine}"
         raise UsageError(f"{where}: it names a folder; use letters, digits and dashes")
     if values["report"] is not None:
-        from pytest_llmperf.report.html_page import missing
+        from pytest_llmperf.report.page import missing
 
         if why := missing():
             raise UsageError(f"--perf-report {values['report']}: {why}")

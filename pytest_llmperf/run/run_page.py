@@ -11,7 +11,7 @@ from pytest_llmperf.judge.baseline import ANY_MACHINE
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
 from pytest_llmperf.records.results_document import TEST
-from pytest_llmperf.report.page_model import Case, Cell, Details, Page, Section, Table
+from pytest_llmperf.report.page import Case, Cell, Details, Page, Section, Table
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells

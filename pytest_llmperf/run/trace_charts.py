@@ -11,7 +11,7 @@ from pytest_llmperf.analysis.step_difference import parts_of as parts_by_name
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.report.page_model import Line, LineChart, Row, RowChart, Section, Table
+from pytest_llmperf.report.page import Line, LineChart, Row, RowChart, Section, Table
 from pytest_llmperf.report.results_json import Result
 from pytest_llmperf.run.ladder_charts import Baselines
 from pytest_llmperf.support import formats

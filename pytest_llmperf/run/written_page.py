@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.report.html_page import html
+from pytest_llmperf.report.page import html
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.history import RunHistories

@@ -12,7 +12,7 @@ from tests.plugin.conftest import Project
 
 # As where a package is not installed.
 HIDDEN = """
-from pytest_llmperf.report import html_page as installed
+from pytest_llmperf.report import page as installed
 
 found = installed.find_spec
 installed.find_spec = lambda name: None if name == {hidden!r} else found(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_llmperf.report.html_page import svgs
+from pytest_llmperf.report.page import svgs
 
 
 def drawn(specifications: Sequence[Mapping[str, Any]]) -> list[str]:

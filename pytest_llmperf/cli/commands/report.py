@@ -15,7 +15,7 @@ from pytest_llmperf.cli.baseline_folder import Shelf, change, figure, settings_d
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, RATE, label, rate_of
 from pytest_llmperf.records.results_document import ResultsError, read_values
-from pytest_llmperf.report.html_page import missing
+from pytest_llmperf.report.page import missing
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.report.text import Column, escaped, markdown
 from pytest_llmperf.run.reading import usual_history

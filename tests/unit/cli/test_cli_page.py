@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.report import html_page
+from pytest_llmperf.report import page as html_page
 from tests.golden import Golden
 from tests.runs import LADDER, ladder_run, stored_at, written
 from tests.shelf import Run, keep, llmperf_on

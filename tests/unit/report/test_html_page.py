@@ -11,9 +11,8 @@ from html.parser import HTMLParser
 import pytest
 
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.report import html_page
-from pytest_llmperf.report.html_page import drawn, html
-from pytest_llmperf.report.page_model import Page, RowChart, Table
+from pytest_llmperf.report import page as html_page
+from pytest_llmperf.report.page import Page, RowChart, Table, drawn, html
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.run.run_page import MOST_CASES, StoredFigures, page_of
 from tests.golden import Golden

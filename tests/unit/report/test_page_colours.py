@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pytest_llmperf.analysis import ladder
 from pytest_llmperf.records.result import Check
-from pytest_llmperf.report.page_model import IntervalChart
+from pytest_llmperf.report.page import IntervalChart
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.run.case_charts import change_section
 from tests.runs import ladder_run, result_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.report.page_model import LineChart
+from pytest_llmperf.report.page import LineChart
 from pytest_llmperf.run.history import RunHistories
 from pytest_llmperf.run.run_page import StoredFigures, page_of
 from pytest_llmperf.run.trace_charts import history_section
@@ -75,7 +75,7 @@ def test_the_page_has_it_after_what_changed(store: Path, tmp_path: Path) -> None
 def test_names_in_a_history_are_text(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="a page takes the extra `page`")
     pytest.importorskip("vl_convert", reason="a page takes the extra `page`")
-    from pytest_llmperf.report.html_page import html  # noqa: PLC0415
+    from pytest_llmperf.report.page import html  # noqa: PLC0415
     from tests.pages import EVIL  # noqa: PLC0415
 
     run = night(20, 1.1, EVIL)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.report.html_page import specification
-from pytest_llmperf.report.page_model import (
+from pytest_llmperf.report.page import (
     Case,
     Chart,
     IntervalChart,
@@ -24,6 +23,7 @@ from pytest_llmperf.report.page_model import (
     Row,
     RowChart,
     Section,
+    specification,
 )
 from pytest_llmperf.report.results_json import RunDocument, document
 from pytest_llmperf.run import written_page
