@@ -88,6 +88,8 @@ def _last(ranks: tuple[RankWork, ...]) -> LastRank | None:
 
 
 HOST, DATA = "idle: the host", "waiting for data"
+#: Parts in the order in which they are shown.
+ORDER = (*CATEGORIES, HOST, DATA)
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
             after=now.get(name, 0.0),
             names=tuple(change for part, change in names if part == name),
         )
-        for name in (*CATEGORIES, HOST, DATA)
+        for name in ORDER
         if name in then or name in now
     ]
     return StepDifference(

@@ -1,14 +1,16 @@
-"""Charts of cases: what changed beside its limit, every step, memory by part, and where a run's time went."""
+"""Charts of cases: changes beside limits, steps, memory by part, where time went, traced steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from pytest_llmperf.analysis.formulas import PARTS
-from pytest_llmperf.records.failure import total
+from pytest_llmperf.analysis.step_difference import ORDER, milliseconds, short_kernel, step_difference
+from pytest_llmperf.analysis.step_difference import parts_of as parts_by_name
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.results_document import Figure
+from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.page import (
     FOR_A_PERSON,
     Interval,
@@ -27,8 +29,8 @@ from pytest_llmperf.run.ladder_charts import Baselines
 from pytest_llmperf.support import formats
 
 # More are no picture.
-_MOST_CASES, _MOST_LAUNCHES, _MOST_LONGEST, _MOST_DIVIDED = 16, 6, 10, 12
-_MOST_STEPS = 400
+_MOST_CASES, _MOST_LAUNCHES, _MOST_DIVIDED = 16, 6, 12
+_MOST_POINTS, _MOST_NAMES = 400, 12
 
 _ALLOCATED, _PREDICTED = "peak_allocated_bytes", "predicted_peak_bytes"
 _MARKS = ("measured: allocated", "measured: reserved")
@@ -124,17 +126,12 @@ def step_chart(result: Result, stored: Baselines) -> LineChart | None:
 
 def _points(launch: Launch) -> tuple[tuple[float, float], ...]:
     steps = [(float(number), round(seconds * 1000, 3)) for number, seconds in enumerate(launch.step_seconds, 1)]
-    every = -(-len(steps) // _MOST_STEPS)
+    every = -(-len(steps) // _MOST_POINTS)
     return tuple(steps[1::every])
 
 
 def time_section(documents: Sequence[RunDocument]) -> Section | None:
-    """All launches by phase, and the longest of them; ``None`` where nobody told."""
-    charts = tuple(filter(None, (_all_launches(documents), _longest(documents))))
-    return Section(anchor="time", title="Where the time went", charts=charts) if charts else None
-
-
-def _all_launches(documents: Sequence[RunDocument]) -> RowChart | None:
+    """All launches by phase; ``None`` where nobody told."""
     stacks, rows = [], []
     for document in documents:
         if parts := parts_of_a_run(document.spent):
@@ -148,41 +145,14 @@ def _all_launches(documents: Sequence[RunDocument]) -> RowChart | None:
     if not stacks:
         return None
     largest = "; ".join(f"{name} {seconds}" for _, name, seconds, _ in rows[:4])
-    return RowChart(
+    chart = RowChart(
         title="All launches",
         says=f"Seconds of all launches together, by what they went to: {largest}",
         axis="seconds",
         rows=tuple(stacks),
         table=Table(("run", "phase", "time", "share"), tuple(rows), 2),
     )
-
-
-def _longest(documents: Sequence[RunDocument]) -> RowChart | None:
-    launches = [
-        (result.id, launch.phases)
-        for document in documents
-        for result in document.results
-        for launch in (*result.launches_before, *result.launches)
-        if launch.phases
-    ]
-    # Of one launch the chart of all launches says the same.
-    if len(launches) < 2:  # noqa: PLR2004
-        return None
-    longest = sorted(launches, key=lambda named: -total(named[1]))[:_MOST_LONGEST]
-    names = {phase: phase.replace("_", " ") for _, phases in longest for phase in phases}
-    stacks, rows = [], []
-    for case, phases in longest:
-        parts = tuple((names[phase], seconds) for phase, seconds in phases.items() if seconds > 0)
-        stacks.append(Row(case, formats.seconds(total(phases)), parts))
-        rows.append((case, *(formats.seconds(phases.get(phase)) for phase in names)))
-    which = "Each of the" if len(longest) == len(launches) else f"The longest {len(longest)} of"
-    return RowChart(
-        title=f"{which} {len(launches)} launches",
-        says=f"Phases of the longest launches; {stacks[0].label} took {stacks[0].words}.",
-        axis="seconds",
-        rows=tuple(stacks),
-        table=Table(("case", *names.values()), tuple(rows)),
-    )
+    return Section(anchor="time", title="Where the time went", charts=(chart,))
 
 
 def memory_parts(result: Result, stored: Baselines) -> Mapping[str, int]:
@@ -237,3 +207,83 @@ def memory_section(results: Sequence[Result], stored: Baselines) -> Section | No
         table=Table(("case", *names, "predicted", "allocated", "reserved"), tuple(rows)),
     )
     return Section(anchor="memory", title="Memory", charts=(chart,))
+
+
+# Traced steps by category, and what changed in them.
+
+
+def _now(result: Result) -> Trace | None:
+    """The trace of its newest launch that has one."""
+    return next((launch.trace for launch in reversed(result.launches) if launch.trace), None)
+
+
+def _before(result: Result, stored: Baselines) -> Trace | None:
+    """The other side's trace, where two took turns; else the baseline's."""
+    turns = [launch.trace for launch in result.launches_before if launch.trace]
+    if turns:
+        return turns[-1]
+    baseline = stored.get((result.machine, result.record.digest))
+    return baseline.trace.trace if baseline is not None and baseline.trace is not None else None
+
+
+def _parts(trace: Trace) -> Mapping[str, float]:
+    """Seconds of a step, in the order of a page."""
+    parts = parts_by_name(trace)
+    return {name: parts[name] for name in ORDER if parts.get(name)}
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.2f}"
+
+
+def trace_tables(result: Result, stored: Baselines) -> list[tuple[str, Table]]:
+    """Tables of one case: a step by category, and the names whose counts moved."""
+    now, before = _now(result), _before(result, stored)
+    if now is None:
+        return []
+    if before is None:
+        whole, parts = now.step_seconds, _parts(now).items()
+        shares = tuple((name, _ms(part), formats.share(part / whole if whole else None)) for name, part in parts)
+        return [("A traced step", Table(("part", "ms", "share"), shares))]
+    difference = step_difference(before, now)
+    beside = [(part.name, part.before, part.after) for part in difference.parts if part.before or part.after]
+    rows = [
+        (name, _ms(then), _ms(after), milliseconds(after - then))
+        for name, then, after in (*beside, ("the step", difference.before, difference.after))
+    ]
+    found = [("A traced step, then and now", Table(("part", "baseline, ms", "now, ms", "change"), tuple(rows)))]
+    named = [(part.name, change) for part in difference.parts for change in part.names]
+    named += [("the host waits", change) for change in difference.waits]
+    moved = []
+    for name, change in named[:_MOST_NAMES]:
+        calls = f"{change.count:+g}" + (" (new)" if change.is_new else " (gone)" if change.is_gone else "")
+        moved.append((name, short_kernel(change.name), calls, milliseconds(change.seconds)))
+    if moved:
+        found.append(("What a step does more or less often", Table(("part", "name", "calls", "time"), tuple(moved), 2)))
+    return found
+
+
+def trace_section(results: Sequence[Result]) -> Section | None:
+    """A traced step of every case that has one; ``None`` where there is none."""
+    traced = [(result, trace) for result in results if (trace := _now(result)) is not None]
+    if not traced:
+        return None
+    shown = [(result, trace, _parts(trace)) for result, trace in traced[:_MOST_DIVIDED]]
+    notes = [f"{len(traced) - len(shown)} more: each case below opens to its own."] if len(traced) > len(shown) else []
+    notes += ["On the CPU operators stand for kernels."] if any(trace.is_on_host for _, trace, _ in shown) else []
+    names = [name for name in ORDER if any(name in parts for _, _, parts in shown)]
+    stacks, rows = [], []
+    for result, trace, parts in shown:
+        whole = trace.step_seconds
+        bars = tuple((name, part * 1000) for name, part in parts.items() if part > _NEGLIGIBLE * whole)
+        stacks.append(Row(result.id, f"{whole * 1000:.4g} ms", bars))
+        rows.append((result.id, *(_ms(parts.get(name, 0.0)) for name in names), _ms(whole)))
+    chart = RowChart(
+        title="A traced step by category",
+        says=f"Of what a traced step of {len(shown)} cases consists, in milliseconds.",
+        note=" ".join(notes),
+        axis="ms a step",
+        rows=tuple(stacks),
+        table=Table(("case", *names, "step, ms"), tuple(rows)),
+    )
+    return Section(anchor="traces", title="Inside a step", charts=(chart,))

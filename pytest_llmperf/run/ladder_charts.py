@@ -1,22 +1,25 @@
-"""The ladder: each rung as a bar beside its baseline and what was published, and its gain over the one before."""
+"""Charts of cases side by side: the rungs of a ladder, one training on more and more GPUs, one case run by run."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import NamedTuple
 
 from pytest_llmperf.analysis.ladder import LADDERS, LLAMA, NOTES, SCALINGS, Rung, Width, gains
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.case_histories import CaseHistory, Segment
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
+from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.report.page import NOW, STORED, Chart, Line, LineChart, Row, RowChart, Section, Table
 from pytest_llmperf.report.results_json import Result
 from pytest_llmperf.support import formats
 
 _MARKS = ("baseline", "published")
 # More are no picture.
-_MOST_RUNGS, _MOST_CHARTS, _MOST_SERIES = 24, 18, 6
+_MOST_RUNGS, _MOST_CHARTS, _MOST_SERIES, _MOST_HISTORIES, _MOST_POINTS = 24, 18, 6, 8, 400
 
 # Every id begins with its model and goes on with its precision (``settings/train_spec.py``).
 _NAME = re.compile(r"(?s)(?:(?P<model>.+?)-(?=(?:fp32|tf32|bf16|fp16)\b))?(?P<settings>.*?)(?:-gpus(?P<gpus>\d{1,6}))?")
@@ -282,3 +285,79 @@ def _scaling(name: str, rates: _Rates, measured: _Rates, published: _Rates) -> L
 
 def _total(rates: _Rates) -> tuple[tuple[float, float], ...]:
     return tuple((float(gpus), rate * gpus) for gpus, rate in sorted(rates.items()))
+
+
+# What cases took run by run: where that changed, and what else was different there.
+
+
+def history_section(histories: Sequence[CaseHistory]) -> Section | None:
+    """Those that changed, the worst first; ``None`` where there are none."""
+    several = [one for one in histories if one.segments]
+    if not several:
+        return None
+    changed = sorted((one for one in several if one.latest_change), key=_latest)
+    runs = {result.run for one in several for result in one.results}
+    first = min(one.results[0].began for one in several)[:10]
+    told = f"{formats.counted(len(several), 'case')} over {len(runs)} runs since {first}: "
+    told += f"{len(changed) or 'none'} with a change point."
+    left = len(changed) - _MOST_HISTORIES
+    told += f" {left} of them are not drawn here; llmperf history lists them." if left > 0 else ""
+    charts = tuple(map(_history, changed[:_MOST_HISTORIES]))
+    return Section(anchor="history", title="History", lines=(told,), charts=charts)
+
+
+def _latest(one: CaseHistory) -> float:
+    latest = one.latest_change
+    return latest.change.rate if latest and latest.change else 0.0
+
+
+def _history(one: CaseHistory) -> LineChart:
+    latest, first = one.segments[-1], one.results[0].began[:10]
+    since, change = latest.results[0].began[:10], latest.change
+    told = f"{formats.percent(change.rate)} since {since}" if change else f"counts changed on {since}"
+    if change and change.shared is not None:
+        told += f", {formats.percent(change.shared)} of all cases that ran with it"
+    counted = [result for segment in one.segments for result in segment.results]
+    every = -(-len(counted) // _MOST_POINTS)
+    runs = [
+        (_day(result, first), round(result.tokens_per_second_per_gpu or 1 / result.step_seconds, 3))
+        for result in counted[::every]
+    ]
+    levels = []
+    for segment in one.segments:
+        rate = round(segment.rate(segment.step_seconds) or 1 / segment.step_seconds, 3)
+        levels.append(Line("level", "baseline", tuple((_day(segment.results[at], first), rate) for at in (0, -1))))
+    headings = ("from", "to", "what changed", "versions", "runs", "tokens/s/GPU", "95 of 100 in", "change")
+    return LineChart(
+        title=one.id,
+        says=f"Tokens/s per GPU of {len(one.results)} runs: {told}.",
+        note=f"{told}. What else changed: {'; '.join(latest.different) or 'nothing else that is recorded'}.",
+        x_axis=f"days since {first}",
+        y_axis="tokens/s/GPU",
+        lines=(*levels, Line("run", "now", tuple(runs))),
+        table=Table(headings, tuple(map(_segment, one.segments)), 4),
+    )
+
+
+def _day(result: PastResult, first: str) -> float:
+    try:
+        return float((date.fromisoformat(result.began[:10]) - date.fromisoformat(first)).days)
+    except ValueError:  # a time that is none, in a file that somebody wrote
+        return 0.0
+
+
+def _segment(segment: Segment) -> tuple[str, ...]:
+    newest = segment.results[-1]
+    interval = " to ".join(formats.tokens_per_second(segment.rate(each)) for each in (segment.high, segment.low))
+    versions = ", ".join(f"{name} {version}" for name, version in list(newest.versions.items())[:4])
+    told = filter(None, (f"revision {newest.revision}" if newest.revision else "", versions))
+    return (
+        segment.results[0].began[:10],
+        newest.began[:10],
+        "; ".join(segment.different) or formats.ABSENT,
+        "; ".join(told) or formats.ABSENT,
+        str(len(segment.results)),
+        formats.tokens_per_second(segment.rate(segment.step_seconds)),
+        interval,
+        formats.percent(segment.change.rate if segment.change else None),
+    )

@@ -23,10 +23,18 @@ from pytest_llmperf.run.case_charts import (
     memory_table,
     step_chart,
     time_section,
+    trace_section,
+    trace_tables,
     urgency,
 )
-from pytest_llmperf.run.ladder_charts import Baselines, CaseName, ladder_section, notes_of, scaling_section
-from pytest_llmperf.run.trace_charts import history_section, trace_section, trace_tables
+from pytest_llmperf.run.ladder_charts import (
+    Baselines,
+    CaseName,
+    history_section,
+    ladder_section,
+    notes_of,
+    scaling_section,
+)
 from pytest_llmperf.support import formats
 
 _MOST_SKIPPED = 200
@@ -101,7 +109,7 @@ def _sections(
     yield change_section(charted)
     yield history_section(histories)
     yield memory_section(charted, stored.baselines)
-    yield trace_section(charted, stored.baselines)
+    yield trace_section(charted)
     yield time_section(documents)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pytest_llmperf.analysis.likely_causes import CATEGORIES, COMMUNICATION, category
 from pytest_llmperf.analysis.step_difference import (
-    DATA,
-    HOST,
+    ORDER,
     count_moved,
     hidden_seconds,
     milliseconds,
@@ -116,7 +115,7 @@ def _of_results(path: Path, name: str) -> Traced:
 
 def step_page(one: Traced, screen: Screen) -> Iterator[str]:
     parts, trace = parts_of(one.trace), one.trace
-    names = [name for name in (*CATEGORIES, HOST, DATA) if parts.get(name)]
+    names = [name for name in ORDER if parts.get(name)]
 
     def rows_of(part: str) -> list[TraceRow]:
         rows = (row for row in trace.rows if row.kind in WORK and category(row.kind, row.name) == part)
