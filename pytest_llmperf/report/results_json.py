@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
@@ -38,7 +38,7 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: S
         values["spent"] = codec.plain(
             SpentTime(launches=spent.launches, seconds=round(spent.seconds, 3), phases=phases)
         )
-    plain: dict[str, Any] = _plain(values)
+    plain: dict[str, Any] = _mapped(values, _for_json)
     return plain
 
 
@@ -61,19 +61,22 @@ def _shared(kind: type[Figure | StoredResult], record: Check | CaseResult) -> di
     return {name: own[name] for name in (each.name for each in fields(kind)) if name in own and name != "verdict"}
 
 
-def _plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: evidence is whatever a worker found, and a reader must not trip over NaN."""
-    if value is None or isinstance(value, (str, bool, int)):
+def _mapped(value: Any, leaf: Callable[[Any], Any], raw: Container[str] = (), name: str = "") -> Any:
+    """``value`` with its keys and all that is no list and no object as ``leaf`` makes it; what is ``raw`` stays."""
+    if isinstance(value, Mapping):
+        return {str(leaf(key)): _mapped(item, leaf, raw, key) for key, item in value.items()}
+    if name in raw:
         return value
+    return [_mapped(item, leaf, raw) for item in value] if isinstance(value, (list, tuple)) else leaf(value)
+
+
+def _for_json(value: Any) -> Any:
+    """What JSON can hold: evidence is whatever a worker found, and a reader must not trip over NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(str(item) for item in value)
-    return str(value)
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def _leaving(value: Any, name: str = "") -> Any:
@@ -104,30 +107,32 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 _MOST = 2.0**63
 
 _Stored = TypeVar("_Stored", StoredResult, ResultsDocument)
-
-# Raw records, and a text of several lines.
-_AS_THEY_ARE = ("launches", "launches_before", "updated")
+_RAW = ("launches", "launches_before")
 
 
-def _shown(value: Any, name: str = "") -> Any:
-    """``value`` with texts of one line, and numbers that can be computed with: next to nothing is nothing."""
-    if name in _AS_THEY_ARE:
-        return value
+def _for_a_page(value: Any) -> Any:
+    """Texts of one line, and numbers that can be computed with: next to nothing is nothing."""
     if isinstance(value, str):
         return " ".join(one_line(value).split())
-    if isinstance(value, Mapping):
-        return {_shown(name): _shown(item, name) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_shown(item) for item in value]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     number = value if -_MOST < value < _MOST else None
     return number if number is None or abs(number) > 1 / _MOST else 0
 
 
+def _for_tools(value: Any) -> Any:
+    """Texts of one line, and numbers that are some."""
+    if isinstance(value, str):
+        return one_line(value)
+    try:
+        return value if not isinstance(value, (int, float)) or math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
 def shown(record: _Stored) -> _Stored:
-    """The same of a ``record``, for whom no ``--perf-json`` stands between."""
-    return codec.read_lenient(type(record), _shown(codec.plain(record))) or record
+    """``record`` as other tools get it."""
+    return codec.read_lenient(type(record), _mapped(codec.plain(record), _for_tools, _RAW)) or record
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,8 @@ class RunDocument:
 
     def __init__(self, values: Mapping[str, Any], source: str = "") -> None:
         """``source``: its file's name, where several are told of."""
-        self.record, self.source = document_of(_shown(values)), source
+        self.source = source
+        self.record = document_of(_mapped(values, _for_a_page, (*_RAW, "updated")))  # which has several lines
         self.schema = values.get("schema")
 
     @property

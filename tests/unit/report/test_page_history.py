@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.report.page import LineChart
-from pytest_llmperf.run.case_charts import history_section
 from pytest_llmperf.run.history import RunHistories
+from pytest_llmperf.run.ladder_charts import history_section
 from pytest_llmperf.run.run_page import StoredFigures, page_of
 from tests.golden import Golden
 from tests.runs import night, nineteen_nights

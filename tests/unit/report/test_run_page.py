@@ -172,11 +172,6 @@ def test_a_trace_is_told_by_category_and_what_moved_in_it(page: Page) -> None:
     assert dict(stack.parts) == {"matrix products": 200, "attention": 60, "elementwise and others": 40}
     moved = dict(case(page, "sdpa-mbs7").details.tables)["What a step does more or less often"]
     assert moved.rows == (("elementwise and others", "elementwise_add", "+40 (new)", "+40.0 ms"),)
-    (differs,) = [one for one in section(page, "traces").charts if "longer" in one.title]
-    assert isinstance(differs, RowChart)
-    (one,) = differs.rows
-    assert one.label == "llama-3.2-1b-bf16-sdpa-mbs7-gpus1"
-    assert dict(one.parts) == {"elementwise and others": pytest.approx(40)}
 
 
 def test_the_runs_time_is_told_by_phase(page: Page) -> None:
@@ -448,13 +443,6 @@ def test_a_cpus_memory_is_not_held_against_a_gpus_prediction() -> None:
     moved = {("cpu-x-8c", digest): one for (_, digest), one in stored.baselines.items()}
     page = page_of([RunDocument(values)], replace(stored, baselines=moved))
     assert "memory" not in [each.anchor for each in page.sections]
-
-
-def test_one_launch_is_not_the_longest_of_one() -> None:
-    values = ladder_run()
-    values["results"] = values["results"][:1]
-    values["results"][0]["launches"] = values["results"][0]["launches"][:1]
-    assert [one.title for one in section(of_run(values), "time").charts] == ["All launches"]
 
 
 @pytest.mark.parametrize(("most", "unit"), [(3 * 2**30, "GiB"), (40 * 2**20, "MiB"), (900, "KiB")])

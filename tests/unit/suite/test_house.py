@@ -34,10 +34,9 @@ JOINTS = {
     "run/learning_cases": 17,
     "run/paired_comparison": 18,
     "run/run": 16,
-    "run/run_end": 19,
-    "run/runner": 25,
+    "run/run_end": 18,
+    "run/runner": 24,
     "run/static_check": 16,
-    "run/tuning/recheck": 13,
     "run/tuning/trials": 13,
     "worker/recipes/huggingface/trainer": 14,
 }
