@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from pytest_llmperf.support.folders import refuse_others_link
+from pytest_llmperf.support.folders import refuse_planted
 
 # Of what another host's process left.
 _UNTOUCHED_SECONDS = 24 * 3600.0
@@ -63,7 +63,7 @@ def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
 def write_bytes(path: Path, data: bytes, *, lasts: bool = True) -> None:
     """As ``write_text``, of what is no text."""
     try:
-        refuse_others_link(path)
+        refuse_planted(path)
         target = Path(os.path.realpath(path))  # a link stays a link
         if target.exists() and not target.is_file():
             # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.
@@ -80,7 +80,7 @@ def write_bytes(path: Path, data: bytes, *, lasts: bool = True) -> None:
 def refused_at(path: Path) -> str:
     """Why ``write_text`` could not write there, found by trying; empty where it could. What is there stays as it is."""
     try:
-        refuse_others_link(path)
+        refuse_planted(path)
     except PermissionError as error:
         return str(error.strerror)
     target = Path(os.path.realpath(path))

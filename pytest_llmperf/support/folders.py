@@ -64,10 +64,11 @@ _STICKY = stat.S_ISVTX
 
 
 def private_folder(path: Path) -> Path:
-    """``path`` as a folder of ours alone, made if need be; PermissionError: a link, others', or open to others."""
-    found = os.stat(path.parent) if path.parent.exists() else None  # noqa: PTH116 - as it will be found
-    if found and found.st_mode & _OTHERS_WRITE and not found.st_mode & _STICKY:
-        raise _refused(path, f"everybody may replace it: {path.parent} is open to all without the sticky bit")
+    """``path`` as a folder of ours alone, made if need be, its links followed; PermissionError: a link, others', open to
+    others, or below what they may replace."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.parent.resolve() / path.name
+    _refuse_replaceable(path)
     with _opened(path) as (folder, _):
         mode = os.fstat(folder).st_mode
         if mode & 0o022:
@@ -75,6 +76,18 @@ def private_folder(path: Path) -> Path:
         if mode & 0o077:
             os.fchmod(folder, 0o700)
     return path
+
+
+def _refuse_replaceable(path: Path) -> None:
+    """PermissionError: somebody else may put another folder in the place of ``path``, or of one that it is in."""
+    inner = path
+    for outer in path.parents:
+        mode = os.stat(outer).st_mode  # noqa: PTH116 - as it will be found
+        if mode & _OTHERS_WRITE and not mode & _STICKY:
+            raise _refused(path, f"everybody may replace it: {outer} is open to all without the sticky bit (chmod +t)")
+        if mode & _OTHERS_WRITE and inner != path and (owner := inner.lstat().st_uid) not in (0, os.geteuid()):
+            raise _refused(path, f"user {owner} may replace it: {inner} is theirs, in a folder that is open to all")
+        inner = outer
 
 
 def refuse_others_folder(path: Path) -> None:
@@ -87,17 +100,24 @@ def refuse_others_folder(path: Path) -> None:
         raise _refused(path, f"it belongs to user {found.st_uid}, expected ours ({os.geteuid()})")
     if found.st_mode & _OTHERS_WRITE:
         raise _refused(path, "everybody may write there; take that away with chmod o-w")
+    _refuse_replaceable(path.resolve())
 
 
-def refuse_others_link(path: Path) -> None:
-    """PermissionError: ``path`` is a link of another user where all may write: it may name what is ours."""
+def refuse_planted(path: Path) -> None:
+    """PermissionError: ``path``, where all may write, is another user's: a link that may name what is ours, a pipe that
+    nobody reads, or a file that we may not replace."""
     try:
-        link, folder = path.lstat(), path.parent.stat()
+        found, folder = path.lstat(), path.parent.stat()
     except OSError:
         return
-    owners = (0, os.geteuid(), folder.st_uid)
-    if stat.S_ISLNK(link.st_mode) and folder.st_mode & _OTHERS_WRITE and link.st_uid not in owners:
-        raise _refused(path, f"it is a link of user {link.st_uid}; somebody may have put it there")
+    if not folder.st_mode & _OTHERS_WRITE or found.st_uid in (0, os.geteuid(), folder.st_uid):
+        return
+    if stat.S_ISREG(found.st_mode):
+        if folder.st_mode & _STICKY and os.geteuid():
+            raise _refused(path, f"it is a file of user {found.st_uid}, which nobody else may replace there")
+    else:
+        kind = "a link" if stat.S_ISLNK(found.st_mode) else "a pipe or the like"
+        raise _refused(path, f"it is {kind} of user {found.st_uid}; somebody may have put it there")
 
 
 @contextmanager

@@ -267,9 +267,22 @@ def test_an_interpreter_that_others_made_is_not_run(ground: Path, monkeypatch: p
     as_user(ALICE, lambda: refused(NotMadeError, make, f"belongs to user {MALLORY}"))
 
 
-def test_a_private_folder_in_one_that_everybody_may_rearrange_is_refused(ground: Path) -> None:
+@pytest.mark.parametrize("between", ["", "a", "a/b"])
+def test_a_private_folder_below_one_that_everybody_may_rearrange_is_refused(ground: Path, between: str) -> None:
     ground.chmod(0o777)
-    refused(PermissionError, lambda: private_folder(ground / "mine"), "sticky")
+    refused(PermissionError, lambda: private_folder(ground / between / "mine"), "sticky")
+
+
+@needs_root
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_private_folder_below_one_that_another_user_made_in_an_open_one_is_refused(
+    ground: Path, is_link: bool
+) -> None:
+    as_user(MALLORY, lambda: open_folder(ground / "theirs", 0o1777))
+    if is_link:
+        as_user(MALLORY, lambda: (ground / "link").symlink_to(ground / "theirs"))
+    named = ground / ("link" if is_link else "theirs") / "a" / "mine"
+    as_user(ALICE, lambda: refused(PermissionError, lambda: private_folder(named), f"user {MALLORY} may replace"))
 
 
 def test_a_private_folder_that_others_could_write_is_refused_and_one_they_could_read_is_closed(ground: Path) -> None:
@@ -296,3 +309,17 @@ def test_a_file_that_is_written_does_not_follow_a_link_that_another_user_planted
     assert "link of user" in refused_at(link)
     write_text(own, "{}")
     assert precious.read_text(encoding="ascii") == "{}"
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_what_another_user_put_in_a_files_place_is_refused_before_anything_runs(ground: Path, kind: str) -> None:
+    path = ground / "results.json"
+    as_user(MALLORY, lambda: os.mkfifo(path) if kind == "pipe" else path.touch())
+    path.chmod(0o666)
+
+    def write() -> None:
+        assert kind in refused_at(path)
+        refused(PermissionError, lambda: write_text(path, "{}"), f"user {MALLORY}")
+
+    as_user(ALICE, write)
