@@ -64,8 +64,8 @@ _STICKY = stat.S_ISVTX
 
 
 def private_folder(path: Path) -> Path:
-    """``path`` as a folder of ours alone, made if need be, its links followed; PermissionError: a link, others', open to
-    others, or below what they may replace."""
+    """``path``, without links above it, as a folder of ours alone, made if need be; PermissionError: a link, others',
+    open to others, or below what they may replace."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.parent.resolve() / path.name
     _refuse_replaceable(path)

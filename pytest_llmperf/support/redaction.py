@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 SET = "<set>"
 
 _WORDS = frozenset(
-    "AUTH BEARER COOKIE CREDENTIAL CREDENTIALS CREDS JWT KEY KEYS PASS PAT PWD SECRETS SIG SIGNATURE".split()
+    "AUTH BEARER COOKIE CREDENTIAL CREDENTIALS CREDS JWT KEY KEYS OAUTH PASS PAT PSK PWD SECRETS SIG SIGNATURE".split()
 )
 # People glue these to other words: XSECRET, PGPASSWORD, APIKEY. MONKEY and BYPASS are words of their own.
 _GLUED = re.compile(
@@ -30,26 +30,39 @@ _URL = re.compile(
 )
 # As those who issue them mark them, so that they are found anywhere.
 _ISSUED = re.compile(
-    r"\b(?:hf_\w{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}|xox[a-z]-[\w-]{10,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+|nvapi-[\w-]{20,}|wandb_v\d_\w{20,})"
+    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
+    r"|sk-(?:[A-Za-z0-9]{20,}|(?=[\w-]*[A-Z])[\w-]{20,})|nvapi-[\w-]{20,}|wandb_v\d_\w{20,}|npm_[A-Za-z0-9]{30,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+|AIza[\w-]{30,}|ya29\.[\w-]{20,}|dckr_pat_[\w-]{20,}"
+    r"|pypi-[\w-]{40,}|dapi[0-9a-f]{32}|r8_\w{30,}|SG\.[\w-]{16,}\.[\w-]{30,})"
+    r"|(?<=/services/)T\w+/B\w+/\w+|(?<=/webhooks/)\d+/[\w-]+"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*-----|\Z)"
 )
-_BEARER = re.compile(r"\b((?:Bearer|Basic|Authorization: ?\w+)\s+)[\w.~+/=-]{8,}")
+_BEARER = re.compile(r"\b((?:Bearer|(?i:authorization)[\"']?: ?[\"']?\w+)\s+|Basic\s+(?=[\w+/]*[0-9=]))[\w.~+/=-]{8,}")
 # name:password@host:port, as proxies are written.
 _PROXY = re.compile(r"(?<![\w/@:])([\w.-]+:)[^\s:@/]+(@[\w.-]+:\d+)\b")
 # NAME=value of a shell, --name value of a command, "name": "value" of JSON, ?name=value of an address.
 _VALUE = r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"'&;,)\]}]+)"
 _NAME = re.compile(
-    r"(?P<lead>(?<![\w-])--?|[?&]|(?<![\w-]))(?P<name>[A-Za-z][\w.-]*)(?P<between>[\"']?(?: ?=(?!=) ?|:(?!//)[ ]?))"
+    r"(?P<lead>(?<![\w-])--?|[?&]|(?<![\w-]))(?P<name>[A-Za-z][\w.-]*)"
+    r"(?P<between>(?:[\"'] ?)?(?: ?=(?!=) ?|:(?!//)[ ]?))"
 )
 _PAIR = re.compile(_NAME.pattern + _VALUE)
 _OPTION = re.compile(r"(?P<lead>(?<![\w-])--)(?P<name>[A-Za-z][\w-]*)(?P<between> +)(?![-=])" + _VALUE)
 _SHELL_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 # In prose and code other words are no secrets: key=lambda, pad_token='</s>'.
 _STRONG = re.compile(
-    r"(?:^|[_-])(?:passw(?:or)?d|passphrase|secret|credentials?|(?:account|api|access|secret|private)[_-]?key"
-    r"|(?:access|api|auth|hf|hub)[_-]?token)$",
+    r"(?:^|[_.-])(?:passw(?:or)?d|passphrase|secret|credentials?|(?:account|api|access|secret|private)[_-]?key"
+    r"|(?:access|api|auth|bearer|deploy|hf|hub|job|private|refresh|session)[_-]?token)$",
     re.IGNORECASE,
 )
+# What else is called a token or a key: of a text, of a table.
+_OF_DATA = frozenset(
+    "AUDIO BOS CACHE CLS COLUMN END EOS FEATURE GROUP IMAGE INPUT LABEL MASK OUTPUT PAD PARTITION PRIMARY PROMPT SEP "
+    "SORT SPECIAL START STOP TEXT UNK VIDEO".split()
+)
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")
+# Filled in by somebody else, or a token of a text: $HF_TOKEN, {token}, </s>, [PAD].
+_STANDS_FOR = ("$", "{", "<", "[", "%")
 _SHORTEST, _LONGEST_WORD = 8, 16
 
 
@@ -97,10 +110,23 @@ def _may_be_secret(name: str) -> bool:
 def _pair(match: re.Match[str]) -> str:
     lead, name, between, value = match.group("lead", "name", "between", "value")
     bare = value.strip("\"'")
+    is_key, is_named = between[0] in "\"'", _STRONG.search(name) is not None
+    if value.startswith(_STANDS_FOR):
+        is_named = False
+    elif lead.startswith("-") or is_key or "." in name or (name == "token" and "=" in between):
+        is_named = is_named or _is_secret_field(name, bare, is_option=lead.startswith("-"))
     # PASS: in a sentence is a word; so is any other name that no shell, command or JSON would write so.
-    is_plain = not lead and (not _SHELL_NAME.fullmatch(name) or between == ": ")
-    is_named = _STRONG.search(name) is not None if is_plain else _is_secret_name(name, bare)
+    elif lead or (_SHELL_NAME.fullmatch(name) and between != ": "):
+        is_named = _is_secret_name(name, bare)
     return f"{lead}{name}{between}{SET}" if is_named and bare else match[0]
+
+
+def _is_secret_field(name: str, value: str, *, is_option: bool) -> bool:
+    """Of an option, or a field of some configuration: by its last word, and mostly by what it holds."""
+    words = _words_of(name)
+    if not words or _OF_DATA.intersection(words) or not _is_secret_name(words[-1], value):
+        return False
+    return (is_option and _GLUED.search(words[-1]) is not None) or _RANDOM.fullmatch(value) is not None
 
 
 def _words_of(name: str) -> list[str]:

@@ -32,6 +32,16 @@ SECRET = [
     ("CUDA_X", "run --token abc"),
     ("CUDA_X", "env HF_TOKEN=abc python"),
     ("CUDA_X", "hf_abcdefghijklmnopqrst"),
+    ("CUDA_X", '{"token": "hunter2secret"}'),
+    ("CUDA_X", '{"api_key" : "hunter2"}'),
+    ("CUDA_X", "{'awsSecretKey': 'hunter2secret'}"),
+    ("CUDA_X", "-H 'authorization: bearer hunter2secret'"),
+    ("CUDA_X", '-H "PRIVATE-TOKEN: hunter2"'),
+    ("CUDA_X", "hub.token=hunter2secret"),
+    ("CUDA_X", "trainer.hub_token=hunter2"),
+    ("CUDA_X", "https://hooks.slack.com/services/T00/B00/hunter2"),
+    ("CUDA_X", "AIzaSyD-0123456789abcdefghijklmnopqrst"),
+    ("CUDA_X", "-----BEGIN RSA PRIVATE KEY-----\nMIIE"),
 ]
 OTHERS = [
     ("TOKENIZERS_PARALLELISM", "false"),
@@ -49,6 +59,12 @@ OTHERS = [
     ("CUDA_X", "KeyError: 'x'"),
     ("CUDA_X", "assert TOKEN == 3, x = 4: y"),
     ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+    ("CUDA_X", "--eos-token </s> --pad_token=PAD --hub-token $HF_TOKEN"),
+    ("CUDA_X", "--sort-key name --cache-key llama32-1b --key-dim 64 --auth no"),
+    ("CUDA_X", "--password-file /run/secrets/1 --token-type bpe32000x"),
+    ("CUDA_X", '{"token": "hello", "key": "model", "pad_token": "pad12345"}'),
+    ("CUDA_X", "import hf_config_of_the_model_long_name, sk-learn-of-the-year-2026-package"),
+    ("CUDA_X", "Basic TransformerBlock of a model"),
     ("NCCL_SECRET", ""),
 ]
 

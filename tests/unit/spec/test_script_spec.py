@@ -97,3 +97,15 @@ def test_what_only_a_shell_reads_is_refused(words: str) -> None:
     with pytest.raises(SpecError, match="no shell"):
         ScriptSpec(command=words)
     assert ScriptSpec(command=f"bash -c {shlex.quote(words)}").argv[2] == words
+
+
+@pytest.mark.parametrize(
+    "words", ["--hub-token abc", "--wandb_api_key=abc", "trainer.hub_token=abc", "x -p http://u:p@h"]
+)
+def test_a_command_shows_no_secret(words: str) -> None:
+    with pytest.raises(SpecError, match="command has a secret, which a baseline would show"):
+        ScriptSpec(command=f"python train.py {words}")
+
+
+def test_a_command_may_name_tokens_of_a_text_and_what_others_fill_in() -> None:
+    assert ScriptSpec(command="python train.py --eos-token </s> --pad_token=PAD --sort-key size --key-dim 64")
