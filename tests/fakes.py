@@ -227,7 +227,7 @@ class FakeStaticSteps:
             error = PredictionError(f"{spec.id}: its step cannot be told without a launch: {values['error']}")
             error.is_lost = values.get("is_lost", False)
             return error
-        merged = {name: {**STEP[name], **values.get(name, {})} for name in STEP}
+        merged: dict[str, Any] = {name: {**STEP[name], **values.get(name, {})} for name in STEP}
         return StaticStep(**{**merged, "operators": {name: n for name, n in merged["operators"].items() if n}})
 
     def close(self) -> None: ...

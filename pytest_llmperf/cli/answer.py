@@ -67,6 +67,7 @@ def plain(value: object) -> str:
 #: Each is answered by its module in ``commands``, but for those that share one.
 _HOMES = {
     "merge": "night.night_log:add_merge_options",
+    "scale": "commands.plan:add_scale_options",
     "nights": "night.night_log:add_nights_options",
 }
 _COMMANDS = {
@@ -74,6 +75,7 @@ _COMMANDS = {
     "explain": "of what a traced step consists, and of what the difference between two does",
     "history": "what a case took, run by run, and where that changed; without one all, worst first",
     "plan": "the memory that specs will need, predicted without a GPU",
+    "scale": "what a step takes of each of many ranks, without a GPU: collectives, their bytes, memory, arithmetic",
     "report": "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung; "
     "and runs, as a page",
     "check": "launch specs until they are decided against their baselines, as pytest does, without pytest",
@@ -87,13 +89,15 @@ _COMMANDS = {
 }
 
 
+_A_LINE = {"help": "one JSON document a line"}
+
 # Of several commands, and of no run's settings.
 _OF_COMMANDS = (
     Option(
         flag="--json",
         is_switch=True,
         help="one JSON document instead of a page",
-        fronts=only(TUNE, BISECT, "history", plan={"help": "one JSON document a line"}),
+        fronts=only(TUNE, BISECT, "history", plan=_A_LINE, scale=_A_LINE),
     ),
     Option(
         flag="--format",

@@ -118,13 +118,18 @@ def _among(names: frozenset[str]) -> Callable[[StaticStep], Mapping[str, float]]
     return lambda step: {name: count for name, count in step.operators.items() if name in names}
 
 
-def _exchanges(step: StaticStep) -> Mapping[str, float]:
-    """Of a script; a predicted step, whose arithmetic is known, has them among its operators."""
+def _asking(step: StaticStep) -> Mapping[str, float]:
+    """The operators by which a script asks for exchanges; of a predicted step, whose arithmetic is known, they count
+    as any."""
     return {name: count for name, count in step.operators.items() if name.startswith("c10d::") and not step.flops}
 
 
+def _exchanges(step: StaticStep) -> Mapping[str, float]:
+    return {name: count for name, (count, _) in step.exchanges.items()} or _asking(step)
+
+
 def _others(step: StaticStep) -> Mapping[str, float]:
-    known = {*_COPIES, *_WAITS, *_exchanges(step)}
+    known = {*_COPIES, *_WAITS, *_asking(step)}
     return {name: count for name, count in step.operators.items() if name not in known}
 
 
@@ -134,12 +139,17 @@ _FIGURES: Mapping[str, tuple[Callable[[StaticStep], Mapping[str, float]], Verdic
     "synchronisations_per_step": (_among(_WAITS), "regressed", "changed"),
     "copies_per_step": (_among(_COPIES), "regressed", "changed"),
     "collectives_per_step": (_exchanges, "regressed", "changed"),
+    "collective_bytes_per_step": (
+        lambda step: {name: size for name, (_, size) in step.exchanges.items()},
+        "regressed",
+        "changed",
+    ),
     "flops_per_step": (lambda step: step.flops, "regressed", "changed"),
     PEAK: (lambda step: step.memory, "regressed", "improved"),
     "operators_per_step": (_others, "changed", "changed"),
 }
 # What a kind of step does not have is not told of it: a script's no arithmetic, one rank's no collectives.
-_OF_SOME = ("collectives_per_step", "flops_per_step", PEAK)
+_OF_SOME = ("collectives_per_step", "collective_bytes_per_step", "flops_per_step", PEAK)
 
 
 def _told(*steps: StaticStep) -> list[str]:
@@ -152,6 +162,8 @@ def judge_step(now: StaticStep, stored: StaticStep | None) -> Judgement:
         figures = ((METRICS[name], fsum(_FIGURES[name][0](now).values())) for name in _told(now))
         checks = tuple(metric.check(value, tolerance=0.0, verdict="new") for metric, value in figures)
         return Judgement("new", "no static figures yet", checks)
+    if not (now.exchanges and stored.exchanges):  # older figures tell of none
+        now, stored = (replace(step, exchanges={}) for step in (now, stored))
     others = stored.other_versions(now)
     checks = tuple(_check(name, now, stored, gates=not others) for name in _told(now, stored))
     if others:
@@ -170,7 +182,7 @@ def news(now: StaticStep, stored: StaticStep) -> str:
     """What moved, in one line: ``+32 aten::_to_copy a step, memory +0.40 GiB``; empty where nothing did."""
     lines = _moved(now.operators, stored.operators, "")
     words = [f"{first_n(lines, _MOST_NAMES)} a step"] if lines else []
-    for name in ("flops_per_step", PEAK):
+    for name in _OF_SOME:
         then, there = (fsum(_FIGURES[name][0](step).values()) for step in (stored, now))
         if then != there:
             words.append(f"{label(name)} {change_of(there - then, METRICS[name].unit)}")
@@ -187,7 +199,7 @@ def come_and_gone(step: StaticStep, stored: StaticStep) -> str:
         if names:
             told = [f"{name} ({there[name]} a step)" for name in names]
             lines.append(f"{word} {first_n(told, _MOST_NAMES)}")
-    for metric in ("synchronisations_per_step", "copies_per_step"):
+    for metric in ("synchronisations_per_step", "copies_per_step", "collectives_per_step"):
         lines += new_places(metric, stored, step)[:_MOST_NAMES]
     return "; ".join(lines)
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from importlib.util import find_spec
 from typing import IO, Any, cast
 
@@ -137,9 +138,11 @@ def started(errors: Any, niceness: int) -> subprocess.Popen[bytes]:
     return process
 
 
-def step_request(spec: TrainSpec, *, operators: bool = False) -> dict[str, Any]:
-    """A question for bytes by part, and for ``operators`` with their arithmetic where these are wanted."""
-    request = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
+def step_request(spec: TrainSpec, *, operators: bool = False, ranks_per_node: int = 0) -> dict[str, Any]:
+    """A question for bytes by part, and for ``operators`` with their arithmetic and exchanges where these are wanted;
+    0 ranks a node: all are on one."""
+    request: dict[str, Any] = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
+    request |= {"ranks_per_node": ranks_per_node} if ranks_per_node else {}
     return request | ({"operators": True} if operators else {})
 
 
@@ -153,16 +156,16 @@ def why_none(spec: TrainSpec) -> str | None:
 class _Steps(PredictionProcess):
     """The steps of specs, each asked for once."""
 
-    def __init__(self, *, operators: bool) -> None:
+    def __init__(self, *, operators: bool, ranks_per_node: int = 0) -> None:
         super().__init__()
-        self._operators = operators
+        self._asked_for = partial(step_request, operators=operators, ranks_per_node=ranks_per_node)
         self._numbers: dict[TrainSpec, int] = {}
 
     def ask(self, specs: Iterable[Spec]) -> None:
         """Let those of a recipe be predicted beside what this process does."""
         for spec in (each for each in specs if isinstance(each, TrainSpec)):
             if spec not in self._numbers and why_none(spec) is None:
-                self._numbers[spec] = self.send(step_request(spec, operators=self._operators))
+                self._numbers[spec] = self.send(self._asked_for(spec))
 
     def answer(self, spec: TrainSpec, what: str) -> Mapping[str, Any] | PredictionError:
         """The answer that was asked for; ``what`` says that there is none."""
@@ -187,8 +190,8 @@ def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | Pre
 class StaticSteps(_Steps):
     """The steps of one run's specs."""
 
-    def __init__(self) -> None:
-        super().__init__(operators=True)
+    def __init__(self, ranks_per_node: int = 0) -> None:
+        super().__init__(operators=True, ranks_per_node=ranks_per_node)
 
     def check(self) -> None:
         """Raise PredictionError, in one line, where this interpreter lacks what every training needs."""
@@ -205,8 +208,10 @@ class StaticSteps(_Steps):
         found = self.answer(spec, "its step cannot be told without a launch")
         if isinstance(found, PredictionError):
             return found
-        facts = {name: found[name] for name in ("operators", "flops", "versions")}
-        return StaticStep(memory=found["parts"], **facts)
+        facts = {name: found[name] for name in ("operators", "flops", "versions", "padding")}
+        counted = found["exchanges"].items()
+        exchanges = {name: (count, whole + each * spec.gpus) for name, (count, whole, each) in counted}
+        return StaticStep(memory=found["parts"], exchanges=exchanges, **facts)
 
 
 class FlopCounts(PredictionProcess):

@@ -209,10 +209,14 @@ def exchanges(record: bytes, ends: Sequence[int], place: Callable[[Frames], Sequ
 
 def _name(entry: Mapping[str, Any]) -> str:
     """``all_gather``, ``reduce_scatter of shard``: what it does, and in which dimension of the mesh."""
-    kind = str(entry["profiling_name"]).partition(":")[2].split(" ")[0]
-    kind = re.sub(r"^_|_base$|_tensor$|_coalesced$", "", kind)
     described = entry.get("process_group") or ("", "")
-    group = "" if described[1] in _UNNAMED else str(described[1]).removeprefix("mesh_")
+    return exchange_name(str(entry["profiling_name"]).partition(":")[2].split(" ")[0], str(described[1]))
+
+
+def exchange_name(function: str, group: str) -> str:
+    """The same by the function that is called and what its group is called."""
+    kind = re.sub(r"^_|_+$|(_base|(_into)?_tensor|_coalesced|_single)_?$", "", function)
+    group = "" if group in _UNNAMED else group.removeprefix("mesh_")
     return f"{_NAMES.get(kind, kind)}{group and f' of {group}'}"
 
 

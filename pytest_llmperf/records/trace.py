@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from statistics import fmean, median_low
 from typing import Annotated, Any, Literal
 
@@ -47,6 +47,7 @@ _CALLERS = frozenset("aten::item aten::is_nonzero aten::to aten::_to_copy aten::
 # Seconds that no step has; kernels, or bytes that are exchanged.
 _MOST, _MOST_COUNT = 1e9, 1e15
 _Some = Annotated[float, Meta(ge=0, lt=_MOST)]
+_Much = Annotated[float, Meta(ge=0, lt=_MOST_COUNT)]
 
 
 def short_name(name: str) -> str:
@@ -260,15 +261,27 @@ class StaticStep:
     """Bytes at the predicted peak, by part."""
     versions: Mapping[str, str]
     """With which it is exact."""
+    exchanges: Mapping[str, tuple[Count | _Much, Count | _Much]] = field(default_factory=dict)
+    """With other ranks, by kind and dimension of the mesh: how many, and their bytes; older figures tell of none."""
+    padding: Count = field(default=0, compare=False)
+    """Bytes that the shards of all ranks have beyond the model."""
     places: Mapping[str, Mapping[str, float]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, trace: Trace, versions: Mapping[str, str]) -> StaticStep:
         """What a step did on a CPU; of what only calls others, those are counted."""
         rows = (row for row in trace.rows if row.name not in _CALLERS and not row.name.startswith("autograd::"))
-        counts = {row.name: row.count for row in rows if row.kind in WORK | {"wait"}}
-        whole = {name: int(count) if count == int(count) else count for name, count in counts.items()}
-        return cls(operators=whole, flops={}, memory={}, versions=versions, places=trace.places)
+        counts = {row.name: _whole(row.count) for row in rows if row.kind in WORK | {"wait"}}
+        sizes = {row.name: _whole(row.count) for row in trace.rows if row.kind == "payload"}
+        asked = {row.name: (_whole(row.count), sizes.get(row.name, 0)) for row in trace.rows if row.kind == "exchange"}
+        step = cls(operators=counts, flops={}, memory={}, versions=versions, places=trace.places)
+        return replace(step, exchanges=asked)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Of operators, of exchanges and of their bytes."""
+        sizes = {f"bytes of {name}": size for name, (_, size) in self.exchanges.items()}
+        return {**self.operators, **{name: count for name, (count, _) in self.exchanges.items()}, **sizes}
 
     @property
     def peak_bytes(self) -> int:
@@ -293,6 +306,11 @@ class StaticStep:
         return step
 
 
+def _whole(count: float) -> float:
+    return int(count) if count == int(count) else count
+
+
 def _sum(step: StaticStep) -> str:
-    exact = [sorted(getattr(step, each.name).items()) for each in fields(step) if each.compare]
+    told = [each.name for each in fields(step) if each.compare and (each.name != "exchanges" or step.exchanges)]
+    exact = [sorted(getattr(step, name).items()) for name in told]
     return hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]

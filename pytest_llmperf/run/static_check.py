@@ -203,8 +203,9 @@ def _of_script(caller: Caller, spec: ScriptSpec, stored: Collection[StaticStep])
     second = _launched(caller, spec, 2)
     if isinstance(second, NoStep) or first == second:
         return second
-    name, _ = min({*first.operators.items()} ^ {*second.operators.items()})
-    apart = f"{first.operators.get(name, 0):g} and {second.operators.get(name, 0):g} of {name}"
+    one, other = first.counts, second.counts
+    name, _ = min({*one.items()} ^ {*other.items()})
+    apart = f"{one.get(name, 0):g} and {other.get(name, 0):g} of {name}"
     why = f"its small form does not repeat itself, two launches had {apart} a step; seed= may make it"
     return NoStep(f"{spec.id}: not claimed: {why}", is_lost=bool(stored))
 

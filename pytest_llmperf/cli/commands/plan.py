@@ -1,25 +1,29 @@
-"""``llmperf plan``: the memory that specs will need, predicted on any machine."""
+"""``llmperf plan`` and ``scale``: the memory of specs, and what a step takes of each of many ranks, on any machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from pytest_llmperf.analysis import formulas
 from pytest_llmperf.analysis.formulas import MemoryPlan
-from pytest_llmperf.cli.answer import Answer, Screen, add_place, add_shared, table
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, add_shared, table
 from pytest_llmperf.cli.asked_run import Named, all_stored, named
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.launch import prediction
-from pytest_llmperf.launch.prediction import PredictionError
+from pytest_llmperf.launch.prediction import PredictionError, StaticSteps
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.report.text import Column, markdown, one_line
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.user_input import argument, whole
 
 
 @dataclass(frozen=True)
@@ -126,3 +130,91 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if arguments.format == "markdown":
         return Answer(markdown(columns), troubles, for_programs=True)
     return Answer(table(columns, screen), troubles)
+
+
+# Scale: what a step takes of one of so many ranks, the fullest.
+
+UNCOUNTED = "tensor, context and pipeline parallelism are not counted: no spec has them"
+_Scaled = tuple[TrainSpec, StaticStep]
+
+
+def add_scale_options(parser: argparse.ArgumentParser) -> None:
+    add_place(parser)
+    parser.add_argument("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
+    ranks = argument(_numbers, "numbers of ranks, e.g. 8,64,1024")
+    parser.add_argument("--ranks", type=ranks, required=True, metavar="N,N", help="how many there are")
+    node = argument(partial(whole, least=1), "a number of ranks")
+    parser.add_argument(
+        "--ranks-per-node", type=node, default=8, metavar="N", help="over which fsdp_hybrid shards (%(default)s)"
+    )
+    add_shared(parser, "scale", "--json")
+    parser.set_defaults(answer=_scale, usage=parser.error)
+
+
+def _numbers(text: str) -> list[int] | None:
+    found = [whole(each, least=2) for each in text.split(",")]
+    return [each for each in found if each] if all(found) else None
+
+
+def _scale(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    troubles: list[str] = []
+    words, ranks = [*arguments.specs], arguments.ranks
+    if any("=" in word for word in words) and not any(word.startswith("gpus=") for word in words):
+        words.append(f"gpus={ranks[0]}")
+    cases = [each.spec for each in named(words, arguments.perf_baselines, arguments.machine)]
+    troubles += [f"{spec.id}: a script, whose ranks are not told without a launch" for spec in cases if spec.is_script]
+    try:
+        wide = [[replace(spec, gpus=number) for number in ranks] for spec in cases if isinstance(spec, TrainSpec)]
+    except ValueError as error:
+        raise CaseError(str(error)) from error
+    found = _scaled(wide, arguments.ranks_per_node, troubles)
+    if arguments.json:
+        return Answer((json.dumps(scale_document(one)) for rows in found for one in rows), troubles, for_programs=True)
+    return Answer((line for rows in found if rows for line in _scale_page(rows, screen)), troubles)
+
+
+def _scaled(wide: Sequence[list[TrainSpec]], on_a_node: int, troubles: list[str]) -> Iterator[list[_Scaled]]:
+    """Of each spec its step at each number of ranks, as soon as all are known; ``troubles``: why there is none."""
+    with closing(StaticSteps(on_a_node)) as steps:
+        steps.ask(each for one in wide for each in one)
+        for one in wide:
+            rows = [(each, steps.of(each)) for each in one]
+            troubles += [str(step) for _, step in rows if isinstance(step, PredictionError)]
+            yield [(each, step) for each, step in rows if isinstance(step, StaticStep)]
+
+
+def scale_document(one: _Scaled) -> dict[str, Any]:
+    spec, step = one
+    return {
+        "id": spec.id,
+        "digest": spec.digest,
+        "ranks": spec.gpus,
+        "peak_allocated_bytes": step.peak_bytes,
+        "parts": dict(step.memory),
+        "flops_per_step": sum(step.flops.values()),
+        "padding_bytes": step.padding,
+        "collectives": {name: {"count": n, "bytes": size} for name, (n, size) in sorted(step.exchanges.items())},
+        "versions": dict(step.versions),
+        "notes": [UNCOUNTED],
+    }
+
+
+def _scale_page(rows: Sequence[_Scaled], screen: Screen) -> Iterator[str]:
+    spec, steps = rows[0][0], [step for _, step in rows]
+    names = sorted({name for step in steps for name in step.exchanges})
+
+    def asked(step: StaticStep, name: str) -> str:
+        count, size = step.exchanges.get(name, (0, 0))
+        return f"{count:g}, {formats.memory(size, 2)}" if count else formats.ABSENT
+
+    columns = [
+        Column("ranks", [f"{each.gpus:,}" for each, _ in rows]),
+        Column("memory", [formats.memory(step.peak_bytes, 2) for step in steps]),
+        Column("arithmetic", [formats.flops(sum(step.flops.values())) for step in steps]),
+        *(Column(name, [asked(step, name) for step in steps]) for name in names),
+    ]
+    if any(step.padding for step in steps):
+        columns.append(Column("padding of shards", [formats.memory(step.padding, 2) for step in steps]))
+    yield f"{spec.id.rpartition('-gpus')[0]}: a step of one rank, the fullest"
+    yield from table(columns, screen)
+    yield f"  note: {UNCOUNTED}"

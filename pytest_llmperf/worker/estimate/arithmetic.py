@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from pytest_llmperf.worker.build import hf_config_of
+from pytest_llmperf.worker.estimate.exchanges import Exchanges
 from pytest_llmperf.worker.settings.attention import attentions_of
 
 # What each operator computes, by its arguments.
@@ -267,6 +268,9 @@ class OperatorCounter:
         """Without the names of their overloads, ``aten::mm`` say; Liger's kernels as ``liger::…``."""
         self.flops: Counter[str] = Counter()
         """By operator."""
+        self.exchanges = Exchanges()
+        self.padding = 0
+        """Bytes that the shards of all ranks have beyond the model."""
         self._now: Counter[str] | None = None
 
     def called(self, name: str) -> None:
@@ -278,6 +282,7 @@ class OperatorCounter:
     def times(self, number: int) -> Iterator[None]:
         """What runs inside is run so often in a step."""
         counts = self._now = Counter[str]()
+        self.exchanges.times = number
 
         def seen(name: str) -> None:
             if name not in _QUESTIONS and not name.startswith(("prim::", "profiler::")):

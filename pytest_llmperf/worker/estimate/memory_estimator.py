@@ -13,18 +13,13 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from accelerate.parallelism_config import ParallelismConfig
-from accelerate.utils import FullyShardedDataParallelPlugin
-from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
@@ -32,51 +27,12 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, mask
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, replaced
+from pytest_llmperf.worker.estimate.exchanges import among_ranks, first_chunk, padding_bytes, shard
 from pytest_llmperf.worker.estimate.storages import GRANULE, Recording, StorageCounter, on_this_rank, parts_at_peak
 from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
-from pytest_llmperf.worker.settings.parallelism import RESHARD_AFTER_FORWARD, replicas_and_shards
 from pytest_llmperf.worker.settings.precision import DTYPES
-
-
-@contextmanager
-def among_ranks(spec: TrainSpec) -> Iterator[ParallelismConfig]:
-    """Be rank 0 of the spec's ranks, on one node, while this lasts; before any fake mode: a mesh is made of numbers.
-
-    Rank 0 holds as much as any: where ranks are too many for a tensor's rows, the last ones hold less.
-    """
-    replicas, shards = replicas_and_shards(spec, spec.gpus)
-    config = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)
-    try:
-        config.get_device_mesh("cpu")
-        yield config
-    finally:
-        dist.destroy_process_group()
-
-
-def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> None:
-    """Divide ``model``, of fake tensors, in place, as accelerate does on GPUs with the Trainer's arguments."""
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        reshard_after_forward=RESHARD_AFTER_FORWARD,
-        auto_wrap_policy="transformer_based_wrap",
-        cpu_ram_efficient_loading=False,
-    )
-    if spec.mixed_precision != "no":
-        plugin.set_mixed_precision(spec.mixed_precision)
-    # What it asks of an Accelerator; a real one would look for GPUs.
-    accelerator = SimpleNamespace(
-        state=SimpleNamespace(fsdp_plugin=plugin),
-        torch_device_mesh=config.get_device_mesh(),
-        parallelism_config=config,
-        mixed_precision=spec.mixed_precision,
-        is_main_process=False,
-        device=torch.device("cpu"),
-    )
-    fsdp2_prepare_model(accelerator, model)
-
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
 _WORKSPACES = (32 * 2**20, 32 * 2**20)
@@ -84,8 +40,10 @@ _WORKSPACES = (32 * 2**20, 32 * 2**20)
 _OPTIMIZERS = {"adamw_torch": torch.optim.AdamW, "adamw_torch_fused": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
-def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter | None = None) -> dict[str, int]:
-    """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs.
+def plan(
+    spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter | None = None, ranks_per_node: int = 0
+) -> dict[str, int]:
+    """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs and exchanges.
 
     Raises:
         ValueError: it is not modelled, or transformers does not have the model, or not so (a ``RefusedError``).
@@ -103,7 +61,7 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
         )
     counter = StorageCounter(hf_config.get_text_config().vocab_size, operators)
     with ExitStack() as stack:
-        ranks = stack.enter_context(among_ranks(spec)) if spec.parallelism != "ddp" else None
+        ranks = stack.enter_context(among_ranks(spec, ranks_per_node)) if spec.parallelism != "ddp" else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         dtype = DTYPES[spec.model_precision]
@@ -114,12 +72,32 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
         functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
         _prepare(spec, model, functions)
         if ranks is not None:
-            shard(spec, model, ranks)
+            # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
+            only = {"_chunk_with_empty": first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
+            with replaced(_fsdp_param, **only):
+                shard(spec, model, ranks)
+        gradients: list[torch.nn.Parameter] = []
+        if operators is not None and ranks is None:
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(gradients.append)
         recording = _train(spec, model, counter, functions)
+        if operators is not None and spec.gpus > 1:
+            _exchange(model, counter, operators, gradients[-len({*gradients}) :])
     parts = parts_at_peak(recording, _WORKSPACES)
     if spec.gpus > 1 and ranks is None:  # DDP reduces in buckets of its own, beside the gradients
         parts["buckets"] = parts["weights"]
     return parts
+
+
+def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradients: list[torch.nn.Parameter]) -> None:
+    """What ranks exchange beside what the step has asked for; ``gradients`` of DDP, in the order in which they came."""
+    found.exchanges.add_trainer(model)
+    if not gradients:
+        found.padding = padding_bytes(model)
+        with counter:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    else:
+        found.exchanges.add_ddp(model, gradients)
 
 
 def _refuse_unmodelled(spec: TrainSpec) -> None:

@@ -68,7 +68,7 @@ def identity(request: Mapping[str, Any]) -> str:
         spec["gpus"] = min(2, spec["gpus"])
     if spec.get("sdpa_backend") != "math":  # one kernel is as another
         spec["sdpa_backend"] = "auto"
-    asked = [spec, request["model_config"], bool(request.get("operators"))]
+    asked = [spec, request["model_config"], bool(request.get("operators")), request.get("ranks_per_node")]
     return json.dumps(asked, sort_keys=True, default=str)
 
 
@@ -242,11 +242,17 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             return {"flops_per_token": model_flops(request["model_config"], request["sequence_length"])}
         spec = TrainSpec.from_dict(request["spec"])
         operators = OperatorCounter() if request.get("operators") else None
-        parts = plan(spec, request["model_config"], operators)
+        parts = plan(spec, request["model_config"], operators, request.get("ranks_per_node", 0))
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing
         return {"error": word + " ".join(str(error).split())}
     if operators is None:
         return {"parts": parts}
-    counted = {"operators": operators.operators, "flops": operators.flops}
-    return {"parts": parts, "versions": versions(liger=spec.liger), **{name: dict(n) for name, n in counted.items()}}
+    return {
+        "parts": parts,
+        "operators": dict(operators.operators),
+        "flops": dict(operators.flops),
+        "exchanges": dict(operators.exchanges.found),
+        "padding": operators.padding,
+        "versions": versions(liger=spec.liger),
+    }

@@ -106,6 +106,8 @@ class StorageCounter(QuickMode):
             return NotImplemented  # it comes back as what it does to this rank's shard
         kwargs = kwargs or {}
         made = function(*args, **kwargs)
+        if self.operators is not None and function.namespace in ("c10d", "_c10d_functional"):
+            self.operators.exchanges.saw(function, args)
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self.count(tensor)

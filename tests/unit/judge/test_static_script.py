@@ -59,6 +59,16 @@ def test_more_waits_copies_and_collectives_regress(
     assert {check.metric for check in judgement.checks}.isdisjoint({"flops_per_step", "predicted_peak_bytes"})
 
 
+def test_collectives_of_a_trace_have_kinds_and_bytes() -> None:
+    asked = {("exchange", "all_reduce"): 2.0, ("payload", "all_reduce"): 8192.0}
+    now = step(asked)
+    assert now.exchanges == {"all_reduce": (2, 8192)}
+    wider = step({**asked, ("payload", "all_reduce"): 16384.0})
+    assert judge_step(wider, now).reason == "bytes of collectives +8.00 KiB (all_reduce +8.00 KiB)"
+    # Those of before, which know the operators alone.
+    assert judge_step(now, step()).verdict == judge_step(step(), now).verdict == "pass"
+
+
 def test_the_line_that_waits_is_named(golden: Golden) -> None:
     now = step(places={"wait": {"train.py:61 loss.item()": 30.0, "train.py:7 norm.item()": 1.0}})
     then = step(places={"wait": {"train.py:5 norm.item()": 1.0}})

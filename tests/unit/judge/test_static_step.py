@@ -32,13 +32,15 @@ steps = st.builds(
     flops=counts,
     memory=counts,
     versions=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
+    exchanges=st.dictionaries(st.text(max_size=8), st.tuples(st.integers(0, 99), st.integers(0, 2**50)), max_size=3),
 )
 
 
 def now(**more: dict[str, Any]) -> StaticStep:
     """The stored step with other counts; one of 0 is gone."""
     values = {name: {**STEP[name], **more.get(name, {})} for name in STEP}
-    return StaticStep(**{name: {key: count for key, count in each.items() if count} for name, each in values.items()})
+    kept: dict[str, Any] = {name: {key: n for key, n in each.items() if n} for name, each in values.items()}
+    return StaticStep(**kept)
 
 
 @given(steps)
@@ -95,6 +97,37 @@ def test_what_moves_is_named_and_decides(moved: dict[str, Any], verdict: str, re
 def test_the_worst_of_what_moved_is_the_verdict() -> None:
     lost = now(operators={"aten::_to_copy": 59, "liger::_rms_norm_forward_kernel": 0}, memory={"activations": 2**30})
     assert judge_step(lost, STORED).verdict == "regressed"
+
+
+SHARDED = replace(STORED, exchanges={"all_gather": (33, 2**32), "reduce_scatter": (17, 2**31)})
+
+
+@pytest.mark.parametrize(
+    ("moved", "verdict", "reason"),
+    [
+        (
+            {"all_gather": (65, 2**33)},
+            "regressed",
+            "collectives a step +32 (+32 all_gather), bytes of collectives +4.00 GiB (all_gather +4.00 GiB)",
+        ),
+        (
+            {"reduce_scatter": (17, 2**32)},
+            "regressed",
+            "bytes of collectives +2.00 GiB (reduce_scatter +2.00 GiB)",
+        ),
+        ({"all_gather": (32, 2**32)}, "changed", "collectives a step -1 (-1 all_gather)"),
+    ],
+)
+def test_more_or_larger_collectives_regress(moved: dict[str, tuple[int, int]], verdict: str, reason: str) -> None:
+    judgement = judge_step(replace(SHARDED, exchanges={**SHARDED.exchanges, **moved}), SHARDED)
+    assert (judgement.verdict, judgement.reason) == (verdict, reason)
+
+
+def test_figures_of_before_collectives_hold_what_they_tell() -> None:
+    judgement = judge_step(SHARDED, STORED)
+    assert judgement.verdict == "pass"
+    assert not [check for check in judgement.checks if check.metric.startswith("collective")]
+    assert "exchanges" not in codec.plain(STORED)
 
 
 def test_parts_that_make_up_the_same_peak_are_no_change() -> None:

@@ -1,0 +1,74 @@
+"""``llmperf scale``: what a step takes of each of many ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.cli.commands import plan
+from pytest_llmperf.launch.prediction import PredictionError
+from pytest_llmperf.records.trace import StaticStep
+from pytest_llmperf.settings.train_spec import TrainSpec
+from tests.fakes import STEP, FakeStaticSteps
+from tests.golden import Golden
+from tests.shelf import Run, llmperf_on
+
+
+class Steps(FakeStaticSteps):
+    def __init__(self, ranks_per_node: int) -> None:
+        super().__init__()
+        self._shards = ranks_per_node
+
+    def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
+        if spec.optimizer == "adafactor":
+            return PredictionError(f"{spec.id}: optimizer adafactor is not modelled")
+        exchanges = {"all_gather": (34, 2**32 + 8 * spec.gpus), "reduce_scatter": (17, 2**31 // self._shards)}
+        is_sharded = spec.parallelism != "ddp"
+        return StaticStep(**STEP, exchanges=exchanges, padding=2**20 * spec.gpus if is_sharded else 0)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setattr(plan, "StaticSteps", Steps)
+    return llmperf_on(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp", "fsdp_hybrid"])
+def test_each_number_of_ranks_is_a_row(run: Run, golden: Golden, parallelism: str) -> None:
+    spec = ["model=llama-tiny", f"parallelism={parallelism}", "mixed_precision=no"]
+    code, out, _ = run("scale", *spec, "--ranks", "8,1024", "--ranks-per-node", "4")
+    assert code == 0
+    golden(out)
+
+
+def test_programs_get_a_document_a_line(run: Run) -> None:
+    code, out, _ = run("scale", "model=llama-tiny", "--ranks", "2,64", "--json")
+    first, last = map(json.loads, out.splitlines())
+    assert (code, first["ranks"], last["ranks"]) == (0, 2, 64)
+    assert last["collectives"]["all_gather"] == {"count": 34, "bytes": 2**32 + 512}
+    assert last["peak_allocated_bytes"] == 3 * 2**30
+    assert last["flops_per_step"] == 12_000_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=llama-tiny", "--ranks", "8,x"],
+        ["model=llama-tiny", "--ranks", "1"],
+        ["model=llama-tiny", "parallelism=fsdp_hybrid", "mixed_precision=no", "--ranks", "8,9"],
+        ["model=llama-tiny", "optimizer=adafactor", "--ranks", "8"],
+        ["command=python train.py", "--ranks", "8"],
+    ],
+    ids=["no number", "one rank", "odd", "not modelled", "a script"],
+)
+def test_what_cannot_be_told_is_one_line(
+    run: Run, golden: Golden, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code, out, err = run("scale", *words)
+    except SystemExit as ended:
+        code, (out, err) = int(str(ended.code)), capsys.readouterr()
+    assert (code != 0, out) == (True, "")
+    golden(err.splitlines()[-1])
