@@ -22,6 +22,8 @@ from pytest_llmperf.launch.script import HOOKS
 from pytest_llmperf.run.history import History
 from tests.worker.user import REPOSITORY
 
+pytest.importorskip("torch")
+
 pytestmark = pytest.mark.torchrun
 
 # Own output, an own exit code, a handler of its own; every step is a hundredth of a second at least.
