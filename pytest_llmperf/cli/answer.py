@@ -66,9 +66,10 @@ def plain(value: object) -> str:
 
 #: Each is answered by its module in ``commands``, but for those that share one.
 _HOMES = {
-    "merge": "night.night_log:add_merge_options",
+    "export": "commands.history:add_export_options",
+    "merge": "night_log:add_merge_options",
     "scale": "commands.plan:add_scale_options",
-    "nights": "night.night_log:add_nights_options",
+    "nights": "night_log:add_nights_options",
 }
 _COMMANDS = {
     "baselines": "stored figures: list, show, history, diff",

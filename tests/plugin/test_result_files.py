@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_llmperf.cli.night.night_results import gather
+from pytest_llmperf.cli.night_results import gather
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.exports import junit, prometheus
 from pytest_llmperf.report.results_json import ExportedRun

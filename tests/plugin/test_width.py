@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli.night import night_results
+from pytest_llmperf.cli import night_results
 from tests.golden import Golden
 from tests.plugin.conftest import Project
 

@@ -1,4 +1,4 @@
-"""``llmperf history``: what a case took, run by run, and where that changed."""
+"""``llmperf history``: what a case took, run by run, and where that changed; ``llmperf export``: runs for other tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
@@ -17,10 +17,14 @@ from typing import Any
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, plain, table
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
+from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
+from pytest_llmperf.report.exports import gitlab_metrics, junit, markdown_page, prometheus
+from pytest_llmperf.report.results_json import ExportedRun
 from pytest_llmperf.report.text import ASCII, Column
 from pytest_llmperf.run.history import History, of_project, project_of, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
 from pytest_llmperf.support import formats, user_input
+from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.user_input import nearest
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -344,3 +348,37 @@ def _document(history: CaseHistory) -> dict[str, Any]:
             {"at": one.began, "rate": one.rate, "different": list(one.different)} for one in history.steps
         ],
     }
+
+
+# ``llmperf export``: the same results for another tool.
+_FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {
+    "markdown": markdown_page,
+    "gitlab": gitlab_metrics,
+    "prometheus": prometheus,
+    "junit": junit,
+}
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("results", metavar="RESULTS", type=Path, nargs="+", help="--perf-json files; of a case the last one's is taken")
+    add("--format", choices=tuple(_FORMATS), required=True, help="docs/how-to/results.md says for which tool")
+    add("--output", metavar="FILE", type=Path, help="instead of standard output; whole, or as it was before")
+    parser.set_defaults(answer=_exported)
+
+
+def _exported(arguments: argparse.Namespace, _screen: Screen) -> Answer:
+    documents, troubles = list[ResultsDocument](), list[str]()
+    for path in arguments.results:
+        try:
+            documents.append(ResultsFile.read(path).document)
+        except ResultsError as error:  # the others are told without it
+            troubles.append(str(error))
+    if not documents:
+        return Answer([], troubles)
+    run = ExportedRun.read(documents)
+    lines = list(_FORMATS[arguments.format](run))
+    if arguments.output is None:
+        return Answer(lines, troubles, for_programs=True)
+    write_text(arguments.output, "\n".join([*lines, ""]))
+    return Answer([f"{arguments.output}: {len(run.cases)} case(s), {arguments.format}"], troubles, acts=True)

@@ -16,26 +16,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest_llmperf
+from pytest_llmperf.cli import night_log, readiness, sbatch
 from pytest_llmperf.cli.answer import Answer, ClusterError, Screen, add_shared
-from pytest_llmperf.cli.night import night_log, readiness
-from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
-from pytest_llmperf.cli.night.night_log import Notice
-from pytest_llmperf.cli.night.readiness import Asked, ask
-from pytest_llmperf.cli.night.sbatch import (
-    Job,
-    RefusedError,
-    check_budget,
-    check_taken,
-    cost,
-    filled,
-    filled_merge,
-    jobs,
-    merge_arguments,
-    merge_options,
-    refused,
-    run_here,
-    sbatch,
-)
+from pytest_llmperf.cli.cluster_file import KEYS, ClusterFile
+from pytest_llmperf.cli.night_log import Notice
+from pytest_llmperf.cli.readiness import Asked, ask
 from pytest_llmperf.support import user_input
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.user_input import hint
@@ -76,7 +61,7 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     if wait and night.names_clusters:
         raise cluster.wrong("sbatch", "options", "no --clusters beside --wait, which asks this cluster's queue alone")
     try:
-        planned = jobs(cluster)
+        planned = sbatch.jobs(cluster)
         night = replace(night, planned=planned, scripts=_scripts(night, script, planned))
         warned += readiness.warnings(cluster)
         asked = ask(cluster) if dry_run or cluster.value("suite", "check_python") else None
@@ -142,7 +127,7 @@ _NEEDED = {"--perf-width": "by which pytest runs the tests of a width", "@budget
 class _Submission:
     cluster: ClusterFile
     results: Path
-    planned: Sequence[Job] = ()
+    planned: Sequence[sbatch.Job] = ()
     scripts: Mapping[Path, str] = field(default_factory=dict)
     """By where they will lie; the one that merges is the last."""
 
@@ -180,7 +165,7 @@ class _Submission:
         if not ids:
             return ""
         merge = [self.cluster.text("suite", "python"), "-m", "pytest_llmperf.cli", "merge"]
-        merge += merge_arguments(self.cluster, self.results, self.planned)
+        merge += sbatch.merge_arguments(self.cluster, self.results, self.planned)
         return (
             f"; submitted all the same, with no job that merges: {' '.join(ids)}; "
             f"end them with: scancel {' '.join(ids)}, or once they have ended, merge their results with: "
@@ -194,7 +179,7 @@ def _lines(
     """Each once it is done; what goes wrong meanwhile is in ``troubles``. ``shown``: the tests of a dry run."""
     yield from (f"warning: {line}" for line in warned)
     yield from (job.title for job in night.planned)
-    yield f"{cost(night.cluster, night.planned)}; what cases cost is told by pytest --perf-dry-run"
+    yield f"{sbatch.cost(night.cluster, night.planned)}; what cases cost is told by pytest --perf-dry-run"
     try:
         if shown is not None:
             yield from readiness.listing(night.cluster, shown)
@@ -219,9 +204,9 @@ def _earlier(night: _Submission, *, reports: bool) -> list[str]:
     return lines
 
 
-def _scripts(night: _Submission, template: Path, planned: Sequence[Job]) -> dict[Path, str]:
+def _scripts(night: _Submission, template: Path, planned: Sequence[sbatch.Job]) -> dict[Path, str]:
     cluster, results = night.cluster, night.results
-    check_budget(cluster, planned)
+    sbatch.check_budget(cluster, planned)
     try:
         text = template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -231,10 +216,12 @@ def _scripts(night: _Submission, template: Path, planned: Sequence[Job]) -> dict
     for word, what in _NEEDED.items():
         if word not in text and (word != "@budget@" or cluster.text("suite", "budget_gpu_hours")):
             raise ClusterError(f"{template}: no {word} in it, {what}; begin with a copy of slurm/nightly.sbatch")
-    found = {results / f"nightly-{max(job.widths)}.sbatch": filled(text, cluster, job, results) for job in planned}
+    found = {
+        results / f"nightly-{max(job.widths)}.sbatch": sbatch.filled(text, cluster, job, results) for job in planned
+    }
     merging = (folder() / "merge.sbatch").read_text("utf-8")
-    arguments = merge_arguments(cluster, results, planned)
-    return {**found, results / "merge.sbatch": filled_merge(merging, cluster, results, arguments)}
+    arguments = sbatch.merge_arguments(cluster, results, planned)
+    return {**found, results / "merge.sbatch": sbatch.filled_merge(merging, cluster, results, arguments)}
 
 
 def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
@@ -257,8 +244,8 @@ def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
     if cluster.is_local:
         yield f"results: {results}"
         yield from night.noted("started on this machine")
-        code = run_here(paths[0])
-        code = run_here(merging) or code
+        code = sbatch.run_here(paths[0])
+        code = sbatch.run_here(merging) or code
         if code:
             raise ClusterError(f"{results}: the night is not green (exit code {code})")
         return
@@ -279,26 +266,26 @@ def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
 def _test(night: _Submission, paths: Sequence[Path], merging: Path) -> None:
     """Ask sbatch about every job before the first is submitted: without the last one a night goes unreported."""
     cluster = night.cluster
-    options, own = merge_options(cluster, []), cluster.words("sbatch", "merge_options")
+    options, own = sbatch.merge_options(cluster, []), cluster.words("sbatch", "merge_options")
     without = [*options[: len(options) - len(own)], str(merging)] if own else []
-    check_taken(cluster, [*options, str(merging)], key="merge_options", without=without)
+    sbatch.check_taken(cluster, [*options, str(merging)], key="merge_options", without=without)
     for path in paths:
-        check_taken(cluster, [str(path)])
+        sbatch.check_taken(cluster, [str(path)])
 
 
 def _submit(night: _Submission, paths: Sequence[Path], merging: Path, ids: list[str]) -> Iterator[str]:
     """Submit all, the one that merges the last: their numbers go to ``ids``."""
     try:
         for path in paths:
-            ids.append(sbatch([str(path)]))
+            ids.append(sbatch.sbatch([str(path)]))
             yield f"submitted {ids[-1]}: {path}"
-        last = sbatch([*merge_options(night.cluster, ids), str(merging)])
+        last = sbatch.sbatch([*sbatch.merge_options(night.cluster, ids), str(merging)])
         yield f"submitted {last}: merges their results"
         yield from night.noted(f"{night.submitted_as(ids)}, to be merged by {last}")
         ids.append(last)
     except ClusterError as error:
-        is_refused = isinstance(error, RefusedError)
-        why = refused(night.cluster, str(error)) if is_refused else error
+        is_refused = isinstance(error, sbatch.RefusedError)
+        why = sbatch.refused(night.cluster, str(error)) if is_refused else error
         how = f"{night.submitted_as(ids)}, with no job that merges: {why}" if ids else f"not submitted: {why}"
         if not ids and is_refused:
             shutil.rmtree(night.results, ignore_errors=True)  # this submission's own, and no job knows of it

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.night.night_results import unused
+from pytest_llmperf.cli.night_results import unused
 from pytest_llmperf.judge.baseline import LOSS_CURVES, BaselineStore, CurveBaseline, SeedCurve
 from pytest_llmperf.judge.store import Store
 from pytest_llmperf.records.results_document import document_of

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli import main
-from pytest_llmperf.cli.night import night_log
+from pytest_llmperf.cli import main, night_log
 from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import MINIMAL, TESTED, planning
 
@@ -21,7 +20,7 @@ MAILED = "mail = a@b\n"
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr("pytest_llmperf.cli.night.night_log._WAITING_SECONDS", 0.0)
+    monkeypatch.setattr("pytest_llmperf.cli.night_log._WAITING_SECONDS", 0.0)
     monkeypatch.setattr(night_log, "_FIRST_LOOK_SECONDS", 0.0)
     (tmp_path / "perf_tests").mkdir()
     (tmp_path / "bin").mkdir()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.night.night_log import Notice
-from pytest_llmperf.cli.night.sbatch import filled_merge
+from pytest_llmperf.cli.night_log import Notice
+from pytest_llmperf.cli.sbatch import filled_merge
 from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, cluster, result, write
 
@@ -112,7 +112,7 @@ class TestMerge:
     def test_a_mail_that_is_never_handed_over_is_given_up(
         self, monkeypatch: pytest.MonkeyPatch, golden: Golden
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.cli.night.night_log._MAIL_SECONDS", 0.2)
+        monkeypatch.setattr("pytest_llmperf.cli.night_log._MAIL_SECONDS", 0.2)
         program("mail", "exec /bin/sleep 60")
         (said,) = Notice("night", mail="a@b").tell("green: 1 pass", ["#"], [], [])
         golden(said)

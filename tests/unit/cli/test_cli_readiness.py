@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli import main
-from pytest_llmperf.cli.night import readiness
-from pytest_llmperf.cli.night.night_tests import last_word
+from pytest_llmperf.cli import main, readiness
+from pytest_llmperf.cli.night_tests import last_word
 from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, planning
 
@@ -86,7 +85,7 @@ class TestRefused:
     def test_a_python_that_does_not_answer(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.cli.night.readiness._SECONDS", 0.2)
+        monkeypatch.setattr("pytest_llmperf.cli.readiness._SECONDS", 0.2)
         assert "(not within 0.2 s)" in self.said(capsys, ALONE + f"python = {program('python', 'exec sleep 60')}\n")
 
     @pytest.mark.parametrize("options", ["perf_test --perf-strict", "perf_tests no/test_x.py::test_y[a] -q"])

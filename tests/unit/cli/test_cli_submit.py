@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.cli import night_results, readiness
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.night import night_results, readiness
-from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
-from pytest_llmperf.cli.night.sbatch import Job, check_budget, cost, filled, jobs
+from pytest_llmperf.cli.cluster_file import KEYS, ClusterFile
+from pytest_llmperf.cli.sbatch import Job, check_budget, cost, filled, jobs
 from pytest_llmperf.launch.slurm.controller import place
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.support import formats

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli.night import night_results, night_tests
-from pytest_llmperf.cli.night.night_tests import LeftOut, last_word, left_out, pytest_line
+from pytest_llmperf.cli import night_results, night_tests
+from pytest_llmperf.cli.night_tests import LeftOut, last_word, left_out, pytest_line
 from pytest_llmperf.records.results_document import document_of
 from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import result, write

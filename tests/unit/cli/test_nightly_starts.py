@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli.night.sbatch import signal_seconds
+from pytest_llmperf.cli.sbatch import signal_seconds
 from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import headers, script_of
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.night.cluster_file import RESERVED, ClusterFile, reserved_in
-from pytest_llmperf.cli.night.night_log import answer_of
-from pytest_llmperf.cli.night.night_tests import Tests, last_word, some_of
-from pytest_llmperf.cli.night.sbatch import pytest_options
+from pytest_llmperf.cli.cluster_file import RESERVED, ClusterFile, reserved_in
+from pytest_llmperf.cli.night_log import answer_of
+from pytest_llmperf.cli.night_tests import Tests, last_word, some_of
+from pytest_llmperf.cli.sbatch import pytest_options
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.run.findings import is_whole
 

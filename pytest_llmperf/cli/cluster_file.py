@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.night.night_log import NIGHTS_FILE
-from pytest_llmperf.cli.night.night_tests import LeftOut, left_out
+from pytest_llmperf.cli.night_log import NIGHTS_FILE
+from pytest_llmperf.cli.night_tests import LeftOut, left_out
 from pytest_llmperf.support import user_input
 from pytest_llmperf.support.user_input import hint
 

@@ -19,8 +19,8 @@ from itertools import count
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import Answer, ClusterError, CommandError, Screen, add_shared
-from pytest_llmperf.cli.night.night_results import gather
-from pytest_llmperf.cli.night.night_tests import left_out
+from pytest_llmperf.cli.night_results import gather
+from pytest_llmperf.cli.night_tests import left_out
 from pytest_llmperf.report.results_json import write_json
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import user_input

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.night.night_tests import LeftOut, Tests, ended, silent, skipped, some_of, unjudged
+from pytest_llmperf.cli.night_tests import LeftOut, Tests, ended, silent, skipped, some_of, unjudged
 from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
-from pytest_llmperf.cli.night.night_log import answer_of
+from pytest_llmperf.cli.cluster_file import KEYS, ClusterFile
+from pytest_llmperf.cli.night_log import answer_of
 
 
 @dataclass(frozen=True, kw_only=True)
