@@ -9,12 +9,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-from pytest_llmperf.cli.answer import CaseError, NotStoredError
-from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find
+from pytest_llmperf.cli.answer import CaseError, NotStoredError, plain
+from pytest_llmperf.cli.baseline_folder import Shelf, Stored, chosen_settings, find
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.static_steps import StepStore
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
@@ -53,13 +53,18 @@ def usage_errors(arguments: argparse.Namespace) -> Iterator[None]:
 class Terminal:
     """Standard error, since what is printed as the answer stays by itself: a live line, in a log two plain lines."""
 
+    shows_launches = True
+
     def say(self, line: str) -> None:
-        print(f"llmperf: {line}", file=sys.stderr, flush=True)
+        if sys.stderr is not None:
+            print(plain(f"llmperf: {line}"), file=sys.stderr, flush=True)
 
     @contextmanager
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
-        write = self._write if sys.stderr.isatty() else None
-        lines = LaunchLines(Numbered(spec_id, number, launches), say=self.say, write=write)
+        shown = self.shows_launches
+        write = self._write if shown and sys.stderr is not None and sys.stderr.isatty() else None
+        say = self.say if shown else lambda _line: None
+        lines = LaunchLines(Numbered(spec_id, number, launches), say=say, write=write)
         try:
             yield lines
         finally:
@@ -115,15 +120,8 @@ def settings(words: Sequence[str]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def unusual_settings(spec: Spec) -> dict[str, Any]:
-    """What names ``spec``: its model or command, and what is not as it is anyway."""
-    usual = {one.name: one.default for one in fields(cast("Any", spec)) if one.name not in ("command", "model")}
-    values = spec.to_dict().items()
-    return {name: value for name, value in values if value != usual.get(name, MISSING) and value not in ([], {})}
-
-
 def as_pairs(spec: Spec) -> list[str]:
-    return [f"{name}={_written(value)}" for name, value in unusual_settings(spec).items()]
+    return [f"{name}={_written(value)}" for name, value in chosen_settings(spec.to_dict()).items()]
 
 
 def _written(value: object) -> str:

@@ -217,6 +217,12 @@ def spec_defaults(settings: Mapping[str, Any] = MappingProxyType({})) -> dict[st
     return usual if kind is TrainSpec else {**usual, "watch": [], "env": {}}
 
 
+def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What names a spec: its model or command, and what is not as it is anyway."""
+    usual = spec_defaults(settings)
+    return {name: value for name, value in settings.items() if name not in usual or value != usual[name]}
+
+
 def settings_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """``name: A's -> B's``, sorted; a setting that an older version did not store has its default."""
     defaults = spec_defaults(a)

@@ -12,7 +12,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_llmperf.run.settings import Settings
+
 
 def is_case(item: pytest.Item) -> bool:
     """Whether a test measures."""
     return "perf" in getattr(item, "fixturenames", ())
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """What this session was asked for; pytest.UsageError: an option that cannot be used."""
+    import pytest
+
+    from pytest_llmperf.run.options import PYTEST, UsageError
+    from pytest_llmperf.run.reading import read_settings
+
+    here, root = config.invocation_params.dir, config.rootpath
+    try:
+        return read_settings(PYTEST, config.option, here=here, rootdir=root, ini=config.getini)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
+import itertools
 import os
-from collections.abc import Generator
+import shlex
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from _pytest.config.findpaths import determine_setup
 
-from pytest_llmperf.plugin import command_line, is_case
+from pytest_llmperf.plugin import is_case, settings_of
 from pytest_llmperf.run.options import OptionError, add_to_pytest, is_said, refuse_unknown_update, table
 from pytest_llmperf.run.settings import SLURM_INI, Settings
 
@@ -40,8 +46,59 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         refuse_unknown_update(config.invocation_params.args if config else ())
     except OptionError as error:
         raise pytest.UsageError(str(error)) from None
-    with command_line.guarding(parser, config):
+    with _guarding(parser, config):
         add_options(parser)
+
+
+# Pytest finds rootdir by the command line before it knows our options: a value of one may have moved it.
+_OURS = ("--perf-", "--gpus", "--update-baselines")
+
+
+@contextmanager
+def _guarding(parser: pytest.Parser, config: pytest.Config | None) -> Iterator[None]:
+    """Add options inside; pytest.UsageError: pytest took a value of theirs for a test's path, and moved there."""
+    words = list[str]()
+    # A plugin that pytest.main() is given comes before rootdir, with its options.
+    if config is not None and getattr(config, "rootpath", None) is not None:
+        words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    if config is None or not any(word.startswith(_OURS) for word in words):
+        yield
+        return
+    before = parser.parse_known_args(words)
+    yield
+    after = parser.parse_known_args(words)
+    tests = list(after.file_or_dir)
+    if before.file_or_dir == tests:
+        return
+    here = config.invocation_params.dir
+    found, expected = (_project(each, here) for each in (before, after))
+    if found != expected:
+        # The option whose value was taken for a test's path; of several, the first whose value is one.
+        taken = [value for value in before.file_or_dir if value not in tests]
+        pairs = [pair for pair in itertools.pairwise(words) if pair[0].startswith("-") and pair[1] in taken]
+        name, value = next((pair for pair in pairs if Path(pair[1]).exists()), pairs[0])
+        raise pytest.UsageError(
+            f"{name} {value}: pytest takes this path for a test's and went to {_shown(*found)}, with its settings and "
+            f"baselines, expected {_shown(*expected)}; write {name}={value}"
+        )
+
+
+def _project(asked: argparse.Namespace, here: Path) -> tuple[Path, Path | None]:
+    """Rootdir and ini file, as pytest finds them by these words: by its own function, as nothing public asks it."""
+    values = {
+        "inifile": asked.inifilename,
+        "override_ini": None,  # it decides nothing of where; not every version takes it
+        "args": asked.file_or_dir,
+        "rootdir_cmd_arg": asked.rootdir or None,
+        "invocation_dir": here,
+    }
+    known = inspect.signature(determine_setup).parameters
+    rootdir, ini, *_ = determine_setup(**{name: value for name, value in values.items() if name in known})
+    return rootdir, ini
+
+
+def _shown(rootdir: Path, ini: Path | None) -> str:
+    return f"rootdir {rootdir}" + (f" by {ini}" if ini and ini.parent != rootdir else f" ({ini.name})" if ini else "")
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -62,7 +119,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if is_said(options, config.option) or "SLURM_JOB_ID" in os.environ:
         waiting.begin()
     elif any(map(config.getini, inis)) or "LLMPERF_INJECT" in os.environ:
-        command_line.settings_of(config)
+        settings_of(config)
 
 
 @pytest.hookimpl(wrapper=True)

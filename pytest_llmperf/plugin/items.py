@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin import command_line, is_case
+from pytest_llmperf.plugin import is_case
 from pytest_llmperf.plugin.reports import DidNotTrain
 from pytest_llmperf.run.findings import Width
 from pytest_llmperf.run.reading import unmade_baselines, without_effect
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.folders import baselines_above
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.session import PerfSession
@@ -215,6 +216,17 @@ def _expected(run: Run, item: pytest.Item) -> float | None:
     return sum(seconds) if seconds else None
 
 
+def baselines_further_up(config: pytest.Config) -> str:
+    """A line about baselines further up that this run does not see: pytest took a sub-folder; else empty."""
+    option, root = config.option, config.rootpath
+    if config.inipath is not None or option.perf_baselines or config.getoption("rootdir", default=None):
+        return ""
+    if (found := baselines_above(root / "baselines")) is None:
+        return ""
+    taken = f"no baselines in {root}, which pytest takes for its rootdir, and {found} has some"
+    return f"{taken}: use them with --rootdir={found.parent} or --perf-baselines={found}"
+
+
 _FIRST = "no baseline yet: a case without one fails as new, with its figures; --update-baselines=new records them"
 
 
@@ -227,7 +239,7 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     if session.settings.static:
         where = "no GPU is used"
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
-    hidden = "" if session.settings.against else command_line.baselines_further_up(session.config)
+    hidden = "" if session.settings.against else baselines_further_up(session.config)
     ignored = without_effect(session.config.option) if session.settings.static else ""
     unmade = unmade_baselines(session.config.option.perf_baselines, session.settings)
     progress = session.progress

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin import command_line, items
+from pytest_llmperf.plugin import items, settings_of
 from pytest_llmperf.plugin.reports import did_not_train, failed
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.failure_message import failure_message
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class PerfSession(Run):
     def __init__(self, config: pytest.Config) -> None:
         """What ``config`` was asked for; pytest.UsageError: an option that cannot be used."""
-        settings = command_line.settings_of(config)
+        settings = settings_of(config)
         # What it records would be held against nothing of what is there.
-        if settings.update in {"new", "all"} and (hidden := command_line.baselines_further_up(config)):
+        if settings.update in {"new", "all"} and (hidden := items.baselines_further_up(config)):
             raise pytest.UsageError(f"{hidden}; --perf-baselines=baselines begins a second one here")
         worker: dict[str, list[str]] | None = getattr(config, "workerinput", None)
         words = [str(word) for word in config.invocation_params.args]

@@ -16,6 +16,7 @@ from pytest_llmperf.cli.baseline_folder import (
     Stored,
     by_machine,
     change,
+    chosen_settings,
     figure,
     find,
     find_any,
@@ -23,7 +24,6 @@ from pytest_llmperf.cli.baseline_folder import (
     read_curves,
     settings_differences,
     shown,
-    spec_defaults,
 )
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.acceptance import best, since_reason
@@ -167,11 +167,9 @@ def _curves_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[str
 
 
 def show_page(stored: AnyStored, screen: Screen) -> list[str]:
-    baseline, defaults, anchor = stored.baseline, spec_defaults(stored.baseline.spec), stored.baseline.anchor
-    is_capacity = isinstance(baseline, CapacityBaseline)
-    # The micro-batch is what a search was for.
-    spec = {n: v for n, v in baseline.spec.items() if n != "micro_batch_size" or not is_capacity}
-    chosen = {name: value for name, value in spec.items() if name not in defaults or value != defaults[name]}
+    baseline, anchor, chosen = stored.baseline, stored.baseline.anchor, chosen_settings(stored.baseline.spec)
+    if isinstance(baseline, CapacityBaseline):  # the micro-batch is what a search was for
+        chosen.pop("micro_batch_size", None)
     about: dict[str, object] = {
         "machine": baseline.machine,
         "digest": baseline.digest,

@@ -1,4 +1,4 @@
-"""``llmperf history``: what a case took, run by run, and where that changed; ``llmperf export``: runs for other tools."""
+"""``llmperf history``: what a case took, run by run, and where that changed; ``llmperf export``: runs for others."""
 
 from __future__ import annotations
 

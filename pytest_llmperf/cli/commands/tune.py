@@ -12,8 +12,7 @@ from typing import Any
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.cli.asked_run import settings as named_settings
-from pytest_llmperf.cli.test_file import TestFile
-from pytest_llmperf.cli.tune_pages import Watcher, document, page
+from pytest_llmperf.cli.tune_pages import TestFile, Watcher, document, page
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.tuning import OBJECTIVES
 from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError, UsageError

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli import test_file
+from pytest_llmperf.cli import tune_pages
 from pytest_llmperf.cli.answer import CaseError, Screen
 from pytest_llmperf.cli.commands import tune as command
 from pytest_llmperf.cli.entry_point import main
-from pytest_llmperf.cli.test_file import TestFile
-from pytest_llmperf.cli.tune_pages import document, page
+from pytest_llmperf.cli.tune_pages import TestFile, document, page
 from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
@@ -91,7 +90,7 @@ class TestTheTestFile:
     def test_where_nothing_can_be_written_is_said(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
     ) -> None:
-        monkeypatch.setattr(test_file, "refused_at", lambda _: "No space left on device")
+        monkeypatch.setattr(tune_pages, "refused_at", lambda _: "No space left on device")
         with pytest.raises(CaseError) as raised:
             TestFile.at(tmp_path / "test_tuned.py")
         golden(raised)
