@@ -26,7 +26,7 @@ from pytest_llmperf.records.metrics import METRICS, formatted, measured
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.folders import baselines_above
+from pytest_llmperf.support.files import baselines_above
 from pytest_llmperf.support.user_input import nearest
 
 # Fewer digits of a digest are as likely a word.

@@ -1,4 +1,4 @@
-"""What a search has found: a page for people, a document for programs, a test that holds it; and its lines meanwhile."""
+"""What a search has found: a page for people, a document for programs, a test that holds it; and lines meanwhile."""
 
 from __future__ import annotations
 

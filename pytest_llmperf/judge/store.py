@@ -28,8 +28,7 @@ from pytest_llmperf.settings.setting import SpecError
 from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.folders import private_folder
+from pytest_llmperf.support.files import private_folder, write_text
 
 SCHEMA = 1
 T = TypeVar("T", bound="Document")

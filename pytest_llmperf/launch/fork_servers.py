@@ -24,7 +24,7 @@ from pytest_llmperf.launch.device import ASK_WITHOUT_A_CONTEXT, NO_GPU, VISIBLE
 from pytest_llmperf.launch.process import home_of_package, is_alive, kill_with_children, python_path, start
 from pytest_llmperf.settings.registry import packages
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
+from pytest_llmperf.support.interpreter import Channel, ChannelClosedError, Message
 
 _POLL_SECONDS = 0.1
 # Imports on the first node of a night, from a shared file system, take minutes.

@@ -28,8 +28,7 @@ from packaging.version import InvalidVersion, Version
 
 from pytest_llmperf.launch.scratch import means_no_room
 from pytest_llmperf.records.result import Candidate
-from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.folders import cache_folder, refuse_others_folder
+from pytest_llmperf.support.files import cache_folder, refuse_others_folder, write_text
 from pytest_llmperf.support.user_input import hint
 
 # A wheel of torch is fetched and unpacked within that, seconds; a project is built.

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from pytest_llmperf.launch.device import UNKNOWN, VISIBLE, Gpu, foreign_processes, visible_gpus
-from pytest_llmperf.support.folders import is_at, open_shared, shared_folder
+from pytest_llmperf.support.files import is_at, open_shared, shared_folder
 from pytest_llmperf.support.formats import GIB
 
 Say = Callable[[str], None]

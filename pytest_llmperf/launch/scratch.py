@@ -17,8 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llmperf.support.files import is_left, mark
-from pytest_llmperf.support.folders import private_folder
+from pytest_llmperf.support.files import is_left, mark, private_folder
 
 #: Names the folder that each node has for itself.
 SCRATCH = "LLMPERF_SCRATCH"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
+if TYPE_CHECKING:
     from pytest_llmperf.run.settings import Settings
 
 
@@ -22,8 +22,6 @@ def is_case(item: pytest.Item) -> bool:
 
 def settings_of(config: pytest.Config) -> Settings:
     """What this session was asked for; pytest.UsageError: an option that cannot be used."""
-    import pytest
-
     from pytest_llmperf.run.options import PYTEST, UsageError
     from pytest_llmperf.run.reading import read_settings
 

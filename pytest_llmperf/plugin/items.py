@@ -19,7 +19,7 @@ from pytest_llmperf.run.reading import unmade_baselines, without_effect
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import formats
-from pytest_llmperf.support.folders import baselines_above
+from pytest_llmperf.support.files import baselines_above
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.session import PerfSession

@@ -22,8 +22,7 @@ from pytest_llmperf.records.result import Check
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.folders import cache_folder
+from pytest_llmperf.support.files import cache_folder, write_text
 
 
 def figures(spec: Spec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:

@@ -28,7 +28,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError, Concluded, RunEndedError, UsageError
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import codec, formats
-from pytest_llmperf.support.folders import private_folder
+from pytest_llmperf.support.files import private_folder
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu

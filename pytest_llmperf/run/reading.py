@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.run.options import CHECK, PYTEST, Option, OptionError, UsageError, table, why_no_folder
 from pytest_llmperf.run.settings import MAX_LAUNCHES, SLURM_INI, Settings
-from pytest_llmperf.support.files import refused_at
-from pytest_llmperf.support.folders import state_folder
+from pytest_llmperf.support.files import refused_at, state_folder
 from pytest_llmperf.support.user_input import nearest
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.folders import cache_folder
+from pytest_llmperf.support.files import cache_folder
 from pytest_llmperf.support.formats import memory
 
 # File systems allow 255 bytes, and a number follows.

@@ -23,7 +23,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.folders import cache_folder
+from pytest_llmperf.support.files import cache_folder
 from pytest_llmperf.support.redaction import redacted
 
 # Of how launches are made: what was made otherwise is none of today's.

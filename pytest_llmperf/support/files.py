@@ -1,19 +1,24 @@
-"""Files that somebody else reads: whole, or not there; what processes that were killed left goes."""
+"""Files that somebody else reads: whole, or not there; and the user's own folders, baselines above one, and locks.
+
+What lies outside of the home, below ``/tmp`` say, may have been prepared by another user: it is opened by descriptor,
+without following a link, and is looked at before it is used or its mode is set.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
-
-from pytest_llmperf.support.folders import refuse_planted
 
 # Of what another host's process left.
 _UNTOUCHED_SECONDS = 24 * 3600.0
@@ -161,3 +166,193 @@ def _of_file(path: Path, _size: int, _mtime_ns: int) -> str:
         while piece := file.read(2**20):
             found.update(piece)
     return found.hexdigest()
+
+
+# Folders.
+def cache_folder(name: str) -> Path:
+    """The folder ``name`` of the cache, which is kept between runs; ``LLMPERF_CACHE_DIR`` names another cache."""
+    return _of_the_user("XDG_CACHE_HOME", "~/.cache") / name
+
+
+def state_folder() -> Path:
+    """Where runs leave what nothing could make again, unlike in a cache; ``LLMPERF_CACHE_DIR`` names both."""
+    return _of_the_user("XDG_STATE_HOME", "~/.local/state")
+
+
+def _of_the_user(variable: str, otherwise: str) -> Path:
+    if named := os.environ.get("LLMPERF_CACHE_DIR"):
+        return Path(named).absolute()
+    # Unlike Path's, this expanduser raises nothing where nobody has a home.
+    home = os.environ.get(variable) or os.path.expanduser(otherwise)  # noqa: PTH111
+    return Path(home).absolute() / "pytest-llmperf"
+
+
+def baselines_above(root: Path) -> Path | None:
+    """Those that a folder above, in the git work tree, has under ``root``'s name; ``None``: ``root`` has some."""
+    if _holds_baselines(root):
+        return None
+    found: list[Path] = []
+    for each in (root.parent.resolve(), *root.parent.resolve().parents):
+        found.append(each / root.name)
+        if (each / ".git").exists():  # a folder, or a file where the work tree is a linked one or a submodule
+            return next(filter(_holds_baselines, found[1:]), None)
+    return None
+
+
+def _holds_baselines(root: Path) -> bool:
+    for path in chain(root.glob("*/*/*.json"), root.glob("*/*/*/*.json")):
+        # Others may have folders of this name: in each file of ours stands which test recorded it.
+        with suppress(OSError):
+            if path.is_file() and '"recorded_by"' in path.read_text(encoding="utf-8", errors="replace"):
+                return True
+    return False
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A fifo is not waited for, and a terminal does not become ours.
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+_EVERYONES = 0o1777
+_OTHERS_WRITE = stat.S_IWOTH
+_STICKY = stat.S_ISVTX
+
+
+def private_folder(path: Path) -> Path:
+    """``path``, without links above it, as a folder of ours alone, made if need be; PermissionError: a link, others',
+    open to others, or below what they may replace."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.parent.resolve() / path.name
+    _refuse_replaceable(path)
+    with _opened(path) as (folder, _):
+        mode = os.fstat(folder).st_mode
+        if mode & 0o022:
+            raise _refused(path, "others may write there; remove it")
+        if mode & 0o077:
+            os.fchmod(folder, 0o700)
+    return path
+
+
+def _refuse_replaceable(path: Path) -> None:
+    """PermissionError: somebody else may put another folder in the place of ``path``, or of one that it is in."""
+    inner = path
+    for outer in path.parents:
+        mode = os.stat(outer).st_mode  # noqa: PTH116 - as it will be found
+        if mode & _OTHERS_WRITE and not mode & _STICKY:
+            raise _refused(path, f"everybody may replace it: {outer} is open to all without the sticky bit (chmod +t)")
+        if mode & _OTHERS_WRITE and inner != path and (owner := inner.lstat().st_uid) not in (0, os.geteuid()):
+            raise _refused(path, f"user {owner} may replace it: {inner} is theirs, in a folder that is open to all")
+        inner = outer
+
+
+def refuse_others_folder(path: Path) -> None:
+    """Raise PermissionError where ``path``, from which something is run, is another user's or open to everybody."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - as the commands that run something there will find it
+    except FileNotFoundError:
+        return
+    if found.st_uid not in (0, os.geteuid()):
+        raise _refused(path, f"it belongs to user {found.st_uid}, expected ours ({os.geteuid()})")
+    if found.st_mode & _OTHERS_WRITE:
+        raise _refused(path, "everybody may write there; take that away with chmod o-w")
+    _refuse_replaceable(path.resolve())
+
+
+def refuse_planted(path: Path) -> None:
+    """PermissionError: ``path``, where all may write, is another user's: a link that may name what is ours, a pipe that
+    nobody reads, or a file that we may not replace."""
+    try:
+        found, folder = path.lstat(), path.parent.stat()
+    except OSError:
+        return
+    if not folder.st_mode & _OTHERS_WRITE or found.st_uid in (0, os.geteuid(), folder.st_uid):
+        return
+    if stat.S_ISREG(found.st_mode):
+        if folder.st_mode & _STICKY and os.geteuid():
+            raise _refused(path, f"it is a file of user {found.st_uid}, which nobody else may replace there")
+    else:
+        kind = "a link" if stat.S_ISLNK(found.st_mode) else "a pipe or the like"
+        raise _refused(path, f"it is {kind} of user {found.st_uid}; somebody may have put it there")
+
+
+@contextmanager
+def shared_folder(path: Path, *, is_everyones: bool) -> Iterator[int]:
+    """The descriptor of a folder in which users of this host meet; one that is made here is everyone's and sticky.
+
+    ``is_everyones``: one of ours that is there already becomes so too. Otherwise only the sticky bit is added to one of
+    ours that everybody may write. Whose it is does not matter: in a sticky folder nobody removes what others hold.
+    Raises PermissionError where it is a link of somebody else, or everybody may remove what others have there.
+    """
+    with _opened(path, any_owner=True) as (folder, is_new):
+        found = os.fstat(folder)
+        is_ours, is_open = found.st_uid == os.geteuid(), found.st_mode & _OTHERS_WRITE
+        if is_ours and (is_new or is_everyones):
+            os.fchmod(folder, _EVERYONES)
+        elif is_open and not found.st_mode & _STICKY:
+            if not is_ours:
+                raise _refused(
+                    path, f"user {found.st_uid} left it open to everybody without the sticky bit; chmod 1777 by them"
+                )
+            os.fchmod(folder, stat.S_IMODE(found.st_mode) | _STICKY)
+        yield folder
+
+
+def open_shared(folder: int, name: str) -> int:
+    """The file ``name`` in ``folder``, made if need be; others' to read alone. PermissionError: no plain file."""
+    try:
+        made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o644, dir_fd=folder)
+    except FileExistsError:
+        pass
+    else:
+        os.fchmod(made, 0o644)  # whatever the umask
+        return made
+    # File systems that lock by ranges of bytes, as NFS does, want a file opened for writing: our own can be.
+    is_ours = os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == os.geteuid()
+    try:
+        opened = os.open(name, (os.O_RDWR if is_ours else os.O_RDONLY) | _FILE, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _refused(Path(name), "it is not a plain file; somebody may have put it there") from None
+        raise
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(opened)
+        raise _refused(Path(name), "it is not a plain file with one name; somebody may have put it there")
+    return opened
+
+
+def is_at(opened: int, folder: int, name: str) -> bool:
+    """Whether ``opened`` still is the file ``name`` in ``folder``: its last holder may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(opened), os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _opened(path: Path, *, any_owner: bool = False) -> Iterator[tuple[int, bool]]:
+    """The folder's descriptor, and whether it was made here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if any_owner and path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):
+        path = path.resolve()  # it is meant
+    try:
+        path.mkdir(mode=0o700)
+        is_new = True
+    except FileExistsError:
+        is_new = False
+    try:
+        folder = os.open(path, _FOLDER)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
+            raise _refused(path, "it is a link; somebody may have put it there") from None
+        raise
+    try:
+        owner = os.fstat(folder).st_uid
+        if owner != os.geteuid() and not any_owner:
+            raise _refused(path, f"it belongs to user {owner}, expected ours ({os.geteuid()})")
+        yield folder, is_new
+    finally:
+        os.close(folder)
+
+
+def _refused(path: Path, why: str) -> PermissionError:
+    return PermissionError(errno.EPERM, why, str(path))

@@ -50,8 +50,8 @@ from pytest_llmperf.launch.scratch import UNWRITABLE, scratch
 from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.launch.slurm.cluster import node_name, switch
 from pytest_llmperf.launch.watch import HealthWatch, ProgressReader
-from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.interpreter import Channel, ChannelClosedError, Message
 
 # Source: unix(7), SO_PEERCRED: process, user and group.
 _CREDENTIALS = struct.Struct("3i")

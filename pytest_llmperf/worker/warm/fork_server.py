@@ -30,8 +30,7 @@ from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import ModuleType
 from typing import Any, NoReturn
 
-from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
-from pytest_llmperf.support.interpreter import uncollected
+from pytest_llmperf.support.interpreter import Channel, ChannelClosedError, Message, uncollected
 from pytest_llmperf.worker import imports
 from pytest_llmperf.worker.warm import agent, gpu_answers
 from pytest_llmperf.worker.warm.agent import Order, Run, flush, resident_runs, run_agent

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
+from pytest_llmperf.support.interpreter import Channel, ChannelClosedError, Message
 from pytest_llmperf.worker.warm import fork_server
 from pytest_llmperf.worker.warm.fork_server import ForkServer, _Imported
 

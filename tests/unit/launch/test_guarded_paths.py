@@ -19,8 +19,7 @@ from pytest_llmperf.launch.histories import NotMadeError
 from pytest_llmperf.launch.scratch import remove_of_job, scratch
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.run.hardware import new_run_folder
-from pytest_llmperf.support.files import refused_at, write_text
-from pytest_llmperf.support.folders import private_folder
+from pytest_llmperf.support.files import private_folder, refused_at, write_text
 
 # Nobody's on any system.
 ALICE, MALLORY = 54321, 54322

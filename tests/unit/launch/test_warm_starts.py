@@ -24,7 +24,7 @@ from pytest_llmperf.launch.request import server_key
 from pytest_llmperf.launch.slurm import controller, slurm_site
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.support.channel import Channel, ChannelClosedError
+from pytest_llmperf.support.interpreter import Channel, ChannelClosedError
 from pytest_llmperf.worker.warm import gpu_answers
 from pytest_llmperf.worker.warm.fork_server import ImportWatch
 from pytest_llmperf.worker.warm.gpu_answers import NoAnswersError

@@ -22,8 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_co
 
 from pytest_llmperf.settings.text_files import COLUMN, TextFiles
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.files import replacing
-from pytest_llmperf.support.folders import cache_folder
+from pytest_llmperf.support.files import cache_folder, replacing
 from pytest_llmperf.worker.folder import RefusedError
 
 _NO_ROWS = "no rows there; expected some, {}: name another text or split"
