@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.records.batch_size_search import LARGEST, Search
+from pytest_llmperf.run.capacity import LARGEST, Search
 
 GIB = 2**30
 

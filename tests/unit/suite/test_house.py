@@ -27,7 +27,7 @@ JOINTS = {
     "launch/local": 13,
     "run/baseline_comparison": 26,
     "run/bisection": 17,
-    "run/capacity": 18,
+    "run/capacity": 17,
     "run/cases": 20,
     "run/conclusion": 18,
     "run/hardware": 13,
