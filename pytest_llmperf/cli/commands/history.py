@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, plain, table
@@ -20,7 +18,7 @@ from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.report.exports import gitlab_metrics, junit, markdown_page, prometheus
 from pytest_llmperf.report.results_json import ExportedRun
-from pytest_llmperf.report.text import ASCII, Column
+from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.history import History, of_project, project_of, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
 from pytest_llmperf.support import formats, user_input
@@ -126,13 +124,8 @@ def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
     return [result for result in results if result.id in matching]
 
 
-# The page of one case: its figures over runs as a chart, and its levels as a table.
+# The page of one case: its levels as a table, and what changed with each.
 
-_HEIGHT = 9
-_MOST_COLUMNS, _LEAST_COLUMNS = 100, 20
-_LABEL = 9
-# A narrower axis would make mountains of a tenth of a per cent.
-_LEAST_SPAN = 0.01
 _MOST_WATCHED = 5
 # Of a step that is no change point.
 _WITH_HOST = "the host changed with it: cannot be told apart"
@@ -148,8 +141,8 @@ def case_page(history: CaseHistory, screen: Screen) -> list[str]:
     ]
     lines += [_watched(result) for result in results if result.observed][-_MOST_WATCHED:]
     if not history.segments:
-        return [*lines, "every run of it was invalid: nothing to draw"]
-    lines += ["", *_chart(history, screen), "", *_levels(history.segments, screen)]
+        return [*lines, "every run of it was invalid"]
+    lines += ["", *_levels(history.segments, screen)]
     for number, segment in enumerate(history.segments[1:], 1):
         different = segment.different or ("nothing else that is recorded changed with it",)
         lines += ["", f"change {number}, {segment.results[0].began[:10]}: {_change(segment)}"]
@@ -201,59 +194,6 @@ def _levels(segments: Sequence[Segment], screen: Screen) -> list[str]:
         Column("revision", [plain(one.revision or formats.ABSENT) for one in newest], right=False),
     ]
     return table(columns, screen)
-
-
-def _chart(history: CaseHistory, screen: Screen) -> list[str]:
-    """Lines of the terminal's width; where there are more runs than columns, each has several."""
-    width = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, (screen.width or _MOST_COLUMNS) - _LABEL - 3))
-    columns = _chart_columns(history, width)
-    values = [value for rate, level, _ in columns for value in (rate, level) if value]
-    if not values:
-        return []
-    low, high = min(values), max(values)
-    slack = max(0.0, _LEAST_SPAN * high - (high - low)) / 2
-    low, high = low - slack, high + slack
-    point, line, edge, axis = ("*", "-", "|", "|") if screen.glyphs is ASCII else ("●", "─", "┊", "│")
-    rows = [[edge if begins else " " for _, _, begins in columns] for _ in range(_HEIGHT)]
-    for number, (rate, level, _) in enumerate(columns):
-        for value, mark in ((level, line), (rate, point)):
-            if value:
-                share = 0.5 if high == low else (high - value) / (high - low)
-                rows[min(_HEIGHT - 1, max(0, round(share * (_HEIGHT - 1))))][number] = mark
-    labels = {0: high, _HEIGHT // 2: (low + high) / 2, _HEIGHT - 1: low}
-    shown = {number: formats.tokens_per_second(value) for number, value in labels.items()}
-    first, last = history.results[0].began[:10], history.results[-1].began[:10]
-    below = " " * (_LABEL + 2)
-    marks = "".join(str(begins % 10) if begins else " " for _, _, begins in columns)
-    is_wide = len(columns) > 2 * len(first)
-    dates = f"{first}{last:>{len(columns) - len(first)}}" if is_wide else f"{first} to {last}"
-    return [
-        f"{'tokens/s/GPU' if history.results[-1].tokens_per_step else 'steps/s'}",
-        *(f"{shown.get(number, ''):>{_LABEL}} {axis}{''.join(row)}".rstrip() for number, row in enumerate(rows)),
-        *([f"{below}{marks}".rstrip()] if marks.strip() else []),
-        f"{below}{dates}",
-    ]
-
-
-def _chart_columns(history: CaseHistory, width: int) -> list[tuple[float | None, float, int]]:
-    """Each of one level: the middle rate of its valid runs, the level, and its number where a change begins, else 0."""
-    results = history.results
-    levels = {id(result): number for number, segment in enumerate(history.segments) for result in segment.results}
-    each = math.ceil(len(results) / width)
-    # An invalid run belongs to the level around it.
-    numbers, number = list[int](), 0
-    for result in results:
-        number = levels.get(id(result), number)
-        numbers.append(number)
-    found = []
-    for level, segment in enumerate(history.segments):
-        own = [result for result, number in zip(results, numbers, strict=True) if number == level]
-        for start in range(0, len(own), each):
-            counted = [result for result in own[start : start + each] if id(result) in levels]
-            rates = [result.tokens_per_second_per_gpu or 1 / result.step_seconds for result in counted]
-            rate = segment.rate(segment.step_seconds) or 1 / segment.step_seconds
-            found.append((median(rates) if rates else None, rate, level if start == 0 else 0))
-    return found
 
 
 # The page of all cases: their last figure and their latest change point, worst first.

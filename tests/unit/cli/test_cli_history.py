@@ -52,18 +52,13 @@ def test_cases_are_listed_worst_first(llmperf: Run, store: HistoryStore, golden:
     assert "2026-01-26" in rows[0]
 
 
-def test_a_case_is_drawn_with_its_levels_and_what_else_changed(
-    llmperf: Run, store: HistoryStore, golden: Golden
-) -> None:
+def test_a_case_is_told_by_its_levels_and_what_else_changed(llmperf: Run, store: HistoryStore, golden: Golden) -> None:
     results = with_versions(nights(40, 1, lambda _: 0, slower={0: (20, 0.05)}), 20, torch="2.12")
     store.append(results)
     code, output, _ = llmperf("history", "llama-case0-gpus1")
     assert code == 0
     lines = output.splitlines()
     golden(lines[0])
-    drawn = [line.partition("│")[2] for line in lines if "│" in line]
-    assert sum(line.count("●") for line in drawn) == 40
-    assert {line[20] for line in drawn} <= {"┊", "●", "─"}  # where it changes
     (row,) = [line for line in lines if line.startswith("2026-01-21")]
     assert row.split()[1:3] == ["2026-02-09", "20"]
     assert "  torch: 2.11 -> 2.12" in lines
