@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_llmperf.settings.precision import is_16_bit
-from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Package, Search, Setting, TrainSpec, claimed
+from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 #: SDPA's kernels as torch.nn.attention.SDPBackend calls them; ``auto`` leaves the choice to PyTorch, and ``math`` is
@@ -72,12 +72,12 @@ def _in_fp32(spec: TrainSpec) -> Mapping[str, Any]:
 
 
 def _axis(_base: TrainSpec, search: Search) -> Axis:
-    choices = []
+    choices = {}
     for attention in ATTENTIONS[:2] if search.on_cpu else ATTENTIONS:
-        choices.append(Choice.of(attention, attention=attention, sdpa_backend="auto"))
-        if attention == "sdpa" and not search.on_cpu:
-            choices += [Choice.of(f"sdpa {one}", attention=attention, sdpa_backend=one) for one in SDPA_BACKENDS[1:-1]]
-    return Axis("attention", tuple(choices))
+        choices[attention] = {"attention": attention, "sdpa_backend": "auto"}
+        for one in SDPA_BACKENDS[1:-1] if attention == "sdpa" and not search.on_cpu else ():
+            choices[f"sdpa {one}"] = {"attention": attention, "sdpa_backend": one}
+    return Axis.of("attention", choices)
 
 
 @dataclass(frozen=True)

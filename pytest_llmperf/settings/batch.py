@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_llmperf.settings.parallelism import few_ranks
 from pytest_llmperf.settings.precision import FP8_MULTIPLE
-from pytest_llmperf.settings.setting import Axis, Choice, Search, Setting, SpecError, TrainSpec
+from pytest_llmperf.settings.setting import Axis, Search, Setting, SpecError, TrainSpec
 from pytest_llmperf.support.user_input import A_TOLERANCE, is_tolerance
 
 #: The field that a search changes last, and the name of its axis.
@@ -43,22 +43,19 @@ def _axis(base: TrainSpec, search: Search) -> Axis:
     """Micro-batches, with the accumulation that a fixed global batch asks for."""
     if search.global_batch is None:
         sizes = sorted({*_SIZES, base.micro_batch_size})
-        return Axis(AXIS, tuple(Choice.of(str(size), micro_batch_size=size) for size in sizes))
+        return Axis.of(AXIS, {str(size): {SIZE: size} for size in sizes})
     each, rest = divmod(search.global_batch, base.gpus)
     if rest or not each:
         raise SpecError(f"a global batch of {search.global_batch} sequences cannot be shared by {base.gpus} GPUs alike")
     wanted = [base.micro_batch_size] if SIZE in search.fixed else range(1, each + 1)
-    choices = [
-        Choice.of(str(size), micro_batch_size=size, gradient_accumulation_steps=each // size)
-        for size in wanted
-        if each % size == 0
-    ]
+    fitting = [size for size in wanted if each % size == 0]
+    choices = {str(size): {SIZE: size, "gradient_accumulation_steps": each // size} for size in fitting}
     if not choices:
         raise SpecError(
             f"a global batch of {search.global_batch} sequences on {base.gpus} GPU(s) is no multiple of the "
             f"micro-batch {base.micro_batch_size}"
         )
-    return Axis(AXIS, tuple(choices))
+    return Axis.of(AXIS, choices)
 
 
 SETTING = Setting(

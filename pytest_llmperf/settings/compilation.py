@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.settings.liger import replaces_rope
-from pytest_llmperf.settings.setting import (
-    Axis,
-    Choice,
-    Evidence,
-    Search,
-    Setting,
-    TrainSpec,
-    at_default,
-    claimed,
-    equal,
-)
+from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
 
 # ``layers`` compiles each repeated layer by itself and leaves the rest alone: PyTorch's regional compilation.
 _SCOPES = ("model", "layers")
@@ -35,12 +25,12 @@ def is_compiled(spec: TrainSpec) -> bool:
 
 
 def _axis(base: TrainSpec, _search: Search) -> Axis:
-    choices = [Choice.of("no", **at_default(*_FIELDS)(base))]
+    choices = {"no": at_default(*_FIELDS)(base)}
     for mode in _MODES:
         for scope in reversed(_SCOPES):
             name = scope if mode == "default" else f"{scope} {mode}"
-            choices.append(Choice.of(name, torch_compile=True, torch_compile_scope=scope, torch_compile_mode=mode))
-    return Axis("compile", tuple(choices))
+            choices[name] = {"torch_compile": True, "torch_compile_scope": scope, "torch_compile_mode": mode}
+    return Axis.of("compile", choices)
 
 
 @dataclass(frozen=True)
@@ -111,11 +101,9 @@ def _clash(spec: TrainSpec) -> str | None:
 
 
 def _recomputed_axis(base: TrainSpec, _search: Search) -> Axis:
-    on = [
-        Choice.of(policy, gradient_checkpointing=True, checkpointing_policy=policy)
-        for policy in reversed(CHECKPOINTING_POLICIES)
-    ]
-    return Axis("checkpointing", (Choice.of("none", **at_default(*_RECOMPUTED)(base)), *on))
+    policies = reversed(CHECKPOINTING_POLICIES)
+    on = {policy: {"gradient_checkpointing": True, "checkpointing_policy": policy} for policy in policies}
+    return Axis.of("checkpointing", {"none": at_default(*_RECOMPUTED)(base), **on})
 
 
 @dataclass(frozen=True)

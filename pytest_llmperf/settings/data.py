@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.settings.setting import (
-    Evidence,
-    Package,
-    Setting,
-    TrainSpec,
-    at_default,
-    claimed,
-    equal,
-    written_as_null,
-)
+from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, at_default, claimed, equal
 
 DATA = ("random", "text")
 #: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones; or a document a row, ``padded``
@@ -52,10 +43,7 @@ def _clash(spec: TrainSpec) -> str | None:
     return None
 
 
-def _why_not_on_cpu(spec: TrainSpec) -> str | None:
-    return None if spec.data_pinned else "batches are pinned for copies to a GPU, and a CPU makes none"
-
-
+_PINNED = "batches are pinned for copies to a GPU, and a CPU makes none"
 _DATASETS = Package("datasets", "datasets, which reads texts", "'pytest-llmperf[text]'", preload="text")
 
 
@@ -69,7 +57,7 @@ class DataEvidence:
     tokenised_by: str | None = None
     """``rank`` or ``workers``: on the fly by these. Records that do not tell had all tokens ahead."""
     data_workers: int = 0
-    data_prefetch: int | None = written_as_null(0)
+    data_prefetch: int | None = field(default=None, metadata={"null": 0})
     data_pinned: bool = True
 
 
@@ -123,7 +111,7 @@ SETTING = Setting(
     },
     problems=_problems,
     clash=_clash,
-    why_not_on_cpu=_why_not_on_cpu,
+    why_not_on_cpu=lambda spec: None if spec.data_pinned else _PINNED,
     needs=lambda spec: _DATASETS if spec.data == "text" else None,
     small=at_default(*_FIELDS),
     evidence=DataEvidence,
@@ -149,10 +137,6 @@ def _weights_problems(spec: TrainSpec) -> Iterator[str]:
         yield f"TrainSpec: weights={spec.weights!r} names no folder, expected one as save_pretrained writes it"
 
 
-def _weights_clash(spec: TrainSpec) -> str | None:
-    return None if 0 <= spec.seed < _SEEDS else f"seed={spec.seed} must be at least 0 and below 2**32"
-
-
 @dataclass(frozen=True)
 class WeightsEvidence:
     """What was saved."""
@@ -170,7 +154,7 @@ WEIGHTS = Setting(
     fields=("weights", "seed", "save_checkpoint"),
     in_id={"weights": "pretrained", "seed": "seed{}", "save_checkpoint": "saves"},
     problems=_weights_problems,
-    clash=_weights_clash,
+    clash=lambda spec: None if 0 <= spec.seed < _SEEDS else f"seed={spec.seed} must be at least 0 and below 2**32",
     small=lambda spec: {"weights": None, "save_checkpoint": False, "seed": min(spec.seed, _LAST_SMALL_SEED)},
     evidence=WeightsEvidence,
     checks={"save_checkpoint": _saved},

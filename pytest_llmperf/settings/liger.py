@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.settings.setting import (
-    Axis,
-    Choice,
-    Evidence,
-    Package,
-    Search,
-    Setting,
-    TrainSpec,
-    at_default,
-    claimed,
-)
+from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, at_default, claimed
 
 #: What Liger's patches can be told to replace, by its own words.
 LIGER_KERNELS = tuple("rope rms_norm layer_norm swiglu geglu cross_entropy fused_linear_cross_entropy".split())
@@ -67,8 +57,8 @@ def _axis(base: TrainSpec, search: Search) -> Axis | None:
         chosen[f"without {without}"] = "+".join(kernel for kernel in kernels if kernel != without)
     if kernels:
         chosen[f"{LOSS} alone"] = LOSS
-    off = Choice.of("off", liger=False, liger_kernels="all")
-    return Axis("liger", (off, *(Choice.of(name, liger=True, liger_kernels=each) for name, each in chosen.items())))
+    on = {name: {"liger": True, "liger_kernels": each} for name, each in chosen.items()}
+    return Axis.of("liger", {"off": {"liger": False, "liger_kernels": "all"}, **on})
 
 
 _LIGER = Package("liger_kernel", "Liger", "'pytest-llmperf[liger]'", preload="liger")

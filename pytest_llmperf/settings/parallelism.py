@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.settings.setting import (
-    Axis,
-    Evidence,
-    Search,
-    Setting,
-    SpecError,
-    TrainSpec,
-    at_default,
-    claimed,
-    equal,
-)
+from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
 
 #: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over the ranks of a node (in one node: over half of them), and keeps
 #: replicas of that.
@@ -50,7 +40,7 @@ def on_fewer(wide: TrainSpec, gpus: int) -> TrainSpec | None:
     """The same work for each of so many; one has nothing to share, and DDP's figure serves every parallelism."""
     try:
         return on_one_gpu(wide) if gpus == 1 else replace(wide, gpus=gpus)
-    except SpecError:  # a parallelism that takes more GPUs than these
+    except ValueError:  # a parallelism that takes more GPUs than these
         return None
 
 
@@ -73,17 +63,12 @@ def _clash(spec: TrainSpec) -> str | None:
     return None
 
 
-def _why_not_on_cpu(spec: TrainSpec) -> str | None:
-    # accelerate would train with DDP there, and say nothing.
-    return "FSDP through accelerate shards over GPUs only" if is_sharded(spec) else None
-
-
 def _axis(base: TrainSpec, search: Search) -> Axis:
     found = []
     for parallelism in PARALLELISMS[:1] if search.on_cpu or base.gpus == 1 else PARALLELISMS:
         try:
             replace(base, parallelism=parallelism, model_precision="fp32", mixed_precision="bf16")
-        except SpecError:  # more GPUs than there are
+        except ValueError:  # more GPUs than there are
             continue
         found.append(parallelism)
     return Axis.over("parallelism", found)
@@ -117,7 +102,8 @@ SETTING = Setting(
     in_id={"parallelism": "{}"},
     least={"gpus": 1},
     clash=_clash,
-    why_not_on_cpu=_why_not_on_cpu,
+    # accelerate would train with DDP there, and say nothing.
+    why_not_on_cpu=lambda spec: "FSDP through accelerate shards over GPUs only" if is_sharded(spec) else None,
     small=lambda spec: {"gpus": few_ranks(spec)},
     plain=at_default("gpus", "parallelism"),
     axis=_axis,

@@ -8,7 +8,6 @@ from typing import Any
 
 from pytest_llmperf.settings.setting import (
     Axis,
-    Choice,
     Evidence,
     Package,
     Search,
@@ -18,7 +17,6 @@ from pytest_llmperf.settings.setting import (
     claimed,
     equal,
     is_refusal,
-    written_as_null,
 )
 from pytest_llmperf.support.user_input import hint
 
@@ -101,14 +99,13 @@ _TORCHAO = Package("torchao", "torchao", "'pytest-llmperf[fp8]'", preload="fp8")
 
 def _axis(base: TrainSpec, search: Search) -> Axis:
     own = {name: getattr(base, name) for name in ("model_precision", "mixed_precision", "tf32")}
-    choices = [Choice.of(base.precision, **own, fp8=base.fp8)]
+    choices = {base.precision: {**own, "fp8": base.fp8}}
     for word in search.allowed:
         if word in PRECISIONS and word != base.precision:
-            choices.append(Choice.of(word, **precision_fields(word), fp8="no"))
-        if word == "fp8":
-            recipes = [recipe for recipe in FP8_RECIPES if recipe not in ("no", base.fp8)]
-            choices += [Choice.of(f"fp8 {recipe}", **own, fp8=recipe) for recipe in recipes]
-    return Axis("precision", tuple(choices))
+            choices[word] = {**precision_fields(word), "fp8": "no"}
+        for recipe in FP8_RECIPES if word == "fp8" else ():
+            choices |= {} if recipe in ("no", base.fp8) else {f"fp8 {recipe}": {**own, "fp8": recipe}}
+    return Axis.of("precision", choices)
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ class PrecisionEvidence:
     """Elements by type, before anything wrapped the model."""
     kept_dtypes: Mapping[str, int] = field(default_factory=dict)
     """Those of them that the model's own class keeps in another type than asked for, as fp32 routers."""
-    autocast_dtype: str | None = written_as_null("")
+    autocast_dtype: str | None = field(default=None, metadata={"null": ""})
     """Empty: no autocast."""
     tf32: bool | None = None
     fp8_modules: int = 0

@@ -7,29 +7,11 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, cast
 
-from pytest_llmperf.settings import (
-    attention,
-    batch,
-    compilation,
-    data,
-    liger,
-    optimizer,
-    parallelism,
-    precision,
-)
+from pytest_llmperf.settings import attention, batch, compilation, data, liger, optimizer, parallelism, precision
 from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.compilation import RecomputationEvidence
 from pytest_llmperf.settings.data import WeightsEvidence
-from pytest_llmperf.settings.setting import (
-    Fields,
-    NotClaimedError,
-    Package,
-    Setting,
-    TrainSpec,
-    claimed,
-    equal,
-    read_evidence,
-)
+from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, TrainSpec, claimed, equal, read_evidence
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.user_input import first_few, hint
 
@@ -124,12 +106,12 @@ def why_skip(spec: Spec, *, num_gpus: int, num_cores: int) -> str | None:
 
 def small(spec: TrainSpec) -> TrainSpec:
     """``spec`` with a step of ``SEQUENCES`` short sequences, on as few ranks as show that they share it."""
-    return _changed(spec, *(setting.small for setting in SETTINGS))
+    return _changed(spec, "small")
 
 
 def plainest(spec: TrainSpec) -> TrainSpec:
     """The same small training with nothing that makes it fast: what is left decides what is learnt."""
-    return _changed(spec, *(setting.small for setting in SETTINGS), *(setting.plain for setting in SETTINGS))
+    return _changed(spec, "small", "plain")
 
 
 def in_pieces(plain: TrainSpec) -> TrainSpec:
@@ -139,12 +121,13 @@ def in_pieces(plain: TrainSpec) -> TrainSpec:
 
 def in_fp32(spec: TrainSpec) -> TrainSpec:
     """``spec`` in fp32, where rounding hides least; attention by a kernel that has fp32 where its own has none."""
-    return _changed(spec, *(setting.in_fp32 for setting in SETTINGS))
+    return _changed(spec, "in_fp32")
 
 
-def _changed(spec: TrainSpec, *parts: Fields) -> TrainSpec:
-    values: dict[str, Any] = {name: value for part in parts for name, value in part(spec).items()}
-    return replace(spec, **values)
+def _changed(spec: TrainSpec, *forms: str) -> TrainSpec:
+    """With the fields of each setting in these of its forms."""
+    parts = [getattr(setting, form)(spec) for form in forms for setting in SETTINGS]
+    return replace(spec, **{name: value for part in parts for name, value in part.items()})
 
 
 # Evidence: what a training tells of itself, by setting; read from a record, and held against a spec.

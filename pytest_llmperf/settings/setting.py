@@ -37,10 +37,6 @@ class Choice:
     name: str
     fields: tuple[tuple[str, Any], ...]
 
-    @classmethod
-    def of(cls, name: str, **fields: Any) -> Choice:
-        return cls(name, tuple(fields.items()))
-
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether a spec with these ``values`` has made this choice."""
         return all(values.get(name) == value for name, value in self.fields)
@@ -54,10 +50,15 @@ class Axis:
     choices: tuple[Choice, ...]
 
     @classmethod
+    def of(cls, name: str, choices: Mapping[str, Mapping[str, Any]]) -> Axis:
+        """By the names of its choices, the fields that each sets."""
+        return cls(name, tuple(Choice(word, tuple(fields.items())) for word, fields in choices.items()))
+
+    @classmethod
     def over(cls, field: str, values: Sequence[Any]) -> Axis:
         """Of one ``field`` of a TrainSpec."""
         words = [str(value).lower() if value is None or isinstance(value, bool) else str(value) for value in values]
-        return cls(field, tuple(Choice.of(word, **{field: value}) for word, value in zip(words, values, strict=True)))
+        return cls(field, tuple(Choice(word, ((field, value),)) for word, value in zip(words, values, strict=True)))
 
     @property
     def fields(self) -> frozenset[str]:
@@ -111,10 +112,6 @@ def equal(what: str, asked: object, seen: object) -> str | None:
 Fields = Callable[[TrainSpec], Mapping[str, Any]]
 
 
-def nothing(_spec: TrainSpec) -> Mapping[str, Any]:
-    return {}
-
-
 def at_default(*names: str) -> Fields:
     """These fields as a spec has them that does not name them."""
     return lambda spec: {name: getattr(type(spec), name) for name in names}
@@ -142,11 +139,11 @@ class Setting:
     """Why it cannot be with the model or with other settings, and what to do instead."""
     why_not_on_cpu: Callable[[TrainSpec], str | None] = lambda _: None
     needs: Callable[[TrainSpec], Package | None] = lambda _: None
-    small: Fields = nothing
+    small: Fields = lambda _: {}
     """Its fields in a spec made small for parity."""
-    plain: Fields = nothing
+    plain: Fields = lambda _: {}
     """Its fields where nothing makes the training fast."""
-    in_fp32: Fields = nothing
+    in_fp32: Fields = lambda _: {}
     """Its fields in fp32, where they differ."""
     axis: Callable[[TrainSpec, Search], Axis | None] = lambda *_: None
     evidence: type[Any] | None = None
@@ -161,7 +158,10 @@ class Setting:
 
 
 def read_evidence(kind: type[_T], stored: Mapping[str, Any]) -> _T:
-    """The ``kind`` of evidence that a record holds; what is not there, or of another type, is not claimed."""
+    """The ``kind`` of evidence that a record holds; what is not there, or of another type, is not claimed.
+
+    A field whose metadata have ``null`` is written as null where it has that value.
+    """
     nulls = {each.name: each.metadata.get("null") for each in fields(kind)}  # type: ignore[arg-type]
     found = {name: stored[name] if stored[name] is not None else null for name, null in nulls.items() if name in stored}
     return codec.read_lenient(kind, {name: value for name, value in found.items() if value is not None}) or kind()
@@ -188,8 +188,3 @@ def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - whatever an upgrade or a setting of the user's made of its object
             uncollected[name] = f"{type(error).__name__}: {error}"
     return found | ({"uncollected": uncollected} if uncollected else {})
-
-
-def written_as_null(value: object) -> Any:
-    """A field of evidence, not claimed by default, whose ``value`` a record writes as null."""
-    return field(default=None, metadata={"null": value})

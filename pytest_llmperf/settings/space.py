@@ -202,14 +202,14 @@ def _axis(name: str, choices: object) -> Axis:
             raise SpecError(f"axis {name!r} has no choice, expected one at least, e.g. off = {{ liger = false }}")
         if not all(isinstance(one, Mapping) and one for one in choices.values()):
             raise SpecError(f"axis {name!r}: each choice sets fields, e.g. off = {{ liger = false }}")
-        return Axis(name, tuple(Choice(str(word), tuple(_fields(name, one))) for word, one in choices.items()))
+        return Axis.of(name, {str(word): dict(_fields(name, one)) for word, one in choices.items()})
     if not isinstance(choices, list | tuple) or not choices:
         raise SpecError(f"axis {name!r} is {choices!r}, expected a list of values, e.g. [8, 16]")
     for place, value in enumerate(choices):
         if any(type(value) is type(other) and value == other for other in choices[:place]):
             raise SpecError(f"axis {name!r} has {value!r} twice, expected each value once")
     if name == "precision":  # the fixture's word for three fields
-        return Axis(name, tuple(Choice(str(word), tuple(precision_fields(word).items())) for word in choices))
+        return Axis.of(name, {str(word): precision_fields(word) for word in choices})
     _check(name, name)
     return Axis.over(name, choices)
 

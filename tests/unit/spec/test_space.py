@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.settings import space as spaces
-from pytest_llmperf.settings.setting import Axis, Choice
+from pytest_llmperf.settings.setting import Axis
 from pytest_llmperf.settings.space import Space, axes_of, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from tests.golden import Golden
@@ -63,7 +63,7 @@ def test_neighbours_differ_by_one_choice_and_can_be() -> None:
 
 def test_two_axes_of_one_field_and_an_empty_axis_are_refused(golden: Golden) -> None:
     with pytest.raises(SpecError, match="both set seed"):
-        Space(TINY, (Axis.over("seed", [1]), Axis("other", (Choice.of("one", seed=2),))))
+        Space(TINY, (Axis.over("seed", [1]), Axis.of("other", {"one": {"seed": 2}})))
     with pytest.raises(SpecError) as raised:
         Space(TINY, (Axis("seed", ()),))
     golden(raised)
