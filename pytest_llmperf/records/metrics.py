@@ -133,6 +133,12 @@ _count = partial(Metric, rule="count")
 _share = partial(Metric, is_share=True)
 
 
+def _least(name: str, label: str, **words: Any) -> Metric:
+    """The least that any launch had of what its record has by this name."""
+    raw = partial(Metric, early_stop="settled", is_raw=True, of=lambda runs: float(min(getattr(x, name) for x in runs)))
+    return raw(name, label, **words)
+
+
 def _phase(name: str, label: str, phase: str, slack: float, *, only_cold: bool = False) -> Metric:
     """A phase of a launch that told how long it was in each.
 
@@ -162,18 +168,7 @@ _ROWS = (
     _speed("tokens_per_second", "tokens/s", unit="tokens/s", higher_is_better=True, of=pooled_tokens_per_second),
     _speed("step_seconds", "step", unit="s", of=pooled_step_seconds),
     # Kernels compile, caches fill, autotuners try: the best launch says what the code takes.
-    Metric(
-        "first_step_seconds",
-        "first step",
-        unit="s",
-        of=lambda runs: min(launch.first_step_seconds for launch in runs),
-        rule="confirmed",
-        gpu=1.0,
-        cpu=9.0,
-        slack=3.0,
-        early_stop="settled",
-        is_raw=True,
-    ),
+    _least("first_step_seconds", "first step", unit="s", rule="confirmed", gpu=1.0, cpu=9.0, slack=3.0),
     # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
     # steadiest H200 launch lost nothing, the least steady of 231 six tenths of this. A host that nobody knew took 1.7 %
     # of two launches in a row, and of others next to nothing.
@@ -190,28 +185,17 @@ _ROWS = (
     ),
     # The leanest launch says what the code takes: one in three kept 1.3 % more after its compiler had tried kernels,
     # one in two 3.7 %, where a rank still held the buckets of DDP's first step.
-    Metric(
+    _least(
         MEMORY,
         "peak memory",
         unit="bytes",
-        of=lambda runs: float(min(launch.peak_reserved_bytes for launch in runs)),
         rule="exact",
         gpu=0.01,
         cpu=0.5,
-        early_stop="settled",
-        is_raw=True,
         detail=_worst_rank,
         column=Column("memory", on_page="peak memory"),
     ),
-    Metric(
-        "peak_allocated_bytes",
-        "peak allocated",
-        unit="bytes",
-        of=lambda runs: float(min(launch.peak_allocated_bytes for launch in runs)),
-        rule="exact",
-        early_stop="settled",
-        is_raw=True,
-    ),
+    _least("peak_allocated_bytes", "peak allocated", unit="bytes", rule="exact"),
     Metric("final_loss", "final loss", of=lambda runs: runs[-1].losses[-1], rule="exact", is_raw=True, splits=True),
     _phase("start_seconds", "start", START, slack=10.0, only_cold=True),
     _phase("imports_seconds", "imports", IMPORTS, slack=15.0, only_cold=True),
@@ -260,10 +244,7 @@ _ROWS = (
     _count("allocator_retries", "allocator's retries", evidence="allocator_retries", costly=True),
     Metric("flops_per_step", "arithmetic", unit="FLOP", column=Column("arithmetic")),
     Metric(
-        "predicted_peak_bytes",
-        "predicted memory",
-        unit="bytes",
-        column=Column("predicted", on_page="predicted memory"),
+        "predicted_peak_bytes", "predicted memory", unit="bytes", column=Column("predicted", on_page="predicted memory")
     ),
     Metric("joules_per_token", "energy", unit="J/token", column=Column("energy", places="summary")),
     # Its unit is the currency.

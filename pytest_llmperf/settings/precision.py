@@ -157,11 +157,7 @@ def _fp8(spec: TrainSpec, evidence: Evidence) -> str | None:
 SETTING = Setting(
     name="precision",
     fields=("model_precision", "mixed_precision", "tf32", "fp8"),
-    values={
-        "model_precision": ("fp32", "bf16", "fp16"),
-        "mixed_precision": ("no", "bf16", "fp16"),
-        "fp8": FP8_RECIPES,
-    },
+    values={"model_precision": ("fp32", "bf16", "fp16"), "mixed_precision": ("no", "bf16", "fp16"), "fp8": FP8_RECIPES},
     in_id={"model_precision": precision_of, "fp8": "fp8-{}"},
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
