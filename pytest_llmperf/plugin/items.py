@@ -116,17 +116,13 @@ def _within(path: Path, folders: Iterable[Path]) -> bool:
 # A file for each case: of more of them somebody would wait for a guess.
 _MOST = 500
 
-# Seconds where no baseline tells: on two cores of a CPU, 2026-11-24, the suite's 37 tiny cases took 57.9 and 77.4 s,
-# their first launch, which waits for imports, 4 and 9 s longer than the others.
-_TINY, _IMPORTS = 1.7, 6.0
-
 
 class RunProgress:
     """Of the cases that one process runs, in their order."""
 
-    def __init__(self, expected: Mapping[str, float | None], num_tiny: int = 0) -> None:
-        """Seconds of each, by node id; ``None`` where no baseline tells. ``num_tiny``: that train a tiny model here."""
-        self._expected, self._num_tiny = expected, num_tiny
+    def __init__(self, expected: Mapping[str, float | None]) -> None:
+        """Seconds of each, by node id; ``None`` where no baseline tells."""
+        self._expected = expected
         self._places = {nodeid: place for place, nodeid in enumerate(expected, 1)}
         self._took: dict[str, float] = {}
         self._now, self._begun = "", 0.0
@@ -136,8 +132,7 @@ class RunProgress:
         """What the baselines of this machine kind tell of ``items``."""
         cases = [item for item in items if is_case(item)]
         reads = len(cases) <= _MOST and not (run.settings.static or run.settings.dry_run)
-        expected = {item.nodeid: _expected(run, item) if reads else None for item in cases}
-        return cls(expected, sum(_is_tiny(run, item) for item in cases) if reads and run.on_cpu else 0)
+        return cls({item.nodeid: _expected(run, item) if reads else None for item in cases})
 
     def begin(self, nodeid: str) -> None:
         self._now, self._begun = (nodeid if nodeid in self._places else ""), time.monotonic()
@@ -150,17 +145,8 @@ class RunProgress:
     def whole(self) -> str:
         """``about 2 min``, and for how many of its cases that is known; empty where nothing tells."""
         known = [seconds for seconds in self._expected.values() if seconds is not None]
-        if not known:
-            seconds = _IMPORTS + self._num_tiny * _TINY
-            case = f"the {self._num_tiny} that run" if self._num_tiny > 1 else "the one that runs"
-            return f"about {formats.elapsed(seconds)} for {case} here, tiny models" if self._num_tiny else ""
         of_them = "" if len(known) == len(self._expected) else f" for the {len(known)} that have a baseline"
-        return f"about {formats.elapsed(sum(known))}{of_them}"
-
-    @property
-    def is_first(self) -> bool:
-        """Whether tiny models are about to be trained of which none has a baseline."""
-        return self._num_tiny > 0 and not any(self._expected.values())
+        return f"about {formats.elapsed(sum(known))}{of_them}" if known else ""
 
     @property
     def line(self) -> str:
@@ -187,16 +173,6 @@ class RunProgress:
         place = self._places[self._now]
         here = max(0.0, each[self._now] - (time.monotonic() - self._begun))
         return here + sum(seconds for nodeid, seconds in each.items() if self._places[nodeid] > place)
-
-
-def _is_tiny(run: Run, item: pytest.Item) -> bool:
-    """Whether all that it launches is of a model that a CPU trains in a second, and can run here."""
-    from pytest_llmperf.settings.registry import why_skip
-
-    specs, cores = list(specs_of([item])), run.machine.cores
-    return bool(specs) and all(
-        spec.slug.endswith("-tiny") and not why_skip(spec, num_gpus=0, num_cores=cores) for spec in specs
-    )
 
 
 def _expected(run: Run, item: pytest.Item) -> float | None:
@@ -227,9 +203,6 @@ def baselines_further_up(config: pytest.Config) -> str:
     return f"{taken}: use them with --rootdir={found.parent} or --perf-baselines={found}"
 
 
-_FIRST = "no baseline yet: a case without one fails as new, with its figures; --update-baselines=new records them"
-
-
 def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     """About where the cases run, and what they do not see; nothing where no perf test was collected."""
     cases = sum(map(is_case, items))
@@ -242,12 +215,6 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     hidden = "" if session.settings.against else baselines_further_up(session.config)
     ignored = without_effect(session.config.option) if session.settings.static else ""
     unmade = unmade_baselines(session.config.option.perf_baselines, session.settings)
-    progress = session.progress
-    takes = progress.whole if progress is not None else ""
-    # Who has just begun would take a screen of failures for a fault.
-    is_first = progress is not None and progress.is_first and not (session.settings.update or session.settings.against)
-    parts = [f"llmperf: {cases} case(s) on {session.machine_kind}", where, f"baselines {baselines}", takes]
-    return [
-        ", ".join(filter(None, parts)),
-        *(f"llmperf: {line}" for line in (_FIRST if is_first else "", ignored, unmade, hidden) if line),
-    ]
+    takes = session.progress.whole if session.progress is not None else ""
+    parts = [f"{cases} case(s) on {session.machine_kind}", where, f"baselines {baselines}", takes]
+    return [f"llmperf: {line}" for line in (", ".join(filter(None, parts)), ignored, unmade, hidden) if line]

@@ -66,12 +66,6 @@ def test_where_no_baseline_tells_the_run_itself_does(now: list[float], golden: G
     golden(run.line)
 
 
-def test_a_first_run_of_tiny_models_tells_about_how_long_they_take(golden: Golden) -> None:
-    nothing = dict.fromkeys("abc")
-    golden(RunProgress(nothing, num_tiny=2).whole)
-    golden(RunProgress({"a": 10.0, "b": None}, num_tiny=2).whole)
-
-
 def test_other_tests_and_a_case_alone_say_nothing(now: list[float]) -> None:
     run = RunProgress({"a": 10.0, "b": 10.0})
     run.begin("no case")
