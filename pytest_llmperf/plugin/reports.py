@@ -183,21 +183,8 @@ def refusal_line(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Pa
 # nothing is recorded and no verdict changes.
 
 
-class ReplayClock:
-    """A timer that pytest-benchmark reads at each round's begin and end: it tells the stored step times."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def __call__(self) -> float:
-        return self._now
-
-    def set(self, seconds: float) -> None:
-        """Make this the time: each round begins at 0 and ends at its duration, so that no digit is lost."""
-        self._now = seconds
-
-
-_CLOCK = pytest.StashKey[ReplayClock]()
+#: What a timer of ours tells: each round begins at 0 and ends at its duration, so that no digit is lost.
+_CLOCK = pytest.StashKey[list[float]]()
 
 
 def prepare_benchmark(item: pytest.Item) -> None:
@@ -206,9 +193,8 @@ def prepare_benchmark(item: pytest.Item) -> None:
     if not item.config.pluginmanager.hasplugin("benchmark") or "benchmark" in fixtures:
         return  # a test that uses benchmark itself keeps it
     marker = item.get_closest_marker("benchmark")
-    clock = ReplayClock()
-    item.stash[_CLOCK] = clock
-    options = {**(marker.kwargs if marker else {}), "timer": clock}
+    clock = item.stash[_CLOCK] = [0.0]
+    options = {**(marker.kwargs if marker else {}), "timer": lambda: clock[0]}
     # In front of the marker that is there: the closest one wins, and without our timer it would record microseconds.
     item.add_marker(pytest.mark.benchmark(**options), append=False)
     if item.config.getoption("benchmark_only"):
@@ -228,19 +214,14 @@ def record_benchmark(request: pytest.FixtureRequest, result: CaseResult) -> None
     # Asked for only now: a test that is skipped or fails to launch would leave it unused, which it warns of.
     benchmark: Any = request.getfixturevalue("benchmark")
     pending = iter(steps)
+
+    def tell(seconds: float) -> None:
+        clock[0] = seconds
+
     # One more call than rounds: pytest-benchmark runs the target once more for its return value.
-    benchmark.pedantic(
-        lambda: clock.set(next(pending, 0.0)), setup=lambda: clock.set(0.0), rounds=len(steps), iterations=1
-    )
-    benchmark.extra_info.update(
-        {
-            "spec": result.id,
-            "digest": result.digest,
-            "machine": result.machine,
-            "verdict": result.verdict,
-            "metrics": {check.metric: check.value for check in result.checks},
-        }
-    )
+    benchmark.pedantic(lambda: tell(next(pending, 0.0)), setup=lambda: tell(0.0), rounds=len(steps), iterations=1)
+    about = {"spec": result.id, "digest": result.digest, "machine": result.machine, "verdict": result.verdict}
+    benchmark.extra_info.update({**about, "metrics": {check.metric: check.value for check in result.checks}})
 
 
 def drop_from_benchmark_table(config: pytest.Config, groups: list[Any], fullnames: set[str]) -> list[Any]:
