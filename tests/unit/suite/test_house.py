@@ -23,7 +23,7 @@ MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 47_160, 214, 50, 12
 JOINTS = {
     "cli/commands/bisect": 15,
     "cli/commands/report": 13,
-    "cli/commands/tune": 15,
+    "cli/commands/tune": 14,
     "launch/local": 13,
     "run/baseline_comparison": 26,
     "run/bisection": 17,
