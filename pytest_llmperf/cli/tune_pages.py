@@ -129,6 +129,9 @@ def _untried(tuning: Tuning) -> Iterator[str]:
         yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
 
 
+_TOLD = "ended refused too_large left unseen neighbours_left memory_errors unkept notes".split()
+
+
 def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Everything; bytes, seconds and tokens/s."""
     names = {"log": "cost_log", "wide": "within", "how": "by"}
@@ -138,21 +141,10 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "objective": order.objective.name,
         "seconds": round(tuning.seconds, 3),
         "seconds_given": order.seconds,
-        "ended": tuning.ended,
         "begun_at": _spec(tuning.begun_at, tuning),
         "winner": None if tuning.winner is None else _spec(tuning.winner, tuning),
         "ties": [_spec(spec, tuning) for spec in tuning.ties],
-        "compared": [
-            {
-                "first": one.first.id,
-                "second": one.second.id,
-                "cost_log": one.turns.log,
-                "within": one.turns.wide,
-                "pairs": one.turns.pairs,
-                "verdict": one.turns.verdict or "undecided",
-            }
-            for one in tuning.compared
-        ],
+        "compared": [_compared(one) for one in tuning.compared],
         "parity": _concluded(tuning.parity),
         "case": _concluded(tuning.case),
         "choices": [{names.get(name, name): value for name, value in asdict(one).items()} for one in tuning.shares],
@@ -160,16 +152,15 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "trials": [
             {**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried
         ],
-        "refused": dict(tuning.refused),
-        "too_large": tuning.too_large,
-        "left": tuning.left,
-        "unseen": tuning.unseen,
-        "neighbours_left": tuning.neighbours_left,
-        "memory_errors": tuning.memory_errors,
+        **{name: codec.plain(getattr(tuning, name)) for name in _TOLD},
         "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
-        "unkept": tuning.unkept,
-        "notes": list(tuning.notes),
     }
+
+
+def _compared(one: Compared) -> dict[str, Any]:
+    turns, sides = one.turns, {"first": one.first.id, "second": one.second.id}
+    verdict = turns.verdict or "undecided"
+    return {**sides, "cost_log": turns.log, "within": turns.wide, "pairs": turns.pairs, "verdict": verdict}
 
 
 def _spec(spec: TrainSpec, tuning: Tuning) -> dict[str, Any]:

@@ -22,31 +22,28 @@ from pytest_llmperf.support.user_input import A_TOLERANCE, hint, is_positive, is
 _MOST_SEEDS, _MOST_EFFICIENT = 64, 2
 
 
-def _is_positive_or_none(value: Any) -> bool:
-    return value is None or is_positive(value)
-
-
-def _is_efficiency(value: Any) -> bool:
-    return is_positive(value) and value <= _MOST_EFFICIENT
-
-
 def _is_number_of_seeds(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and FEWEST_SEEDS <= value <= _MOST_SEEDS
+
+
+def _is_positive_or_none(value: Any) -> bool:
+    return value is None or is_positive(value)
 
 
 _Keyword = tuple[Callable[[Any], bool], str]
 _ANYTHING: _Keyword = (lambda _: True, "")
 _TOLERANCE: _Keyword = (is_tolerance, A_TOLERANCE)
+_EFFICIENCY: _Keyword = (
+    lambda value: is_positive(value) and value <= _MOST_EFFICIENT,
+    "a positive fraction of at most 2, e.g. 0.85",
+)
 _PUBLISHED: _Keyword = (_is_positive_or_none, "a positive number, or None where none was published")
 # The keywords of each marker, with what each takes, and that in words.
 _KEYWORDS: Mapping[str, Mapping[str, _Keyword]] = {
     "rung": {"number": _ANYTHING},
     "reference": {"source": _ANYTHING, "tokens_per_second_per_gpu": _PUBLISHED, "peak_reserved_gib": _PUBLISHED},
     "perf_tolerance": dict.fromkeys(TOLERANCES, _TOLERANCE),
-    "perf_scaling": {
-        "efficiency_at_least": (_is_efficiency, "a positive fraction of at most 2, e.g. 0.85"),
-        "tolerance": _TOLERANCE,
-    },
+    "perf_scaling": {"efficiency_at_least": _EFFICIENCY, "tolerance": _TOLERANCE},
     "expects_oom": {"below_gib": (_is_positive_or_none, "a positive number of GiB")},
     "perf_loss_curve": {"seeds": (_is_number_of_seeds, f"a number of seeds, {FEWEST_SEEDS} to {_MOST_SEEDS}")},
 }
@@ -63,15 +60,18 @@ def terms_of(item: pytest.Item) -> CaseTerms:
         tolerances = _said(item, "perf_tolerance", every=True) or {}
         oom = _said(item, "expects_oom", needs="below_gib") or {}
         scaling = _said(item, "perf_scaling", every=True) or {}
-        curve = _said(item, "perf_loss_curve")
+        curve, published = _said(item, "perf_loss_curve"), _said(item, "reference")
+        parity = item.get_closest_marker("perf_parity")
+        for value in (*parity.args, *parity.kwargs) if parity else ():
+            raise _MisuseError(f"perf_parity({value!r}): takes nothing")
         return CaseTerms(
             rung=str(rung.get("number", "")),
-            reference=_reference(item),
+            reference=None if published is None else _reference(published),
             tolerances={TOLERANCES[word]: value for word, value in tolerances.items()},
             oom_below_gib=oom.get("below_gib"),
             inactive=_inactive(item),
             efficiency=Terms(at_least=scaling.get("efficiency_at_least"), tolerance=scaling.get("tolerance")),
-            parity=_parity(item),
+            parity=parity is not None,
             loss_curve=0 if curve is None else curve.get("seeds", SEEDS),
         )
     except _MisuseError as misuse:
@@ -98,16 +98,10 @@ def _said(item: pytest.Item, marker: str, *, every: bool = False, needs: str = "
     return found if marks else None
 
 
-def _reference(item: pytest.Item) -> Reference | None:
-    said = _said(item, "reference")
-    if said is None:
-        return None
-    gib = said.get("peak_reserved_gib")
-    return Reference(
-        source=str(said.get("source", "")),
-        tokens_per_second_per_gpu=said.get("tokens_per_second_per_gpu"),
-        peak_reserved_bytes=None if gib is None else gib * GIB,
-    )
+def _reference(said: Mapping[str, Any]) -> Reference:
+    rate, gib = said.get("tokens_per_second_per_gpu"), said.get("peak_reserved_gib")
+    peak = None if gib is None else gib * GIB
+    return Reference(source=str(said.get("source", "")), tokens_per_second_per_gpu=rate, peak_reserved_bytes=peak)
 
 
 def _inactive(item: pytest.Item) -> frozenset[str]:
@@ -118,10 +112,3 @@ def _inactive(item: pytest.Item) -> frozenset[str]:
             near = hint(str(name), settings) or ", e.g. 'liger'"
             raise _MisuseError(f"expects_inactive({name!r}): must be a setting that evidence tells of{near}")
     return frozenset(names)
-
-
-def _parity(item: pytest.Item) -> bool:
-    mark = item.get_closest_marker("perf_parity")
-    for value in (*mark.args, *mark.kwargs) if mark else ():
-        raise _MisuseError(f"perf_parity({value!r}): takes nothing")
-    return mark is not None

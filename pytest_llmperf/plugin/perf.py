@@ -191,7 +191,7 @@ class Perf:
             return result
         record_benchmark(self._request, result)
         if conclusion.fails:
-            raise failed(self._session.failure(self._item, conclusion))
+            raise failed(conclusion.message(self._session.rerun(self._item)))
         if conclusion.refused:
             raise failed(f"{result.id}: {conclusion.refused}")
         return result

@@ -16,7 +16,6 @@ import pytest
 from pytest_llmperf.plugin import items, settings_of
 from pytest_llmperf.plugin.reports import did_not_train, failed
 from pytest_llmperf.records.results_document import TEST
-from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.text import leaving
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
 from pytest_llmperf.run.options import table
@@ -25,7 +24,6 @@ from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.items import RunProgress
-    from pytest_llmperf.run.findings import Concluded
 
 
 class PerfSession(Run):
@@ -58,16 +56,6 @@ class PerfSession(Run):
         path, separator, name = item.nodeid.partition("::")
         node = os.path.relpath(self.config.rootpath / path, self.config.invocation_params.dir) + separator + name
         return shlex.join(self._words(node))
-
-    def failure(self, item: pytest.Item, conclusion: Concluded) -> str:
-        """Why the test fails, with the commands that run it again and accept it; a loss needs a reason."""
-        again, result, accept = self.rerun(item), conclusion.result, ""
-        if conclusion.is_acceptable:
-            needs_reason = result.verdict in ("regressed", "changed") or result.changed
-            accept = f"{again} --update-baselines" + ("=new" if result.verdict == "new" else "")
-            accept += ' --perf-reason "why"' if needs_reason else ""
-        message = failure_message(result, rerun=again, accept=accept, baseline=conclusion.held_against)
-        return "\n".join(filter(None, [message, conclusion.refused]))
 
     def rerun_words(self) -> list[str]:
         """The same of any test, with ``TEST`` where its node id belongs, and in it the way to rootdir."""

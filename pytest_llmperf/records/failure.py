@@ -197,44 +197,29 @@ _SOMETHING_ELSE = (
 
 _PLAINLY = (
     # Allocators: CUDA's, HIP's, XPU's and MPS's caching ones, torch's and numpy's of the CPU, C++'s, Rust's.
-    r"out of memory",
-    r"can't allocate memory",
-    r"unable to allocate \S+ \S+ for an array",
-    r"std::bad_alloc",
-    r"memory allocation of \d+ bytes failed",
+    r"out of memory|can't allocate memory|unable to allocate \S+ \S+ for an array",
+    r"std::bad_alloc|memory allocation of \d+ bytes failed",
     # The C library and whoever passes on its errno, of mmap, fork and dlopen as well.
-    r"cannot allocate memory",
-    r"virtual memory exhausted",
-    r"openblas error: memory allocation still failed",
+    r"cannot allocate memory|virtual memory exhausted|openblas error: memory allocation still failed",
     # The driver and CUDA's libraries.
-    r"cuda_error_out_of_memory",
-    r"cudaerrormemoryallocation",
-    r"(?:cublas|cudnn|cusolver|cusparse)_status_alloc_failed",
-    r"cudnn_status_internal_error_(?:host|device)_allocation_failed",
-    r"curand_status_allocation_failed",
-    r"cufft_alloc_failed",
+    r"cuda_error_out_of_memory|cudaerrormemoryallocation|(?:cublas|cudnn|cusolver|cusparse)_status_alloc_failed",
+    r"cudnn_status_internal_error_(?:host|device)_allocation_failed|curand_status_allocation_failed|cufft_alloc_failed",
     # Carried as text: out of a process that loads data, or out of a log.
     r"\b_?(?:array)?memoryerror\b",
 )
 
 _PERHAPS = (
     # oneDNN says no more when its code or its scratchpad found no memory.
-    r"could not create a (?:primitive|memory)",
-    r"could not execute a primitive",
+    r"could not create a (?:primitive|memory)|could not execute a primitive",
     # A thread's stack found none, or there are too many threads.
-    r"resource temporarily unavailable",
-    r"can't start new thread",
-    r"thread creation failed",
-    r"pthread_create failed",
-    r"unable to allocate necessary resources",
-    r"terminate called without an active exception",
+    r"resource temporarily unavailable|can't start new thread|thread creation failed|pthread_create failed",
+    r"unable to allocate necessary resources|terminate called without an active exception",
     # The loader could not map a library, or its folder forbids it.
     r"failed to map segment",
     r"dataloader worker \(pid.*?\) (?:is killed by signal: killed|exited unexpectedly)",
     # What a handle or a plan says on a GPU that is full, and on one that is broken.
     r"(?:cublas|cudnn|cusolver|cusparse)_status_(?:not_initialized|internal_error|execution_failed)",
-    r"cusparse_status_insufficient_resources",
-    r"cufft_internal_error",
+    r"cusparse_status_insufficient_resources|cufft_internal_error",
     r"unable to find (?:an engine to execute|a valid cudnn algorithm)",
     # NCCL says that it got no memory, and not why: after an illegal access nobody gets any.
     r"failed to cuda \w*alloc",

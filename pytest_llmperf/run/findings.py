@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.results_document import Planned, Skipped
+from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.run.options import UsageError as UsageError  # noqa: PLC0414 - found beside the other errors
 from pytest_llmperf.support import codec
 
@@ -39,6 +40,15 @@ class Concluded:
     """Whether the case does not hold, and was not recorded either; told anew by each run, so that no file has it."""
     is_acceptable: bool = True
     """Whether its figures are of the kind that baselines keep."""
+
+    def message(self, again: str) -> str:
+        """Why it fails, with the commands that run it ``again`` and accept it; a loss needs a reason."""
+        result, accept = self.result, ""
+        if self.is_acceptable:
+            accept = f"{again} --update-baselines" + ("=new" if result.verdict == "new" else "")
+            accept += ' --perf-reason "why"' if result.verdict in ("regressed", "changed") or result.changed else ""
+        told = failure_message(result, rerun=again, accept=accept, baseline=self.held_against)
+        return "\n".join(filter(None, [told, self.refused]))
 
 
 @dataclass

@@ -94,25 +94,15 @@ def _percent(log: float) -> str:
 
 
 def document(spec: Spec, found: Bisection, spent: Spent, further: str, machine: Mapping[str, Any]) -> dict[str, Any]:
+    names = "good bad steps suspects first_bad last_good change confidence exact diagnosis ended notes".split()
     return {
         "case": spec.id,
         "spec": spec.to_dict(),
         "machine": dict(machine),
-        "good": codec.plain(found.good),
-        "bad": codec.plain(found.bad),
         "candidates": found.num_candidates,
         "by": found.yardstick.by if found.yardstick else None,
-        "steps": codec.plain(found.steps),
-        "suspects": [codec.plain(one) for one in found.suspects],
-        "first_bad": codec.plain(found.first_bad) if found.first_bad else None,
-        "last_good": codec.plain(found.last_good) if found.last_good else None,
-        "change": vars(found.change) if found.change else None,
-        "confidence": found.confidence,
-        "exact": list(found.exact),
-        "diagnosis": found.diagnosis,
+        **{name: codec.plain(getattr(found, name)) for name in names},
         "further": further,
-        "ended": found.ended,
-        "notes": list(found.notes),
         "launches": spent.launches,
         "gpu_seconds": spent.gpu_seconds,
     }

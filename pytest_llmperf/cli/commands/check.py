@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from pytest_llmperf.cli.answer import Answer, Screen, add_shared
 from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, as_pairs, asked_run, named, usage_errors
-from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, RunEndedError
@@ -82,26 +81,17 @@ class Check:
         return [*filter(None, [common]), "", *table, *run.told]
 
     def _told(self, spec: Spec, conclusion: Concluded) -> Iterator[str]:
+        if conclusion.refused and not conclusion.fails:
+            self.troubles.append(f"{spec.id}: {conclusion.refused}")
         if not conclusion.fails:
-            if conclusion.refused:
-                self.troubles.append(f"{spec.id}: {conclusion.refused}")
             return
         self.troubles.append(f"{spec.id}: {conclusion.result.verdict}")
-        again = self._command(spec)
-        accept = f"{again} --update-baselines" + ("=new" if conclusion.result.verdict == "new" else "")
-        needs_reason = conclusion.result.verdict in ("regressed", "changed") or conclusion.result.changed
-        accept += ' --perf-reason "why"' if needs_reason else ""
-        offered = accept if conclusion.is_acceptable else ""
-        message = failure_message(conclusion.result, again, offered, conclusion.held_against)
-        yield from "\n".join(filter(None, [message, conclusion.refused])).splitlines()
-
-    def _command(self, spec: Spec) -> str:
         settings = self.run.settings
         where = ["--static"] if settings.static else ["--gpus", str(self.run.num_gpus)]
         where += ["--perf-parity"] if settings.parity else []
         where += ["--perf-loss-curve"] if settings.loss_curve else []
-        told = ["llmperf", "check", *as_pairs(spec), *where, "--perf-baselines", str(self.arguments.perf_baselines)]
-        return shlex.join(told)
+        again = ["llmperf", "check", *as_pairs(spec), *where, "--perf-baselines", str(self.arguments.perf_baselines)]
+        yield from conclusion.message(shlex.join(again)).splitlines()
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:

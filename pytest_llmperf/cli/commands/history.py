@@ -250,6 +250,9 @@ def _latest(one: CaseHistory) -> tuple[str, str, str]:
 # The same for programs.
 
 
+_OF_A_RUN = "began verdict step_seconds peak_reserved_bytes revision versions counts observed calibrations".split()
+
+
 def _document(history: CaseHistory) -> dict[str, Any]:
     return {
         "id": history.id,
@@ -257,17 +260,9 @@ def _document(history: CaseHistory) -> dict[str, Any]:
         "machine": history.machine,
         "runs": [
             {
-                "began": result.began,
-                "verdict": result.verdict,
-                "step_seconds": result.step_seconds,
+                **{name: getattr(result, name) for name in _OF_A_RUN},
                 "rate": result.tokens_per_second_per_gpu,
-                "peak_reserved_bytes": result.peak_reserved_bytes,
                 "hosts": sorted({launch.host for launch in result.launches}),
-                "revision": result.revision,
-                "versions": dict(result.versions),
-                "counts": dict(result.counts),
-                "observed": dict(result.observed),
-                "calibrations": {device: dict(made) for device, made in result.calibrations.items()},
             }
             for result in history.results
         ],
