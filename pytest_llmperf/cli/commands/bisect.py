@@ -7,7 +7,6 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, usa
 from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError, PackageHistory, Span
 from pytest_llmperf.records.result import Spent
-from pytest_llmperf.report.text import Column, one_line
+from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector, Change
 from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError
 from pytest_llmperf.run.options import BISECT
@@ -136,37 +135,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 
-@dataclass
-class Bisect:
-    arguments: argparse.Namespace
-    spec: Spec
-    run: Run
-    history: History
-    span: Span
-    troubles: list[str] = field(default_factory=list)
-
-    def lines(self, screen: Screen) -> Iterator[str]:
-        terminal, findings = Terminal(), Findings()
-        caller = self.run.caller(NODEID, terminal, findings=findings)
-        asked = self.arguments
-        order = BisectionOrder(by=asked.by, seconds=60 * asked.minutes, max_pairs=asked.max_pairs)
-        for note in self.span.notes:
-            terminal.say(note)
-        try:
-            bisector = Bisector(caller, self.spec, order, self.history, lambda line: terminal.say(one_line(line)))
-            found, spent = bisector.run(self.span), findings.spent
-            further = self.history.further(found.first_bad) if found.first_bad else ""
-            if self.arguments.json:
-                yield json.dumps(document(self.spec, found, spent, further, self.run.machine_document()), indent=1)
-            else:
-                yield from page(self.spec, found, spent, further, screen)
-            self.troubles += _troubles(found, on_cpu=self.run.on_cpu)
-            if found.ended == "interrupted":
-                raise KeyboardInterrupt  # the exit code is that of a command that was
-        except (CaseFailedError, RunEndedError) as error:
-            self.troubles.append(str(error).splitlines()[0])
-        finally:
-            self.run.finish(0, terminal)
+def _lines(  # noqa: PLR0913, PLR0917 - what is asked, and of what
+    asked: argparse.Namespace, spec: Spec, run: Run, history: History, span: Span, troubles: list[str], screen: Screen
+) -> Iterator[str]:
+    terminal, findings = Terminal(), Findings()
+    caller = run.caller(NODEID, terminal, findings=findings)
+    order = BisectionOrder(by=asked.by, seconds=60 * asked.minutes, max_pairs=asked.max_pairs)
+    for note in span.notes:
+        terminal.say(note)
+    try:
+        found = Bisector(caller, spec, order, history, terminal.say).run(span)
+        further = history.further(found.first_bad) if found.first_bad else ""
+        if asked.json:
+            yield json.dumps(document(spec, found, findings.spent, further, run.machine_document()), indent=1)
+        else:
+            yield from page(spec, found, findings.spent, further, screen)
+        troubles += _troubles(found, on_cpu=run.on_cpu)
+        if found.ended == "interrupted":
+            raise KeyboardInterrupt  # the exit code is that of a command that was
+    except (CaseFailedError, RunEndedError) as error:
+        troubles.append(str(error).splitlines()[0])
+    finally:
+        run.finish(0, terminal)
 
 
 def _troubles(found: Bisection, *, on_cpu: bool) -> list[str]:
@@ -229,5 +219,6 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
             raise CaseError("in a SLURM job with srun, other interpreters cannot be launched; leave it out")
         if why := why_skip(specs[0], num_gpus=run.num_gpus, num_cores=run.machine.cores):
             raise CaseError(why)
-    bisect = Bisect(arguments, specs[0], run, history, span)
-    return Answer(bisect.lines(screen), bisect.troubles, for_programs=arguments.json, acts=True)
+    troubles = list[str]()
+    lines = _lines(arguments, specs[0], run, history, span, troubles, screen)
+    return Answer(lines, troubles, for_programs=arguments.json, acts=True)
