@@ -93,8 +93,7 @@ class Named:
 
 
 def named(words: Sequence[str], baselines: Path, machine: str | None, script: str | None = None) -> list[Named]:
-    """What ``words`` name; pairs are one spec, the last, with the command ``script``, named as a run names it.
-    BaselineError, CaseError."""
+    """What ``words`` name; pairs are one spec, the last, with the command ``script``. BaselineError, CaseError."""
     cases = [_found(word, baselines, machine) for word in words if "=" not in word]
     pairs = settings([*([] if script is None else [f"command={script}"]), *(word for word in words if "=" in word)])
     if not cases and not pairs:

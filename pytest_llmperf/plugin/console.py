@@ -1,7 +1,4 @@
-"""What a person sees: while a launch runs a live line, or two plain ones in a log; at the end of the run its table.
-
-What only the table needs is loaded for it.
-"""
+"""What a person sees: while a launch runs a live line, or two plain ones in a log; at the end of the run its table."""
 
 from __future__ import annotations
 

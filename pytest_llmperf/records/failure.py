@@ -90,8 +90,7 @@ class Progress:
 
 #: Until its hardware was free. The only phase before the launch itself, and no part of its ``wall_seconds``.
 WAITING = "waiting_for_hardware"
-#: From the request to rank 0's first line: interpreters, or what is left of a fork server's imports; torchrun; on
-#: several nodes their meeting.
+#: From the request to rank 0's first line: interpreters, or the rest of a fork server's imports; torchrun; rendezvous.
 START = "start"
 #: torch, the Trainer and what both import; nothing of it where the launch is warm.
 IMPORTS = "imports"

@@ -160,8 +160,7 @@ class Launch:
     trace: Trace = field(default_factory=lambda: Trace(none=OLDER))
     """What a step of it did, by name. Baselines keep one trace, and not each launch's."""
     gradient_norms: tuple[float, ...] = ()
-    """Of the first steps, of the whole gradient before it is clipped; empty where losses are scaled, and in old
-    records."""
+    """Of the first steps, of the whole gradient before it is clipped; empty where losses are scaled and in old ones."""
     learning: Learning = field(default_factory=lambda: Learning(none=UNINSPECTED))
     """What one more step showed of its learning."""
     planned_steps: int = 0
@@ -203,8 +202,7 @@ class Launch:
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
-        """Every step, of the slowest rank: the job moves at its pace. Of unequal steps, for as many tokens as a mean
-        one has."""
+        """Every step, of the slowest rank: the job moves at its pace. Of unequal steps for a mean one's tokens."""
         slowest = (max(times) for times in zip(*(rank.step_seconds for rank in self.ranks), strict=True))
         if not self.step_tokens:
             return tuple(slowest)

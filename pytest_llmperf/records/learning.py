@@ -103,8 +103,7 @@ class _Inspected:
     labels: bool = True
     """Whether each label was its own input, or left out of the loss."""
     future: float | None = None
-    """By how much what comes later changes what is said before, as a share of what it changes later; ``None``: it
-    was not tried."""
+    """By how much what comes later changes what is said before, as a share of what it changes later; or not tried."""
     none: str = ""
     """Why it was not looked at, if it was not."""
 

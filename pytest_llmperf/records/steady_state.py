@@ -15,8 +15,7 @@ from pytest_llmperf.records.calibration import Place, host_of, site_of
 _LEAST = 5
 #: A nanosecond and thirty years: what is outside was not timed, and sums and ratios of what is inside stay finite.
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
-# A step beyond this many robust standard deviations, and this far off at least (a clock that never varies has no
-# spread), is not at the steady level.
+# A step this many robust standard deviations off, and this far at least (a clock may never vary), is not steady.
 _FAR, _NEAR = 5.0, 0.001
 _MAD_TO_SD = 1.4826  # of a normal distribution
 # That many such steps in a row, with steady ones before and after, are a stall and must not decide where the steady
@@ -52,8 +51,7 @@ class Steady:
     stalls: float
     """Share of the time that slow steps lost and the median does not show: 1 - median / mean.
 
-    Of the steady steps; before them a step counts only if it was far too slow after one that was not: a slow beginning
-    is none of it.
+    Of the steady steps; before them a step counts only if it was far too slow after one that was not.
     """
     bimodal: bool
     """Whether the steps have two speeds."""
@@ -78,8 +76,7 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
     level, far = median(late), max(_FAR * robust_sd(late), _NEAR)
     low, high = level - far, level + far
     logs = _clipped(measured, low, high)
-    # Several stalled steps in a row would pull the cut past them even when clipped. A chip that finds its power limit
-    # swings by less than a tenth.
+    # Several stalled steps in a row would pull the cut past them even if clipped; a chip at its power limit swings less.
     levelled = [
         level if clipped != before and abs(before - level) > _STALLED else clipped
         for clipped, before in zip(logs, measured, strict=True)

@@ -10,8 +10,7 @@ from pytest_llmperf.settings.precision import is_16_bit
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
-#: SDPA's kernels as torch.nn.attention.SDPBackend calls them; ``auto`` leaves the choice to PyTorch, and ``math`` is
-#: eager's double, not fused.
+#: SDPA's kernels as torch.nn.attention.SDPBackend calls them; ``auto``: PyTorch's choice; ``math`` is not fused.
 SDPA_BACKENDS = ("auto", "flash", "efficient", "cudnn", "math")
 
 _FLASH = Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2")

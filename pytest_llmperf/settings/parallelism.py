@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
 
-#: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over the ranks of a node (in one node: over half of them), and keeps
-#: replicas of that.
+#: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over those of a node (in one node: over half), and has replicas.
 PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid")
 
 _HYBRID_LEAST = 4

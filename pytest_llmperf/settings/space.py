@@ -30,8 +30,7 @@ else:
 #: A larger space is not looked at as a whole: so many of it are, chosen at random, with all that differ from its spec
 #: by one choice, and with its recipes. To make a spec takes an eighth of a millisecond.
 MOST = 20_000
-#: Before anything is known of memory and of how long a step takes, nothing is tried that is larger than so many times
-#: what the search begins with.
+#: Before memory and step times are known, nothing is tried that is larger than so many times the search's beginning.
 LARGER = 4
 
 _SEED = 15
@@ -111,8 +110,7 @@ class Space:
             return error
 
     def choices_of(self, spec: TrainSpec) -> dict[str, str]:
-        """By axis, the name of the choice that ``spec`` has made, of several the one that sets most; an axis of which
-        it has made none is left out."""
+        """By axis, the name of the choice that ``spec`` has made, if any; of several the one that sets most."""
         values, found = spec.to_dict(), dict[str, str]()
         for axis in self.axes:
             held = [choice for choice in axis.choices if choice.holds(values)]

@@ -191,8 +191,7 @@ def _listed(folder: Path) -> Sequence[Path]:
 # Of the tokenizer that needs no file: bytes, end-of-text and padding (``worker/recipes/huggingface/data.py``).
 _BYTES = "bytes-258"
 
-# What tokenizers of the families say of themselves, in the order of fingerprints; of other files in the folder none has
-# a say.
+# What tokenizers of the families say of themselves, in the order of fingerprints; other files have no say.
 _FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt "
     "tokenizer.model spiece.model"

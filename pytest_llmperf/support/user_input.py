@@ -104,8 +104,7 @@ def currency(text: str) -> str | None:
     return text if is_word and 0 < len(text) <= _LONGEST_CURRENCY else None
 
 
-# Likenesses, from 0 to 1: below the first, names have little in common; from the second on, what differs is a slip of
-# the fingers.
+# Likenesses, from 0 to 1: below the first, names have little in common; from the second on, they differ by a slip.
 _ALIKE, _SLIP = 0.5, 0.8
 # What begins alike was meant before what only shares letters: 'adamww' is an Adam.
 _STEM = 3
