@@ -76,7 +76,7 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
     level, far = median(late), max(_FAR * robust_sd(late), _NEAR)
     low, high = level - far, level + far
     logs = _clipped(measured, low, high)
-    # Several stalled steps in a row would pull the cut past them even if clipped; a chip at its power limit swings less.
+    # Several stalled steps in a row would pull the cut past them even clipped; a chip at its power limit swings less.
     levelled = [
         level if clipped != before and abs(before - level) > _STALLED else clipped
         for clipped, before in zip(logs, measured, strict=True)
