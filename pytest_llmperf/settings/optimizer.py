@@ -8,31 +8,6 @@ from typing import Any
 
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed, equal
 
-#: transformers' own names (``OptimizerNames``), kept here because this process does not import transformers;
-#: a test of the worker holds this list against the installed one.
-OPTIMIZERS = tuple(
-    "adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adafactor adamw_anyprecision "
-    "adamw_torch_4bit adamw_torch_8bit ademamix sgd adagrad adamw_bnb_8bit adamw_8bit ademamix_8bit lion_8bit "
-    "lion_32bit paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit "
-    "paged_lion_8bit rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit galore_adamw galore_adamw_8bit "
-    "galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo "
-    "grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise "
-    "stable_adamw".split()
-)
-
-#: Those of them that nothing a TrainSpec offers can make run, and why.
-UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
-    "adamw_torch_xla": "it runs on TPUs, through torch_xla",
-    "adamw_torch_npu_fused": "it runs on Ascend NPUs, through torch_npu",
-    "adamw_anyprecision": "it needs torchdistx, which is made for no torch of today",
-    **dict.fromkeys(
-        (name for name in OPTIMIZERS if name.startswith(("galore_", "apollo_"))),
-        "it needs optim_target_modules, for which TrainSpec has no field",
-    ),
-    **dict.fromkeys(("lomo", "adalomo"), "it needs the package lomo-optim, which is not supported here"),
-}
-
-RUNNABLE_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name not in UNSUPPORTED_OPTIMIZERS)
 # Two implementations of the same steps.
 _PYTORCHS_OWN = ("adamw_torch", "adamw_torch_fused")
 
@@ -46,6 +21,24 @@ _PACKAGES = {
     ("schedulefree", "schedulefree"): "schedule_free_radam schedule_free_adamw schedule_free_sgd",
     ("optimi", "torch-optimi"): "stable_adamw",
 }
+RUNNABLE_OPTIMIZERS = (*_PYTORCHS_OWN, *" ".join(("adafactor sgd adagrad rmsprop", *_PACKAGES.values())).split())
+
+#: What nothing that a TrainSpec offers can make run, and why.
+UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
+    "adamw_torch_xla": "it runs on TPUs, through torch_xla",
+    "adamw_torch_npu_fused": "it runs on Ascend NPUs, through torch_npu",
+    "adamw_anyprecision": "it needs torchdistx, which is made for no torch of today",
+    **dict.fromkeys(
+        "galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise "
+        "galore_adafactor_layerwise apollo_adamw apollo_adamw_layerwise".split(),
+        "it needs optim_target_modules, for which TrainSpec has no field",
+    ),
+    **dict.fromkeys(("lomo", "adalomo"), "it needs the package lomo-optim, which is not supported here"),
+}
+
+#: transformers' own names (``OptimizerNames``), kept here because this process does not import transformers;
+#: a test of the worker holds this list against the installed one.
+OPTIMIZERS = (*RUNNABLE_OPTIMIZERS, *UNSUPPORTED_OPTIMIZERS)
 
 # PyTorch's own form, and what makes the same updates.
 _TRUE = {
