@@ -99,17 +99,11 @@ class Calibration:
 
 
 #: Why a GPU's clocks are lower than they could be, by NVML's bits; also by design: idle, its power limit.
-CLOCK_REASONS = {
-    0x01: "idle",
-    0x02: "application clocks",
-    0x04: "power limit",
-    0x08: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-    0x100: "display clocks",
-}
+_REASONS = (
+    "idle, application clocks, power limit, hardware slowdown, sync boost, software thermal slowdown, "
+    "hardware thermal slowdown, hardware power brake, display clocks"
+)
+CLOCK_REASONS = {1 << bit: reason for bit, reason in enumerate(_REASONS.split(", "))}
 
 #: Clocks lowered for one of these reasons say something of the room or the board, nothing of the software. The power
 #: limit is not among them: a chip that works at full speed lives there.

@@ -15,24 +15,14 @@ from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, T
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.user_input import first_few, hint
 
+_FILES = (precision, attention, liger, compilation, optimizer, parallelism, batch, data)
+_KNOWN = {each.name: each for file in _FILES for each in vars(file).values() if isinstance(each, Setting)}
 #: In the order in which a search decides.
-SETTINGS: tuple[Setting, ...] = (
-    precision.SETTING,
-    attention.SETTING,
-    liger.SETTING,
-    compilation.SETTING,
-    optimizer.SETTING,
-    compilation.RECOMPUTATION,
-    parallelism.SETTING,
-    batch.SETTING,
-    data.SETTING,
-    data.WEIGHTS,
-    batch.DURATION,
-)
-
+_DECIDED = "precision attention liger compilation optimizer recomputation parallelism batch data weights duration"
+SETTINGS = tuple(_KNOWN[name] for name in _DECIDED.split())
 # In the order of ids, which is older.
-_ORDER = "precision attention liger compilation recomputation optimizer batch parallelism data weights duration".split()
-_IN_ID = sorted(SETTINGS, key=lambda setting: _ORDER.index(setting.name))
+_SAID = "precision attention liger compilation recomputation optimizer batch parallelism data weights duration"
+_IN_ID = tuple(_KNOWN[name] for name in _SAID.split())
 
 
 def words_in_id(spec: TrainSpec) -> Iterator[str]:

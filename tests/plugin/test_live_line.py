@@ -91,11 +91,8 @@ def test_the_header_tells_how_long_the_run_takes_by_its_baselines(project: Proje
         """
     )
     header = "llmperf: 2 case(s) on *, the CPU (gloo), baselines baselines"
-    golden.lines(project.run("-k", "mbs2").stdout, ", about 7")
-    first = "llmperf: no baseline yet: a case without one fails as new*--update-baselines=new records them"
-    project.run("-k", "mbs2").stdout.fnmatch_lines([first])
     recording = project.run("-k", "mbs2", "--update-baselines=new", "--perf-reason", "first")
     recording.assert_outcomes(passed=1, deselected=1)
-    recording.stdout.no_fnmatch_line(first)
+    recording.stdout.no_fnmatch_line("llmperf:*, about *")
     golden.lines(project.run().stdout, "for the 1")
     project.run("--collect-only").stdout.fnmatch_lines([header])

@@ -186,25 +186,13 @@ def show_page(stored: AnyStored, screen: Screen) -> list[str]:
     now = {name: figure(baseline, name) for name in since}
     environment = baseline.launches[-1].environment
     hardware = {"gpu": environment.gpu, "driver": environment.driver, "platform": environment.platform}
-    return [
-        plain(baseline.id),
-        *facts(
-            {
-                **about,
-                "baseline": f"{_figures(now, rate)} ({size_of(baseline)})",
-                **({"repeats": baseline.repeats.words(baseline.launches)} if baseline.repeats else {}),
-                "best": _best_figures(baseline),
-                "anchor": f"{_figures(anchor.metrics, rate)} of {_day(anchor)}",
-                "since then": ", ".join(f"{label(name)} {formats.percent(one)}" for name, one in since.items()),
-            }
-        ),
-        "",
-        "launches",
-        *_launch_table(baseline.launches, screen),
-        "",
-        "environment of the newest launch",
-        *facts({**hardware, **dict(sorted(dict(environment.versions).items()))}),
-    ]
+    about |= {"baseline": f"{_figures(now, rate)} ({size_of(baseline)})"}
+    about |= {"repeats": baseline.repeats.words(baseline.launches)} if baseline.repeats else {}
+    about |= {"best": _best_figures(baseline), "anchor": f"{_figures(anchor.metrics, rate)} of {_day(anchor)}"}
+    about |= {"since then": ", ".join(f"{label(name)} {formats.percent(one)}" for name, one in since.items())}
+    launches = ["", "launches", *_launch_table(baseline.launches, screen)]
+    newest = facts(hardware | dict(sorted(environment.versions.items())))
+    return [plain(baseline.id), *facts(about), *launches, "", "environment of the newest launch", *newest]
 
 
 def _figures(metrics: Mapping[str, float], rate: str) -> str:

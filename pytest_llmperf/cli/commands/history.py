@@ -250,6 +250,11 @@ def _latest(one: CaseHistory) -> tuple[str, str, str]:
 # The same for programs.
 
 
+def _run(one: PastResult) -> dict[str, Any]:
+    rate, hosts = one.tokens_per_second_per_gpu, sorted({launch.host for launch in one.launches})
+    return {**{name: getattr(one, name) for name in _OF_A_RUN}, "rate": rate, "hosts": hosts}
+
+
 _OF_A_RUN = "began verdict step_seconds peak_reserved_bytes revision versions counts observed calibrations".split()
 
 
@@ -258,31 +263,17 @@ def _document(history: CaseHistory) -> dict[str, Any]:
         "id": history.id,
         "digest": history.digest,
         "machine": history.machine,
-        "runs": [
-            {
-                **{name: getattr(result, name) for name in _OF_A_RUN},
-                "rate": result.tokens_per_second_per_gpu,
-                "hosts": sorted({launch.host for launch in result.launches}),
-            }
-            for result in history.results
-        ],
-        "segments": [
-            {
-                "from": segment.results[0].began,
-                "to": segment.results[-1].began,
-                "runs": len(segment.results),
-                "step_seconds": segment.step_seconds,
-                "step_seconds_interval": [segment.low, segment.high],
-                "rate": segment.rate(segment.step_seconds),
-                "change": asdict(segment.change) if segment.change else None,
-                "different": list(segment.different),
-            }
-            for segment in history.segments
-        ],
-        "with_another_host": [
-            {"at": one.began, "rate": one.rate, "different": list(one.different)} for one in history.steps
-        ],
+        "runs": [*map(_run, history.results)],
+        "segments": [*map(_level, history.segments)],
+        "with_another_host": [{"at": one.began, "rate": one.rate, "different": one.different} for one in history.steps],
     }
+
+
+def _level(one: Segment) -> dict[str, Any]:
+    runs = {"from": one.results[0].began, "to": one.results[-1].began, "runs": len(one.results)}
+    times = {"step_seconds": one.step_seconds, "step_seconds_interval": [one.low, one.high]}
+    change = asdict(one.change) if one.change else None
+    return {**runs, **times, "rate": one.rate(one.step_seconds), "change": change, "different": one.different}
 
 
 # ``llmperf export``: the same results for another tool.
