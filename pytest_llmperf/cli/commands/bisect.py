@@ -93,14 +93,14 @@ def _percent(log: float) -> str:
 
 
 def document(spec: Spec, found: Bisection, spent: Spent, further: str, machine: Mapping[str, Any]) -> dict[str, Any]:
-    names = "good bad steps suspects first_bad last_good change confidence exact diagnosis ended notes".split()
+    names = "good bad steps suspects first_bad last_good change confidence exact diagnosis ended notes"
     return {
         "case": spec.id,
         "spec": spec.to_dict(),
         "machine": dict(machine),
         "candidates": found.num_candidates,
         "by": found.yardstick.by if found.yardstick else None,
-        **{name: codec.plain(getattr(found, name)) for name in names},
+        **{name: codec.plain(getattr(found, name)) for name in names.split()},
         "further": further,
         "launches": spent.launches,
         "gpu_seconds": spent.gpu_seconds,
