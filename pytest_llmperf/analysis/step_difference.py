@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 
 from pytest_llmperf.analysis.likely_causes import (
     ATTENTION,
@@ -27,8 +27,11 @@ from pytest_llmperf.analysis.likely_causes import (
 )
 from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow, new_places
 
-# Of a step: exchanges that run beside the backward pass take on some ranks a little longer than on others.
-_LEAST_WAIT = 0.05
+# Of a step: exchanges that run beside the backward pass take on some ranks a little longer than on others, and a CPU's
+# ranks take its cores from one another.
+_LEAST_WAIT, _LEAST_WAIT_ON_HOST = 0.05, 0.25
+# Of a step, by which what it only exchanges has to grow.
+_LEAST_LOST = 0.03
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class LastRank:
     rank: int
     waited_seconds: float
     """Of a step, that the others spend in exchanges longer than this one, in the mean."""
+    why: str = ""
+    """What of it takes longer than the others', where that is known."""
 
 
 def odd_ranks(before: Trace, after: Trace) -> tuple[OddRank, ...]:
@@ -72,10 +77,39 @@ def last_rank(before: Trace, after: Trace) -> LastRank | None:
     if now is None:
         return None
     waited_then = then.waited_seconds if then and then.rank == now.rank else 0.0
-    least = _LEAST_WAIT * after.step_seconds
+    least = (_LEAST_WAIT_ON_HOST if after.is_on_host else _LEAST_WAIT) * after.step_seconds
     # Of older traces only the mean of all ranks is known: half of two wait.
-    spent, was_spent = (sum(row.seconds for row in _rows(trace, "collective")) for trace in (after, before))
-    return now if min(now.waited_seconds - waited_then, 2 * (spent - was_spent)) > least else None
+    more = after.exchanging_seconds - before.exchanging_seconds
+    if min(now.waited_seconds - waited_then, 2 * more) <= least:
+        return None
+    return replace(now, why=_why(after.by_rank, now))
+
+
+def _why(ranks: Sequence[RankWork], last: LastRank) -> str:
+    own, others = ranks[last.rank], [each.parts for number, each in enumerate(ranks) if number != last.rank]
+    if not all((own.parts, *others)):
+        return ""
+    usual = {part: median(each.get(part, 0.0) for each in others) for part in own.parts}
+    more, part = max((seconds - usual[part], part) for part, seconds in own.parts.items())
+    if 2 * more < last.waited_seconds:
+        return ""
+    if part == "work":
+        if any(count > 0 and kind in WORK for (kind, _), count in own.more.items()):
+            return f"it does more work, {more * 1000:.1f} ms"
+        percent = more / (usual[part] or more) * 100
+        return f"the same work takes it {percent:.0f} % longer (clocks, or others on its device)"
+    return f"its {part} takes {more * 1000:.1f} ms more"
+
+
+def overlap_lost(before: Trace, after: Trace) -> str:
+    """That exchanges which ran beside computing do so no more, with what shows of them; empty: they do."""
+    was, shows = before.exposed_share, after.exposed_share
+    if was is None or shows is None or shows - was < _LEAST_LOST:
+        return ""
+    # Where exchanges only take longer, or wait for a rank, as much of them is hidden as before.
+    is_lost = 2 * (hidden_seconds(before) - hidden_seconds(after)) >= after.exposed_seconds - before.exposed_seconds
+    shown = f"{was * 100:.0f} -> {shows * 100:.0f} % of the step"
+    return f"overlap lost: exposed communication {shown}" if is_lost else ""
 
 
 def _last(ranks: tuple[RankWork, ...]) -> LastRank | None:
@@ -136,6 +170,7 @@ class StepDifference:
     """What the counts are known to come from, in words."""
     odd_ranks: tuple[OddRank, ...] = ()
     last_rank: LastRank | None = None
+    overlap_lost: str = ""
     is_on_host: bool = False
     """Whether operators of a CPU stand for kernels, whose times say little."""
 
@@ -203,6 +238,7 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
         causes=likely_causes(before, after),
         odd_ranks=odd_ranks(before, after),
         last_rank=last_rank(before, after),
+        overlap_lost=overlap_lost(before, after),
         is_on_host=after.is_on_host,
     )
 
@@ -312,17 +348,14 @@ def points_to(difference: StepDifference) -> str:
         share = data.after / difference.after if difference.after else 0.0
         words.insert(0, f"{milliseconds(data.change)} {data.name}, {share * 100:.0f} % of the step")
     # Whoever is not as the others, which the mean of all does not say.
-    words[:0] = [*_odd_ranks(difference), *difference.causes]
-    if last := difference.last_rank:
-        wait = f"{last.waited_seconds * 1000:.1f} ms a step in exchanges"
-        words.insert(0, f"the others wait for rank {last.rank}, {wait}")
+    words[:0] = [*unseen(difference), *_odd_ranks(difference), *difference.causes]
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
     return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
 
 
 def _on_host(difference: StepDifference) -> str:
     """What a CPU's step does, and no times."""
-    words = [*_odd_ranks(difference), *difference.causes]
+    words = [*unseen(difference), *_odd_ranks(difference), *difference.causes]
     words += [_waits(difference)] if difference.waits else []
     moved = [part for part in difference.parts if part.names]
     words += [f"{part.name} ({_named(part.names)})" for part in moved[:_MOST_PARTS]]
@@ -332,6 +365,17 @@ def _on_host(difference: StepDifference) -> str:
     if not words:
         return "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
     return f"a traced step on a CPU, whose times are noise: {'; '.join(words)}"
+
+
+def unseen(difference: StepDifference) -> Iterator[str]:
+    """What no count says and the clock of the whole need not show: whom all wait for, and that exchanges are."""
+    if last := difference.last_rank:
+        wait = f"{last.waited_seconds * 1000:.1f} ms a step in exchanges"
+        share = last.waited_seconds / difference.after if difference.after else 0.0
+        why = f": {last.why}" if last.why else ""
+        yield f"the others wait for rank {last.rank}, {wait} ({share * 100:.0f} % of it){why}"
+    if difference.overlap_lost:
+        yield difference.overlap_lost
 
 
 def _waits(difference: StepDifference) -> str:

@@ -29,6 +29,8 @@ CALLS = re.compile(r"cu(da)?[A-Z]")
 #: Calls in which the host waits for its device, and those that take memory from it or give it back.
 WAITS = re.compile(r"cu(da)?(Device|Stream|Event|Ctx)Synchronize\w*$|cuda(Memcpy|Memset)$")
 ALLOCATIONS = re.compile(r"cuda(Malloc|Free|Host)\w*$|cuMem(Alloc|Free|Host|Map|Unmap|Create|Release)\w*$")
+#: How exchanges of a CPU's ranks are called there.
+HOST_EXCHANGES = "gloo:"
 #: Calls that leave work for the device.
 LAUNCHES = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 

@@ -188,6 +188,8 @@ class Activities(NamedTuple):
 
     work: list[Work]
     calls: list[Call]
+    exchanges: Sequence[tuple[int, int]] = ()
+    """Of a host, when each began and ended."""
 
 
 class Marks(NamedTuple):
@@ -213,12 +215,15 @@ _HOST_KINDS: Mapping[str, Kind] = {"aten::_local_scalar_dense": "wait", "aten::c
 
 def read(events: Iterable[Any], *, on_host: bool) -> Activities:
     """Sort ``events`` of a Kineto result: a host's operators, or a device's work and what its driver was asked."""
-    found = Activities([], [])
+    exchanges: list[tuple[int, int]] = []
+    found = Activities([], [], exchanges)
     for event in events:
         name, start = event.name(), event.start_ns()
         end = start + event.duration_ns()
         is_device = event.device_type().name != "CPU"
-        if on_host:
+        if on_host and name.startswith(gpu.HOST_EXCHANGES):
+            exchanges.append((start, end))
+        elif on_host:
             if not is_device and not event.is_user_annotation() and "::" in name:
                 kind = _HOST_KINDS.get(name, "operator")
                 found.work.append(Work(kind, name, start, end, event.start_thread_id()))
@@ -264,16 +269,24 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: boo
             spent[key].append(nanoseconds)
     number = len(steps)
     rows = tuple(sorted(TraceRow(*key, len(all_) / number, sum(all_) / number * 1e-9) for key, all_ in spent.items()))
-    return _host_trace(rows, marks, number) if on_host else _device_trace(rows, found, marks, number)
+    return _host_trace(rows, found, marks, number) if on_host else _device_trace(rows, found, marks, number)
 
 
-def _host_trace(rows: tuple[TraceRow, ...], marks: Marks, steps: int) -> Trace:
+def _host_trace(rows: tuple[TraceRow, ...], found: Activities, marks: Marks, steps: int) -> Trace:
     step_seconds = (marks.ends[-1] - marks.ends[0]) / steps * 1e-9
     # All of it: what fetches there is the host itself, by operators and without.
     data = _length(marks.data) / steps * 1e-9
     # Operators of several threads may take longer together than the step does.
     busy = min(step_seconds - data, sum(row.seconds for row in rows if row.kind != "wait"))
-    return Trace(rows=rows, steps=steps, step_seconds=step_seconds, busy_seconds=busy, data_seconds=data)
+    within = ((max(start, marks.ends[0]), min(end, marks.ends[-1])) for start, end in found.exchanges)
+    return Trace(
+        rows=rows,
+        steps=steps,
+        step_seconds=step_seconds,
+        busy_seconds=busy,
+        data_seconds=data,
+        exchange_seconds=_length(_union(span for span in within if span[0] < span[1])) / steps * 1e-9,
+    )
 
 
 def _device_trace(rows: tuple[TraceRow, ...], found: Activities, marks: Marks, steps: int) -> Trace:

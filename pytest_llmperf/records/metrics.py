@@ -223,6 +223,8 @@ _ROWS = (
     ),
     _share("real_token_share", "no padding"),
     _share("communication_share", "communication", column=Column("communication", places="summary")),
+    # What it costs is in the rate, which gates.
+    _share("exposed_communication_share", "exposed communication"),
     Metric("data_wait_seconds", "waits for data", unit="s"),
     # Less than that is how long any loader takes.
     _share("data_wait_share", "of a step", column=Column("waits for data", places="summary", least=0.05)),

@@ -83,6 +83,8 @@ class RankWork:
     """In which its device was in exchanges with other ranks, a step: the longer, the longer it waited in them."""
     apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By a row's kind and name, how many more of it than the rank in the middle has, a step; negative: fewer."""
+    parts: Mapping[str, Amount] = field(default_factory=dict)
+    """Seconds of a step beside exchanges: its device's ``work``, its ``host``, its ``data``; older traces have none."""
 
     @property
     def more(self) -> dict[Key, float]:
@@ -101,7 +103,18 @@ def _rank_work(traces: Sequence[Trace]) -> Iterator[RankWork]:
         kinds: dict[str, dict[str, float]] = {}
         for (kind, name), more in sorted(most):
             kinds.setdefault(kind, {})[name] = more
-        yield RankWork(sum(row.seconds for row in trace.rows if row.kind == "collective"), kinds)
+        data, exchanging = trace.data_seconds, trace.exchange_seconds
+        # What calls others on a host is its own: a hook, for instance, that waits.
+        work = sum(row.seconds for row in trace.rows if row.kind in WORK and row.name.startswith("aten::"))
+        if not trace.is_on_host:
+            work, exchanging = trace.busy_seconds - trace.exposed_seconds, trace.exposed_seconds
+        host = trace.step_seconds - work - data - exchanging
+        parts = {"work": max(0.0, work), "host": max(0.0, host), "data": data}
+        yield RankWork(trace.exchanging_seconds, kinds, parts)
+
+
+def _seconds(trace: Trace, kind: str) -> float:
+    return sum(row.seconds for row in trace.rows if row.kind == kind)
 
 
 @sparse("steps", "ranks", "step_seconds", "busy_seconds", "exposed_seconds", "data_seconds", "rows")
@@ -119,6 +132,8 @@ class Trace:
     """In which it only exchanged with other ranks."""
     data_seconds: float = 0.0
     """In which it did nothing and the host fetched the next batch."""
+    exchange_seconds: float = 0.0
+    """Of a CPU's ranks, in which exchanges were under way; of a device's its collectives' rows tell."""
     rows: tuple[TraceRow, ...] = ()
     by_rank: tuple[RankWork, ...] = ()
     """Of several ranks, what their mean hides; older traces have none."""
@@ -129,6 +144,17 @@ class Trace:
 
     def __bool__(self) -> bool:
         return not self.none and bool(self.rows)
+
+    @property
+    def exchanging_seconds(self) -> float:
+        """In which exchanges were under way, by whatever tells; the mean of its ranks."""
+        return self.exchange_seconds or _seconds(self, "collective")
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Of the step its device only exchanged; ``None`` where nothing tells of that."""
+        tells = self.step_seconds > 0 and any(row.kind == "collective" for row in self.rows)
+        return self.exposed_seconds / self.step_seconds if tells else None
 
     @property
     def idle_seconds(self) -> float:
@@ -187,6 +213,7 @@ class TraceForm:
     exposed_seconds: _Some
     data_seconds: _Some
     rows: Mapping[Kind, Mapping[str, tuple[Annotated[float, Meta(gt=0, lt=_MOST_COUNT)], _Some]]]
+    exchange_seconds: _Some = 0.0
     by_rank: tuple[RankWork, ...] = ()
     places: Mapping[str, Mapping[str, Annotated[float, Meta(gt=0, lt=_MOST)]]] = field(default_factory=dict)
 
@@ -218,6 +245,7 @@ def merged(traces: Sequence[Trace]) -> Trace:
         busy_seconds=fmean(trace.busy_seconds for trace in traces),
         exposed_seconds=fmean(trace.exposed_seconds for trace in traces),
         data_seconds=fmean(trace.data_seconds for trace in traces),
+        exchange_seconds=fmean(trace.exchange_seconds for trace in traces),
         by_rank=tuple(_rank_work(traces)) if ranks > 1 else (),
         places=places,
     )

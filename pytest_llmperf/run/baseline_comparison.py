@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
-from pytest_llmperf.analysis.step_difference import points_to, ranked, relevant, step_difference
+from pytest_llmperf.analysis.step_difference import points_to, ranked, relevant, step_difference, unseen
 from pytest_llmperf.analysis.waits import data_wait, held_up
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
@@ -209,11 +209,12 @@ class BaselineComparison:
         if judgement.verdict == "new":
             near = nearest_line(self._spec, self._caller.nodeid, run.stored_baselines, judgement.checks)
             return replace(result, reason="; ".join(filter(None, [result.reason, near])))
-        if baseline is None or judgement.verdict == "pass":
-            return result
         newest = next((launch.trace for launch in reversed(launches) if launch.trace), None)
+        before = baseline.trace.trace if baseline and baseline.trace else None
+        if baseline is None or judgement.verdict == "pass":
+            told = unseen(step_difference(before, newest)) if before and newest and not run.on_cpu else ()
+            return replace(result, notes=(*result.notes, *told))
         slow = self._held_up(launches) if not self._held_up(baseline.newest) else ()
-        before = baseline.trace.trace if baseline.trace else None
         return diagnosed(beside_verdict(result, baseline.launches[-1], before), before, newest, slow)
 
     def _held_up(self, launches: Sequence[Launch]) -> tuple[str, ...]:

@@ -50,6 +50,9 @@ def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     waited = [each for launch in launches if (each := communication_share(launch)) is not None]
     if waited:
         yield METRICS["communication_share"].check(median(waited))
+    exposed = [shown for launch in launches if (shown := launch.trace.exposed_share) is not None]
+    if exposed:
+        yield METRICS["exposed_communication_share"].check(median(exposed))
     if data := data_wait(launches):
         yield METRICS["data_wait_seconds"].check(data.seconds)
         yield METRICS["data_wait_share"].check(data.share)

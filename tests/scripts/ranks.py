@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ def no_sync(clock: Clock) -> None:
         clock.step(sum(losses), 2 * rows * 16)
 
 
-def sharded(clock: Clock) -> None:
-    model = Tiny()
+def sharded(clock: Clock, model: Any = None) -> None:
+    model = model or Tiny()
     for module in model.modules():
         if isinstance(module, Block):
             fully_shard(module)
@@ -49,6 +50,14 @@ def sharded(clock: Clock) -> None:
         optimizer.step()
         optimizer.zero_grad()
         clock.step(loss.detach(), ids.numel())
+
+
+def late(clock: Clock) -> None:
+    """Rank 1 sleeps in its backward pass for as long as the environment says."""
+    model = Tiny()
+    if dist.get_rank() == 1:
+        model.blocks[0].register_full_backward_hook(lambda *_: time.sleep(float(os.environ.get("SLEEP", "0"))))
+    sharded(clock, model)
 
 
 def spawned(rank: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import ScriptSpec
+from pytest_llmperf.analysis.step_difference import last_rank, points_to, step_difference
 from pytest_llmperf.records.launch import Launch
 from tests.worker.launching import launched
 from tests.worker.scripts import FOLDER
@@ -26,7 +27,8 @@ def trained(
     shutil.copytree(FOLDER, home)
     command = f"python {words}"
     variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **(env or {})}
-    spec = ScriptSpec(command=command, gpus=2, steps=10, warmup_steps=2, env=variables, cwd=str(home), **fields)
+    given = {"gpus": 2, "steps": 10, "warmup_steps": 2, **fields}
+    spec = ScriptSpec(command=command, env=variables, cwd=str(home), **given)
     record = launched(spec, folder / "launch", start="cold")
     own = [path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob("clock-*"))]
     return record, [[json.loads(line) for line in lines] for lines in own]
@@ -49,6 +51,18 @@ def test_two_ranks_of_torchrun_are_one_record(tmp_path: Path, kind: str) -> None
     assert any(place.endswith("].backward()" if kind == "no_sync" else "loss.backward()") for place in places)
     if kind == "no_sync":
         assert payload["all_reduce"] == 4 * record.parameters
+
+
+def test_a_rank_that_sleeps_in_its_backward_pass_is_the_one_that_others_wait_for(tmp_path: Path) -> None:
+    words = "-m torch.distributed.run --standalone --nproc-per-node 2 ranks.py late"
+    usual, late = (trained(words, tmp_path / seconds, {"SLEEP": seconds}, steps=6)[0].trace for seconds in ("0", "0.2"))
+    found = last_rank(usual, late)
+    assert found is not None
+    assert found.rank == 1
+    assert 0.1 < found.waited_seconds < 0.4
+    assert found.why.startswith("its host takes ")
+    said = points_to(step_difference(usual, late))
+    assert "the others wait for rank 1, " in said
 
 
 def test_ranks_that_the_script_spawns_are_one_record(tmp_path: Path) -> None:

@@ -192,6 +192,19 @@ def test_on_a_host_what_copies_and_what_asks_for_a_content_count_as_on_a_device(
     assert [work.kind for work in found.work] == ["operator", "operator", "wait", "operator", "copy"]
 
 
+def test_on_a_host_exchanges_take_as_long_as_any_of_them_is_under_way() -> None:
+    events = [Event("aten::mm", step * STEP + 10, 20, device="CPU") for step in range(3)]
+    events += [
+        Event("gloo:all_reduce", step * STEP + at, 600, device="CPU", annotation=True)
+        for step in range(3)
+        for at in (100, 300)
+    ]
+    events += [Event("gloo:all_reduce", 3 * STEP - 100, 600, device="CPU")]
+    trace = step_trace(read(events, on_host=True), Marks([0, STEP, 2 * STEP, 3 * STEP], []), on_host=True)
+    assert trace.exchange_seconds == pytest.approx((3 * 800 + 100) / 3 * 1e-9)
+    assert [row.name for row in trace.rows] == ["aten::mm"]
+
+
 def test_on_a_host_the_next_batch_is_waited_for_too() -> None:
     work = [Work("operator", "aten::mm", step * STEP + 600, step * STEP + 700, 1) for step in range(3)]
     windows = [(step * STEP, step * STEP + 500) for step in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,43 @@ def test_one_that_is_slower_and_does_nothing_else_is_the_one_that_others_wait_fo
     assert found is not None
     assert found.rank == 0
     assert found.waited_seconds == pytest.approx(0.075)
+
+
+def straggling(**more: Any) -> Trace:
+    """Of two ranks, the second does ``more`` for 140 ms, for which the first waits."""
+    waits = replace(rank(0.16), step_seconds=0.62, busy_seconds=0.61, exposed_seconds=0.14)
+    return merged([waits, replace(rank(0.02), **{"step_seconds": 0.62, "busy_seconds": 0.47, **more})])
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"data_seconds": 0.14}, "its data takes 140.0 ms more"),
+        ({}, "its host takes 140.0 ms more"),
+        ({"busy_seconds": 0.61}, "the same work takes it 30 % longer (clocks, or others on its device)"),
+        ({"busy_seconds": 0.61, "rows": rank(0.02, extra=14.0).rows}, "it does more work, 140.0 ms"),
+    ],
+    ids=["data", "host", "clocks", "work"],
+)
+def test_what_of_a_rank_takes_longer_is_said_of_it(more: dict[str, Any], why: str) -> None:
+    found = last_rank(SOUND, straggling(**more))
+    assert found is not None
+    assert (found.rank, found.why) == (1, why)
+    assert f"the others wait for rank 1, 140.0 ms a step in exchanges (23 % of it): {why}" in points_to(
+        step_difference(SOUND, straggling(**more))
+    )
+
+
+def test_on_a_host_a_rank_is_waited_for_beyond_what_cores_that_are_shared_explain() -> None:
+    def host(exchange: float) -> Trace:
+        rows = (TraceRow("operator", "aten::mm", 4.0, 0.05),)
+        return Trace(rows=rows, steps=3, step_seconds=0.4, busy_seconds=0.05, exchange_seconds=exchange)
+
+    usual = merged([host(0.03), host(0.02)])
+    found = last_rank(usual, merged([host(0.25), host(0.02)]))
+    assert found is not None
+    assert (found.rank, found.why) == (1, "its host takes 230.0 ms more")
+    assert last_rank(usual, merged([host(0.1), host(0.02)])) is None
 
 
 def test_what_a_rank_did_before_is_no_news() -> None:

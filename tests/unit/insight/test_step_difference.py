@@ -23,7 +23,7 @@ from pytest_llmperf.analysis.likely_causes import (
     OPTIMIZER,
     category,
 )
-from pytest_llmperf.analysis.step_difference import parts_of, points_to, short_kernel, step_difference
+from pytest_llmperf.analysis.step_difference import overlap_lost, parts_of, points_to, short_kernel, step_difference
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.records.trace import Trace, TraceRow
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -163,6 +163,28 @@ def test_an_exchange_counts_as_far_as_nothing_else_ran_beside_it(golden: Golden)
     assert parts_of(hidden)[COMMUNICATION] == 0.01
     slower = replace(trace, exposed_seconds=0.05, busy_seconds=0.15, step_seconds=0.15)
     golden(points_to(step_difference(hidden, slower)))
+
+
+def overlapped(exposed: float, collective: float = 0.05) -> Trace:
+    """A step of 100 ms of products and of exchanges, of which so much shows."""
+    rows = [TraceRow("kernel", "gemm", 100.0, 0.1), TraceRow("collective", "nccl", 27.0, collective)]
+    return Trace(
+        rows=tuple(rows), steps=3, step_seconds=0.1 + exposed, busy_seconds=0.1 + exposed, exposed_seconds=exposed
+    )
+
+
+def test_overlap_that_is_lost_is_told_though_every_count_is_the_same(golden: Golden) -> None:
+    golden(points_to(step_difference(overlapped(0.002), overlapped(0.017))))
+    assert overlap_lost(overlapped(0.002), overlapped(0.017)) != ""
+
+
+@pytest.mark.parametrize(
+    "after",
+    [overlapped(0.002), overlapped(0.004), overlapped(0.042, 0.09), replace(overlapped(0.017), rows=())],
+    ids=["the same", "a little", "as much is hidden, and more takes longer", "nothing exchanges"],
+)
+def test_what_is_hidden_as_before_is_no_lost_overlap(after: Trace) -> None:
+    assert overlap_lost(overlapped(0.002), after) == ""
 
 
 def test_a_kernel_that_exchanges_is_a_part_of_the_step_too() -> None:
