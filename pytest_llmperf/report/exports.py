@@ -1,16 +1,13 @@
-"""A run for other tools: a page of Markdown, JUnit's XML, and samples for Prometheus and GitLab."""
+"""A run for other tools: a page of Markdown, samples for Prometheus and GitLab, and a test's properties for JUnit."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from xml.etree import ElementTree as ET
 
-from pytest_llmperf.records.metrics import RATE, formatted, label
+from pytest_llmperf.records.metrics import RATE, label
 from pytest_llmperf.records.result import VERDICTS
-from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.results_json import ExportedCase, ExportedRun
 from pytest_llmperf.report.summary_table import merged_reasons, no_gate_of_speed
 from pytest_llmperf.report.text import UNICODE, Column, escaped, figure_columns, markdown, shorten_list
@@ -79,8 +76,7 @@ def within(page: Sequence[str], num_bytes: int) -> str:
     return "\n".join([*lines[:kept], "", note, ""])
 
 
-# JUnit's XML of a run that is over, as pytest writes it while one lasts; and the properties of a case in both.
-
+# What pytest writes into JUnit's XML of a case.
 
 #: Before the name of each property of ours.
 PREFIX = "llmperf."
@@ -101,107 +97,6 @@ def properties(case: ExportedCase) -> Iterator[tuple[str, str]]:
             value = getattr(figure, name)
             if value is not None:
                 yield f"{PREFIX}{metric}.{name}", repr(float(value))
-
-
-# What an element of a testcase is counted as.
-_ENDS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-
-
-def junit(run: ExportedRun) -> Iterator[str]:
-    """The lines of an XML document: a suite for each machine, and one for what fails the run and is no case's."""
-    suites = []
-    for machine in run.machines:
-        cases = [case for case in run.cases if case.machine == machine]
-        tests = Counter(case.result.nodeid for case in cases)
-        elements = [_case(case, alone=tests[case.result.nodeid] == 1) for case in cases]
-        suites.append(_suite(f"llmperf {machine}".strip(), elements))
-    if run.failed:  # as pytest has them: what a fixture raised is an error
-        elements = []
-        for test in run.failed:
-            elements.append(_testcase(*_names(test.nodeid)))
-            kind = "error" if test.outcome == "error" else "failure"
-            ET.SubElement(elements[-1], kind, message=test.how).text = test.how
-        suites.append(_suite("llmperf, tests without a case", elements))
-    tests_told = set(map(str, run.failed))
-    others = [line for line in run.troubles if line not in tests_told]
-    if others or run.skipped:
-        elements = []
-        for number, line in enumerate(others, 1):
-            elements.append(_testcase("", f"the run: trouble {number}"))
-            ET.SubElement(elements[-1], "error", message=line).text = line
-        for name, reason in run.skipped:
-            elements.append(_testcase("", name))
-            ET.SubElement(elements[-1], "skipped", message=reason)
-        suites.append(_suite("llmperf, the run", elements))
-    counts = {key: sum(int(suite.get(key, "0")) for suite in suites) for key in ("tests", *_ENDS)}
-    root = _counted("testsuites", "llmperf", counts, suites)
-    ET.indent(root, " ")
-    yield '<?xml version="1.0" encoding="utf-8"?>'
-    yield from ET.tostring(root, encoding="unicode").split("\n")
-
-
-def _suite(name: str, testcases: Sequence[ET.Element]) -> ET.Element:
-    ends = {key: sum(testcase.find(kind) is not None for testcase in testcases) for key, kind in _ENDS.items()}
-    return _counted("testsuite", name, {"tests": len(testcases), **ends}, testcases)
-
-
-def _counted(tag: str, name: str, counts: Mapping[str, int], inside: Sequence[ET.Element]) -> ET.Element:
-    seconds = sum(float(each.get("time", "0")) for each in inside)
-    numbers = {key: str(number) for key, number in counts.items()}
-    element = ET.Element(tag, {"name": name, **numbers, "time": f"{seconds:.3f}"})
-    element.extend(inside)
-    return element
-
-
-def _testcase(classname: str, name: str, seconds: float = 0.0) -> ET.Element:
-    return ET.Element("testcase", classname=classname or "llmperf", name=name, time=f"{seconds:.3f}")
-
-
-def _case(case: ExportedCase, *, alone: bool) -> ET.Element:
-    classname, name = _names(case.result.nodeid)
-    element = _testcase(classname, name if alone and name else f"{name} ({case.name})".strip(), case.seconds)
-    inside = ET.SubElement(element, "properties")
-    for key, value in properties(case):
-        ET.SubElement(inside, "property", name=key, value=value)
-    if case.is_failing:
-        message = f"{case.outcome}: {case.explanation}"
-        failure = ET.SubElement(element, "failure", type=case.verdict, message=message)
-        failure.text = "\n".join(_failure_text(case))
-    return element
-
-
-def _names(nodeid: str) -> tuple[str, str]:
-    """A test's class and name as pytest has them there: ``perf_tests.test_ladder`` and ``test_rung[…]``."""
-    path, _, name = nodeid.partition("::")
-    head, bracket, parameters = name.partition("[")
-    *classes, function = head.split("::")
-    return ".".join([path.removesuffix(".py").replace("/", "."), *classes]), function + bracket + parameters
-
-
-def _failure_text(case: ExportedCase) -> Iterator[str]:
-    yield f"{case.name}: {case.outcome}: {case.result.reason}"
-    if case.test_failed:
-        yield case.test_failed
-    for metric, figure in case.result.metrics.items():
-        if figure.limit is not None or figure.change is not None:
-            yield f"  {_sentence(metric, figure)}"
-    for title, lines in (
-        ("changed since the baseline", case.result.changed),
-        ("different from the baseline's environment", case.result.differences),
-    ):
-        if lines:
-            yield f"{title}:"
-            yield from (f"  {line}" for line in lines)
-
-
-def _sentence(metric: str, figure: Figure) -> str:
-    """``tokens/s/GPU 64,000, baseline 71,857 (-10.9 %), limit 70,420``."""
-    values = (figure.value, figure.baseline, figure.limit)
-    value, baseline, limit = (formatted(metric, each, figure.unit) for each in values)
-    told = [f"{label(metric)} {value}"]
-    told += [f"baseline {baseline} ({formats.percent(figure.change)})"] if figure.baseline is not None else []
-    told += [f"limit {limit}"] if figure.limit is not None else []
-    return ", ".join(told)
 
 
 _GAUGE = "llmperf_"

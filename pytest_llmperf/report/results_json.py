@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import FAILING, VERDICTS, CaseResult, Check, Spent
@@ -237,7 +237,6 @@ class _Record:
     """As much of a launch as every version has had."""
 
     started_at: str = ""
-    wall_seconds: float = 0.0
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -315,26 +314,9 @@ class ExportedCase:
         return [record for record in found if record is not None]
 
     @property
-    def seconds(self) -> float:
-        """The sum over all its launches."""
-        return sum(record.wall_seconds for record in self._records)
-
-    @property
     def launched_at(self) -> float | None:
         """When its last launch began, seconds since 1970."""
         return max(filter(None, (_time(record.started_at) for record in self._records)), default=None)
-
-
-class FailedTest(NamedTuple):
-    """A test that failed by itself, and of which no case says so."""
-
-    nodeid: str
-    outcome: str
-    """``failed``, or ``error`` of a fixture."""
-    how: str
-
-    def __str__(self) -> str:
-        return f"{self.nodeid}: {self.how.removeprefix('test ')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,8 +327,6 @@ class ExportedRun:
     """The worst first."""
     troubles: tuple[str, ...] = ()
     """What fails the run and is no case's, a line each; tests that failed by themselves are among them."""
-    failed: tuple[FailedTest, ...] = ()
-    """Those tests."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Cases that could not run, and why."""
     num_planned: int = 0
@@ -394,7 +374,6 @@ class ExportedRun:
         return cls(
             cases=tuple(sorted(cases, key=_badness)),
             troubles=tuple(dict.fromkeys(line for document in documents for line in _troubles(document))),
-            failed=tuple(dict.fromkeys(test for document in documents for test in _without_case(document))),
             skipped=tuple(skipped.items()),
             num_planned=sum(len(document.planned) for document in documents),
             unfinished=tuple(dict.fromkeys(each.kind for each in documents if each.unfinished)),
@@ -436,19 +415,15 @@ def _how_it_failed(test: EndedTest | None) -> str:
     return one_line(f"test {test.outcome}{where}: {test.reason}").rstrip(": ")
 
 
-def failed_tests(document: ResultsDocument, told: Container[str] = ()) -> Iterator[FailedTest]:
-    """Each test that failed by itself: no verdict of its cases says so, nor do those that are ``told``."""
+def failed_tests(document: ResultsDocument, told: Container[str] = ()) -> Iterator[str]:
+    """A line for each test that failed by itself: no verdict of its cases says so, nor do those that are ``told``."""
     tests = tests_of(document)
     cases = [(result.nodeid, ExportedCase.of(result, tests=tests)) for result in document.results]
     said = {nodeid for nodeid, case in cases if case.has_failing_verdict}
     for nodeid, test in tests.items():
         how = _how_it_failed(test)
         if how and nodeid not in told and nodeid not in said:
-            yield FailedTest(nodeid, test.outcome, how)
-
-
-def _without_case(document: ResultsDocument) -> Iterator[FailedTest]:
-    return failed_tests(document, told={result.nodeid for result in document.results})
+            yield one_line(f"{nodeid}: {how.removeprefix('test ')}")
 
 
 def _troubles(document: ResultsDocument) -> Iterator[str]:
@@ -457,7 +432,14 @@ def _troubles(document: ResultsDocument) -> Iterator[str]:
     for name, common in document.common.items():
         if common.verdict in FAILING:
             yield common.told or name
-    yield from filter(None, [document.unjudged, *map(str, _without_case(document)), *document.troubles])
+    yield from filter(
+        None,
+        [
+            document.unjudged,
+            *failed_tests(document, {result.nodeid for result in document.results}),
+            *document.troubles,
+        ],
+    )
     code = document.exit_code
     if code not in (None, 0, _TESTS_FAILED) and not document.unfinished:
         yield f"pytest ended with exit code {code}"

@@ -16,7 +16,7 @@ from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, pla
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.report.exports import gitlab_metrics, junit, markdown_page, prometheus
+from pytest_llmperf.report.exports import gitlab_metrics, markdown_page, prometheus
 from pytest_llmperf.report.results_json import ExportedRun
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.history import History, of_project, project_of, scattering
@@ -281,7 +281,6 @@ _FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {
     "markdown": markdown_page,
     "gitlab": gitlab_metrics,
     "prometheus": prometheus,
-    "junit": junit,
 }
 
 

@@ -8,7 +8,6 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,7 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exports import gitlab_metrics, junit, markdown_page, prometheus, within
+from pytest_llmperf.report.exports import gitlab_metrics, markdown_page, prometheus, within
 from pytest_llmperf.report.results_json import ExportedRun
 from tests.examples import examples
 from tests.golden import Golden
@@ -75,7 +74,6 @@ def test_whatever_names_and_figures_there_are_each_consumer_reads_its_text(found
     told = ExportedRun.read(list(map(document_of, found)))
     assert all(math.isfinite(sample.value) for sample in samples(list(prometheus(told)), "parser"))
     samples(list(gitlab_metrics(told)), "openmetrics.parser")
-    ET.fromstring("\n".join(junit(told)).partition("\n")[2])
     page = markdown_page(told)
     assert all("\n" not in line for line in page)
     rows = [line for line in page if line.startswith("|")]
@@ -107,7 +105,6 @@ def test_a_run_that_was_aborted_says_so_everywhere_that_it_can(golden: Golden) -
     assert 'llmperf_run_complete{machine="gpu"} 0' in list(prometheus(aborted))
     assert markdown_page(aborted)[0] == "## llmperf: red: 1 pass"
     golden.lines(markdown_page(aborted), "ended before its")
-    assert 'errors="1"' in list(junit(aborted))[1]
 
 
 def test_figures_of_an_invalid_case_enter_no_history() -> None:
@@ -140,21 +137,6 @@ def test_two_machines_are_told_apart() -> None:
     assert len([line for line in prometheus(told) if line.startswith("llmperf_verdict{")]) == 2
 
 
-def test_junit_is_what_its_readers_know() -> None:
-    reader = pytest.importorskip("junitparser")
-    skipped = [{"id": "wide", "reason": "needs 8 GPUs"}]
-    told = run(document(result(), result('<"&', "regressed"), skipped=skipped))
-    suites = list(reader.JUnitXml.fromstring("\n".join(junit(told)).partition("\n")[2]))
-    assert [(suite.tests, suite.failures, suite.skipped) for suite in suites] == [(2, 1, 0), (1, 0, 1)]
-    failed = next(case for case in suites[0] if case.result)
-    assert (failed.classname, failed.name) == ("t", 'test[<"&]')
-    assert failed.result[0].message == "regressed: why"
-    assert "baseline 110 (-9.1 %), limit 108" in failed.result[0].text
-    (found,) = failed.iterchildren(reader.Properties)
-    values = {each.name: each.value for each in found}
-    assert (values["llmperf.verdict"], values["llmperf.tokens_per_second_per_gpu"]) == ("regressed", "100.0")
-
-
 def test_what_is_skipped_for_one_reason_is_a_line_of_the_page(golden: Golden) -> None:
     skipped = [{"id": name, "reason": f"{name}: needs a GPU"} for name in "abcd"] + [{"id": "e", "reason": "e: a rest"}]
     page = markdown_page(run(document(result(), skipped=skipped)))
@@ -183,7 +165,7 @@ def test_a_page_is_cut_at_a_row_and_says_so(golden: Golden) -> None:
     assert len(within(page, 2**30).splitlines()) == len(page)
 
 
-FORMATS = ("markdown", "gitlab", "prometheus", "junit")
+FORMATS = ("markdown", "gitlab", "prometheus")
 
 
 @pytest.mark.parametrize("name", FORMATS)
