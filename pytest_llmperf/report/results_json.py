@@ -16,6 +16,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import FAILING, VERDICTS, CaseResult, Check, Spent
 from pytest_llmperf.records.results_document import (
     SCHEMA,
+    TEST,
     EndedTest,
     Figure,
     ResultsDocument,
@@ -211,6 +212,11 @@ class RunDocument:
     @cached_property
     def results(self) -> tuple[Result, ...]:
         return tuple(Result(each, self.machine, self.source) for each in self.record.results)
+
+    def rerun(self, nodeid: str) -> list[str]:
+        """The words that run a test again; none where it does not say."""
+        words = self.record.rerun
+        return [word.replace(TEST, nodeid) for word in words] if any(TEST in word for word in words) else []
 
     @property
     def spent(self) -> Mapping[str, float]:

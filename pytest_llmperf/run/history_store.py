@@ -11,18 +11,17 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.records.calibration import Calibration, Place
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.calibration import Place
+from pytest_llmperf.records.launch import Environment, Launch
 from pytest_llmperf.records.metrics import MEMORY
 from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult
 from pytest_llmperf.records.trace import COUNTED
@@ -265,9 +264,10 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
     told = result.record
     if told.shares or told.launches_before:  # another test's launches, or cut to pairs with another environment
         return None
-    records = [found for each in told.launches if (found := codec.read_lenient(_Record, each)) is not None]
-    whole = result.launches if not result.num_unread else ()
-    launches = sorted(map(_whole, whole) if whole else _parts(records), key=lambda launch: launch.started_at)
+    records = result.launches
+    if result.num_unread:  # of another version, or damaged: as far as they go
+        records = tuple(filter(None, (codec.read_lenient(Launch, each) for each in told.launches)))
+    launches = sorted(_measured(records), key=lambda launch: launch.started_at)
     if not launches or not told.digest or any(record.environment.variables.get(_FAULT) for record in records):
         return None
     commit = document.record.revision  # ``0123456789ab+`` where files differed from it; empty where nobody told
@@ -289,63 +289,27 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         project=document.record.project,
         counts={name: count for name, count in counted.items() if count is not None},
         unfinished=document.record.unfinished,
-        calibrations=dict(_calibrations(records)),
+        calibrations={
+            one_line(rank.device): codec.plain(rank.calibration)
+            for record in records
+            for rank in record.ranks
+            if rank.calibration and not rank.calibration.trouble
+        },
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rank:
-    """As much of a record as every version has had."""
-
-    host: str = ""
-    device: str = ""
-    boot: str = ""
-    tokens_per_step: int = 0
-    step_seconds: tuple[float | None, ...] = ()
-    calibration: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Environment:
-    driver: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
+def _measured(launches: Sequence[Launch]) -> Iterator[PastLaunch]:
+    for launch in launches:
+        with suppress(ArithmeticError, ValueError):  # a time that is none
+            seconds, error = launch.median_step_seconds, launch.median_error
+            if launch.started_at and 0 < seconds < math.inf:
+                places = tuple(Place(one_line(one.host), one_line(one.device), one.boot) for one in launch.ranks)
+                error = error if math.isfinite(error) else 0.0
+                clock = launch.health.sm_clock_mhz
+                yield PastLaunch(one_line(launch.started_at), seconds, error, clock, places)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Record:
-    started_at: str = ""
-    warmup_steps: int = 1
-    ranks: tuple[_Rank, ...] = ()
-    environment: _Environment = _Environment()
-
-
-def _whole(launch: Launch) -> PastLaunch:
-    error = launch.median_error if math.isfinite(launch.median_error) else 0.0
-    places = tuple(rank.place for rank in launch.ranks)
-    return PastLaunch(launch.started_at, launch.median_step_seconds, error, launch.health.sm_clock_mhz, places)
-
-
-def _parts(records: Sequence[_Record]) -> Iterator[PastLaunch]:
-    """Read, of records that are not of this version, those that have a time and steps."""
-    for record in records:
-        steps = zip(*(rank.step_seconds for rank in record.ranks), strict=False)
-        slowest = [max(step or 0.0 for step in each) for each in steps if None not in each]
-        steady = [step for step in slowest[record.warmup_steps :] if 0 < step < math.inf]
-        if record.started_at and steady:
-            places = (Place(one_line(rank.host), one_line(rank.device), rank.boot) for rank in record.ranks)
-            yield PastLaunch(one_line(record.started_at), median(steady), places=tuple(places))
-
-
-def _calibrations(records: Sequence[_Record]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for rank in (rank for record in records for rank in record.ranks if rank.calibration):
-        with suppress(ValueError):  # one that this version does not know is shown nowhere
-            made = codec.read(Calibration, rank.calibration)
-            if not made.trouble:
-                yield one_line(rank.device), codec.plain(made)
-
-
-def _versions(environment: _Environment) -> dict[str, str]:
+def _versions(environment: Environment) -> dict[str, str]:
     found = {**environment.versions, "driver": environment.driver}
     return {name: one_line(found[name]) for name in (*_VERSIONS, *_OTHERS) if found.get(name)}
 

@@ -104,7 +104,7 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
         run.notes += filter(None, [keep(settings.history, values)])
     if settings.report is not None:
         from pytest_llmperf.report.results_json import RunDocument
-        from pytest_llmperf.run.written_page import write_page
+        from pytest_llmperf.run.run_page import write_page
 
         documents = [RunDocument(values)]
         page = write_page(settings.report, documents, settings.baselines, made_by=MADE_BY, history=settings.history)

@@ -1,20 +1,21 @@
-"""A page of runs: their documents and what is stored in, the page as data out; each case is a row of it."""
+"""A page of runs: their documents and what is stored in, the page as data out, each case a row of it; and its file."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from pytest_llmperf.judge.baseline import ANY_MACHINE
+from pytest_llmperf.judge import store
+from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
-from pytest_llmperf.records.results_document import TEST
-from pytest_llmperf.report.page import Case, Cell, Details, Page, Section, Table
+from pytest_llmperf.report.page import Case, Cell, Details, Page, Section, Table, write_html
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
-from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells
+from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
 from pytest_llmperf.run.case_charts import (
     change_section,
     interval_words,
@@ -27,6 +28,7 @@ from pytest_llmperf.run.case_charts import (
     trace_tables,
     urgency,
 )
+from pytest_llmperf.run.history import RunHistories
 from pytest_llmperf.run.ladder_charts import (
     Baselines,
     CaseName,
@@ -221,14 +223,12 @@ def _rows(documents: Sequence[RunDocument], stored: Baselines) -> tuple[Case, ..
 
 def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], ...]:
     """The commands that run its test again, and accept its figures where they are not the baseline's."""
-    nodeid, words = result.record.nodeid, document.record.rerun
+    nodeid = result.record.nodeid
     if not nodeid:
         return ()
-    if not any(TEST in word for word in words):
-        # A document that does not say how it was run: its id tells as much.
-        gpus = (CaseName.parse(result.id).gpus or len(document.gpus)) if document.gpus else 0
-        words = ("pytest", TEST, "--gpus", str(gpus))
-    again = shlex.join(word.replace(TEST, nodeid) for word in words)
+    # For a document that does not say how it was run its id tells as much.
+    gpus = (CaseName.parse(result.id).gpus or len(document.gpus)) if document.gpus else 0
+    again = shlex.join(document.rerun(nodeid) or ["pytest", nodeid, "--gpus", str(gpus)])
     if result.verdict == "new":
         record = " --update-baselines=new"
     elif result.verdict in ("regressed", "improved", "changed") or (result.verdict == "pass" and result.record.changed):
@@ -312,3 +312,59 @@ def _launches(result: Result) -> Table:
         rows.append(cells)
     headings = ("launch", "host", "device", "median step", "tokens/s/GPU", "reserved", "wall", "clock", "power")
     return Table(headings, tuple(rows), 3)
+
+
+# The page as a file: what is read and written around it.
+
+
+@dataclass(frozen=True)
+class WrittenPage:
+    """A page that was written, or why there is none."""
+
+    why_none: str = ""
+    """A line, where there is no page; else nothing."""
+    without: Sequence[str] = ()
+    """A line for each thing of its history that is not on it."""
+
+
+def write_page(  # noqa: PLR0913 - what it is made of
+    path: Path,
+    runs: Sequence[RunDocument],
+    baselines: Path,
+    left_out: Sequence[str] = (),
+    *,
+    made_by: str,
+    history: Path | None = None,
+) -> WrittenPage:
+    """Write the page of ``runs`` beside what is stored in ``baselines``.
+
+    ``left_out`` has a line for each run that could not be read; ``history`` is the store of runs before these. A run
+    that is over has been judged and told whatever becomes of its page, so that nothing is raised here.
+    """
+    try:
+        stored = stored_figures(baselines, [run.machine for run in runs])
+        told = RunHistories.read(runs, history, baselines)
+        write_html(path, page_of(runs, stored, [*left_out, *told.troubles], made_by, told.cases))
+    except OSError as error:
+        return WrittenPage(f"{path}: no page was written ({error.strerror or error})")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's
+        why = one_line(f"{type(error).__name__}: {error}")
+        return WrittenPage(f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again")
+    return WrittenPage(without=told.troubles)
+
+
+def stored_figures(root: Path, machines: Iterable[str]) -> StoredFigures:
+    """Read what is stored of these machine kinds under ``root``; nothing where there is no such folder."""
+    found, broken = dict[tuple[str, str], Baseline](), list[str]()
+    for machine in sorted(set(machines)):
+        if not machine or Path(machine).name != machine:
+            continue  # a name that leads elsewhere is nobody's folder
+        for path in sorted((root / machine).glob("*/*.json")):
+            try:
+                baseline = store.read(path, Baseline)
+            except (store.BaselineError, OSError) as error:
+                broken.append(str(error).splitlines()[0])
+                continue
+            if baseline is not None:
+                found[machine, baseline.digest] = baseline
+    return StoredFigures(found, tuple(broken))

@@ -71,7 +71,7 @@ class TestWherePagesCanBeMade:
         self, project: Project, golden: Golden
     ) -> None:
         conftest = project.path / "conftest.py"
-        broken = "\nfrom pytest_llmperf.run import written_page\nwritten_page.page_of = None\n"
+        broken = "\nfrom pytest_llmperf.run import run_page\nrun_page.page_of = None\n"
         conftest.write_text(conftest.read_text() + broken, encoding="utf-8")
         project.record()
         result = project.run("--perf-report=night.html", "--perf-json=out.json")

@@ -19,7 +19,7 @@ from pytest_llmperf.report.page import missing
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.report.text import Column, escaped, markdown
 from pytest_llmperf.run.reading import usual_history
-from pytest_llmperf.run.written_page import write_page
+from pytest_llmperf.run.run_page import write_page
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import MADE_BY, formats
 

@@ -26,7 +26,7 @@ from pytest_llmperf.report.page import (
     specification,
 )
 from pytest_llmperf.report.results_json import RunDocument, document
-from pytest_llmperf.run import written_page
+from pytest_llmperf.run import run_page
 from pytest_llmperf.run.ladder_charts import CaseName
 from pytest_llmperf.run.run_page import StoredFigures, page_of
 from pytest_llmperf.support import formats
@@ -357,7 +357,7 @@ def test_a_stored_file_that_cannot_serve_is_a_line_and_no_more(tmp_path: Path) -
     rung, rate = next(iter(LADDER.values()))
     keep(tmp_path, stored_at(rung.spec, rate))
     (tmp_path / MACHINE / "llama-3.2-1b" / "broken.json").write_text("{", encoding="utf-8")
-    stored = written_page.stored_figures(tmp_path, [MACHINE, "../..", ""])
+    stored = run_page.stored_figures(tmp_path, [MACHINE, "../..", ""])
     assert stored.baselines.get((MACHINE, rung.spec.digest)) is not None
     (line,) = stored.broken
     assert "broken.json" in line
