@@ -17,7 +17,7 @@ from pytest_llmperf.cli.answer import CaseError, NotStoredError, plain
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, chosen_settings, find
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.static_steps import StepStore
-from pytest_llmperf.report.progress_line import LaunchLines, Numbered
+from pytest_llmperf.report.text import LaunchLines, Numbered
 from pytest_llmperf.run.findings import UsageError
 from pytest_llmperf.run.reading import read_settings, unmade_baselines
 from pytest_llmperf.run.run import Run

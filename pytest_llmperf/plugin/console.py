@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llmperf.report.progress_line import LaunchLines, Numbered
-from pytest_llmperf.report.text import fold, leaving
+from pytest_llmperf.report.text import LaunchLines, Numbered, fold, leaving
 
 if TYPE_CHECKING:
     from pytest_llmperf.run.run import Run

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.report.progress_line import LaunchLines, Numbered, live_line
+from pytest_llmperf.report.text import LaunchLines, Numbered, live_line
 from tests.golden import Golden
 from tests.unit.report.test_report_failure import launch_of
 
@@ -90,7 +90,7 @@ def test_a_log_gets_two_lines(golden: Golden) -> None:
 def test_a_log_hears_every_half_minute_of_a_launch_that_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     now = [0.0]
-    monkeypatch.setattr("pytest_llmperf.report.progress_line.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pytest_llmperf.report.text.time.monotonic", lambda: now[0])
     lines = LaunchLines(Numbered(SPEC_ID, 1, 2), say=said.append, write=None)
     for second in range(0, 71, 5):
         now[0] = float(second)
@@ -109,7 +109,7 @@ class Screen:
         self.written: list[str] = []
         self.now = 0.0
         self.columns = 80
-        module = "pytest_llmperf.report.progress_line"
+        module = "pytest_llmperf.report.text"
         monkeypatch.setattr(f"{module}.time.monotonic", lambda: self.now)
         monkeypatch.setattr(f"{module}.shutil.get_terminal_size", lambda: os.terminal_size((self.columns, 24)))
         self.lines = LaunchLines(Numbered(SPEC_ID, 1, 2), say=self.written.append, write=self.written.append)

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_llmperf.plugin.items import RunProgress
 from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.report.progress_line import Numbered, live_line
+from pytest_llmperf.report.text import Numbered, live_line
 from tests.golden import Golden
 
 
