@@ -257,25 +257,32 @@ class Hardware:
 
 def new_run_folder(home: Path, job: str | None) -> Path:
     """In ``home``, or a temporary one; that of a ``job``, which all its nodes see, or a ``CaseFailedError``."""
-    # Two hosts that share this folder may have the same pid in the same second, and not the same job.
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{'' if job is None else f'{job}-'}{os.getpid()}"
     try:
         home.mkdir(exist_ok=True)
         (home / ".gitignore").write_text("*\n", encoding="ascii")
-        prune(home)
-        (home / name).mkdir()
+        return _new_in(home, job)
     except OSError as error:  # a read-only checkout
         if job is not None:
             raise CaseFailedError(
                 f"{home}: not usable ({error}); a SLURM run keeps its files where all nodes see them"
             ) from None
         try:  # beside the user's others, of which the last ones are kept
-            home = private_folder(Path(tempfile.gettempdir()) / f"pytest-llmperf-runs-{os.getuid()}")
-            prune(home)
-            (home / name).mkdir()
+            return _new_in(private_folder(Path(tempfile.gettempdir()) / f"pytest-llmperf-runs-{os.getuid()}"), None)
         except OSError:  # somebody else has prepared it
             return Path(tempfile.mkdtemp(prefix="llmperf-"))
-    return home / name
+
+
+def _new_in(home: Path, job: str | None) -> Path:
+    """Two runs of one process may begin in one second: the later one is named by the next."""
+    prune(home)
+    # Two hosts that share this folder may have the same pid in the same second, and not the same job.
+    whose, began = f"{'' if job is None else f'{job}-'}{os.getpid()}", time.time()
+    while True:
+        folder = home / f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}-{whose}"
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+        began += 1
 
 
 def prune(home: Path) -> None:

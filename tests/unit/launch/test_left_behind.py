@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.launch.scratch import drop_unfinished, remove_of_job, scratch
-from pytest_llmperf.run.hardware import new_run_folder
+from pytest_llmperf.run.hardware import _RUN_NAME, new_run_folder
 from pytest_llmperf.support.files import mark, write_text
 
 _DAYS = 3 * 24 * 3600.0
@@ -72,6 +72,16 @@ def test_runs_of_a_checkout_that_cannot_be_written_are_kept_as_others_are(
         aged(run)
     new_run_folder(Path("/proc/nothing"), None)
     assert ([*tmp_path.iterdir()], len([*home.iterdir()])) == ([home], 10)
+
+
+def test_runs_of_one_process_that_begin_in_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_764_000_000.5)
+    folders = {new_run_folder(tmp_path / ".llmperf", job) for job in (None, None, None, "7", "7")}
+    assert {folder.parent for folder in folders} == {tmp_path / ".llmperf"}
+    assert len(folders) == 5
+    assert all(_RUN_NAME.fullmatch(folder.name) for folder in folders)
 
 
 class TestScratch:
