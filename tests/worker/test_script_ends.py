@@ -162,9 +162,17 @@ def test_a_helper_that_lives_on_tells_nothing_of_how_far_the_training_is(tmp_pat
     assert max(steps) > 1
 
 
+SPAWNS = """
+def rank(_):
+    torch.nn.Linear(4, 1)(torch.randn(2, 4)).mean().backward()
+    raise ValueError("a bad row")
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(rank, nprocs=1)
+"""
 FAULTS: dict[str, dict[str, Any]] = {
     "it raised": {"each": "assert step < 4, 'no more of it'"},
     "no rank raised": {"command": "bash -c 'python train.py & wait $!; exit 5'", "before": "raise OSError('no data')"},
+    "a rank that it spawned raised": {"steps": 0, "before": SPAWNS},
     "it ended": {"steps": 5, "after": "print('bye'); sys.exit(3)"},
     "it was killed": {"each": "step == 5 and (time.sleep(1.5), os.kill(os.getpid(), 9))"},
     "it has no optimizer": {"each": "loss.backward(); time.sleep(0.1); continue", "seconds": 25.0},

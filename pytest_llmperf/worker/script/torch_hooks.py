@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import current_process
+from multiprocessing.process import BaseProcess, current_process
 from pathlib import Path
 from typing import Any
 
@@ -289,15 +289,30 @@ class Hooks:
     # How the process ends.
 
     def _hear_of_the_end(self) -> None:
-        tell = sys.excepthook
+        tell, run = sys.excepthook, BaseProcess.run
 
         def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
-            if not self._is_out and not isinstance(error, KeyboardInterrupt) and kind.__name__ not in _OF_OTHERS:
-                self._fail(error, ends=True)
+            self._raised(error)
             tell(kind, error, traceback)
 
-        sys.excepthook = excepthook
+        @functools.wraps(run)
+        def watched(process: Any) -> None:
+            try:
+                run(process)
+            except BaseException as error:
+                # No hook hears of it, and torch's spawn exits in its place.
+                exits, is_ended_well = isinstance(error, SystemExit), not getattr(error, "code", 1)
+                self._raised(None if is_ended_well else error.__context__ if exits else error)
+                raise
+
+        sys.excepthook, BaseProcess.run = excepthook, watched  # type: ignore[method-assign]
         atexit.register(self._script_ended)
+
+    def _raised(self, error: BaseException | None) -> None:
+        """It ends this process."""
+        is_others = isinstance(error, KeyboardInterrupt) or type(error).__name__ in _OF_OTHERS
+        if error is not None and not is_others and not self._is_out:
+            self._fail(error, ends=True)
 
     def _script_ended(self) -> None:
         if self._rank is None or self._is_out:
