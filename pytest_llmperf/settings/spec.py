@@ -153,10 +153,10 @@ _OF_A_SHELL = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1"
 _FILLED = ("gpus", "micro_batch_size")
 _SEQUENCES = re.compile(r"sequences:([1-9]\d*)")
 _LONGEST_ID, _LONGEST_NAME = 80, 120
-# Words before a script that its id need not tell apart, beside the number of ranks.
-_USUAL = re.compile(
-    r"python[\d.]*|torchrun|accelerate|deepspeed|launch|uv|run|bash|sh|-l?c|-u|-m|--module|--|--standalone|--nnodes=1|"
-    r"torch\.distributed\.(run|launch)|accelerate\.commands\.launch"
+# Words before a script that its id need not tell apart, beside the number of ranks: of one rank, and of several.
+_USUAL_OF_ONE, _USUAL_OF_SEVERAL = (
+    re.compile(r"python[\d.]*( -[um])*|"),
+    re.compile(r"torchrun( --standalone| --nnodes=1| -m| --module)*"),
 )
 # Modules that start ranks: what follows their names is theirs, and what follows any other's is the script's.
 _LAUNCHERS = ("torch", "accelerate", "deepspeed")
@@ -348,9 +348,10 @@ class ScriptSpec(Spec):
 
     @property
     def _starts_unusually(self) -> bool:
-        """Whether words before the script say more than who starts it, and how many ranks."""
+        """Whether words before the script say more than is usual for so many ranks, and how many there are."""
         before = " ".join(PurePath(word).name for word in self.argv[: self.script])
-        return not all(map(_USUAL.fullmatch, re.sub(rf"{_RANKS.pattern}[= ]\S+", "", before).split()))
+        usual = _USUAL_OF_ONE if self.gpus == 1 else _USUAL_OF_SEVERAL
+        return not usual.fullmatch(" ".join(re.sub(rf"{_RANKS.pattern}[= ]\S+", "", before).split()))
 
     @property
     def digest(self) -> str:

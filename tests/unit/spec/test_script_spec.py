@@ -50,14 +50,18 @@ def test_the_search_for_the_largest_micro_batch_has_one_id_whatever_it_begins_at
 
 
 STARTS = ["python -I {}", "accelerate launch --config_file a.yaml {}", "accelerate launch --config_file b.yaml {}"]
-USUAL = ["torchrun --nproc-per-node 1 {}", "/usr/bin/python3.11 -u {}", "accelerate launch --num_processes=1 {}"]
+STARTS += ["torchrun --nproc-per-node {{gpus}} {}", "uv run {}", "accelerate launch --num_processes={{gpus}} {}"]
+USUAL = {1: ["/usr/bin/python3.11 -u {}", "python {}"]}
+USUAL[2] = ["torchrun --nproc-per-node {{gpus}} {}", "torchrun --standalone --nproc-per-node=2 {}"]
 
 
-def test_words_before_the_script_are_in_the_id_by_digits_unless_they_only_start_it() -> None:
-    plain = [ScriptSpec(command=start.format("train.py --x 1")) for start in USUAL]
-    assert {spec.id for spec in plain} == {"train-x-1-gpus1"}
-    specs = [ScriptSpec(command=start.format("train.py --x 1")) for start in STARTS]
-    assert [spec.id for spec in specs] == [f"train-x-1-{spec.digest[:6]}-gpus1" for spec in specs]
+@pytest.mark.parametrize("gpus", USUAL)
+def test_words_before_the_script_are_in_the_id_by_digits_unless_so_many_ranks_are_usually_started_so(gpus: int) -> None:
+    plain = [ScriptSpec(command=start.format("train.py --x 1"), gpus=gpus) for start in USUAL[gpus]]
+    assert {spec.id for spec in plain} == {f"train-x-1-gpus{gpus}"}
+    starts = {*STARTS, "python {}", "deepspeed {}"} - {*USUAL[gpus]}
+    specs = [ScriptSpec(command=start.format("train.py --x 1"), gpus=gpus) for start in starts]
+    assert [spec.id for spec in specs] == [f"train-x-1-{spec.digest[:6]}-gpus{gpus}" for spec in specs]
     assert len({spec.id for spec in specs}) == len(specs)
 
 
