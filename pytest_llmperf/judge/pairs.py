@@ -24,7 +24,7 @@ from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measur
 from pytest_llmperf.records.result import Candidate, Check, Verdict, worst_of
 from pytest_llmperf.support.user_input import is_positive
 
-# One-sided confidence in "the bound holds", and two-sided in the interval that is shown.
+# One-sided confidence in "the bound holds", and in each end of the interval of what nothing bounds.
 _HOLDS, _INTERVAL = 0.95, 0.975
 
 
@@ -89,8 +89,7 @@ def keeps(beyond: float, each: Sequence[float], difference: Difference, rule: Ru
     """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there.
     ``None``: not decided, and another launch, or pair, is worth its cost. ``each`` is the same of every one, and
     ``difference`` tells the noise."""
-    held = quantile(_HOLDS, difference.df)
-    broken = quantile(1 - rule.alpha / rule.budget, difference.df)
+    held, broken = _confidences(difference, rule)
     if beyond > held * difference.error:
         return "pass"
     if beyond < -broken * difference.error and sum(one < 0 for one in each) >= min(CONFIRMED_BY, rule.budget):
@@ -101,6 +100,20 @@ def keeps(beyond: float, each: Sequence[float], difference: Difference, rule: Ru
     return None if ahead.left and (may_hold or may_break) else "inconclusive"
 
 
+def _confidences(difference: Difference, rule: Rule) -> tuple[float, float]:
+    """So many standard errors from a bound it is held, and so many it is broken."""
+    return quantile(_HOLDS, difference.df), quantile(1 - rule.alpha / rule.budget, difference.df)
+
+
+def _interval(bounds: Bounds, difference: Difference, rule: Rule) -> tuple[float, float]:
+    """How many standard errors reach down and up, so that a bound is decided by the ends that are shown: it holds
+    where it is outside of them on its good side, and is broken on the other."""
+    held, broken = _confidences(difference, rule)
+    low, high = ((held if bound else broken) for bound in (bounds.at_least, bounds.at_most))
+    usual = quantile(_INTERVAL, difference.df)
+    return (low, high) if any(True for _ in bounds) else (usual, usual)
+
+
 def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: Policy) -> tuple[Check, bool]:
     """The check, and whether another pair is worth its cost."""
     difference = paired_difference(pairs, policy.noise)
@@ -108,8 +121,8 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: 
     # Step times compare work of one size; a ratio of rates also has to take other batches and other world sizes.
     tokens = work_of(after) / work_of(before)
     log = math.log(tokens) - difference.log
-    wide = quantile(_INTERVAL, difference.df) * error
-    ratio, low, high = (math.exp(value) for value in (log, log - wide, log + wide))
+    down, up = _interval(bounds, difference, policy.rule)
+    ratio, low, high = (math.exp(value) for value in (log, log - down * error, log + up * error))
     logs = [math.log(tokens) - each for each in difference.each]
     verdicts = []
     for name, bound in bounds:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_llmperf.judge.pairs import Bounds, judge_gain
 from pytest_llmperf.judge.policy import Policy
@@ -14,6 +17,7 @@ from pytest_llmperf.judge.verdict import judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.settings.train_spec import TrainSpec
+from tests.examples import examples
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 
@@ -51,6 +55,25 @@ class TestGain:
     def test_an_upper_bound(self) -> None:
         assert verdict([pair(0.13, 0.1)] * 2, throughput=Bounds(at_most=1.2))[0] == "regressed"
         assert verdict([pair(0.11, 0.1)], throughput=Bounds(at_most=1.2))[0] == "pass"
+
+    @given(
+        seconds=st.lists(st.floats(0.09, 0.13), min_size=1, max_size=4),
+        bound=st.floats(0.8, 1.2),
+        side=st.sampled_from(["at_least", "at_most"]),
+    )
+    @examples(50)
+    def test_a_bound_is_decided_by_the_interval_that_is_shown(
+        self, seconds: list[float], bound: float, side: str
+    ) -> None:
+        pairs = [pair(each, 0.1) for each in seconds]
+        bounds = Bounds(at_least=bound) if side == "at_least" else Bounds(at_most=bound)
+        found = judge_gain(pairs, {"throughput": bounds}, POLICY)
+        shown = re.search(r"\((\S+) to (\S+)\), to be", found.reason)
+        assert shown
+        beyond = sorted(math.log(float(end) / bound) * (1 if side == "at_least" else -1) for end in shown.groups())
+        rounding = 0.006
+        assert beyond[0] > -rounding if found.verdict == "pass" else beyond[0] < rounding
+        assert beyond[1] < rounding or found.verdict != "regressed"
 
     def test_a_larger_batch_is_compared_by_its_tokens(self, golden: Golden) -> None:
         # Twice the tokens in 1.6 times the time.
