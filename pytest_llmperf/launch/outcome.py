@@ -77,11 +77,8 @@ def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
 
 def refused(folder: Path, why: Exception) -> Failure:
     """The failure of a launch that could not be started."""
-    kind, message = "never-started", str(why)
-    if isinstance(why, OSError):
-        kind = "unwritable" if means_no_room(why) else kind
-        message = f"the launch could not be started ({why})"
-    return Failure(kind=kind, message=message, tail=(), folder=str(folder))
+    kind = "unwritable" if isinstance(why, OSError) and means_no_room(why) else "never-started"
+    return Failure(kind=kind, message=str(why), tail=(), folder=str(folder))
 
 
 def _from_file(folder: Path, name: str, record: Callable[[Any], T], ended: Ended, progress: Progress) -> T | Failure:
