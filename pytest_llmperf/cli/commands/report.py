@@ -27,10 +27,9 @@ from pytest_llmperf.support import MADE_BY, formats
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("results", metavar="RESULTS", type=Path, nargs="*", help="--perf-json files, for --html")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--tables", action="store_true", help="tables 15.1 to 15.9, 15.10 to 15.12 of several GPUs, and commands"
-    )
+    what = parser.add_mutually_exclusive_group()
+    tables = "what baselines hold (default): tables 15.1 to 15.9, 15.10 to 15.12 of several GPUs, and commands"
+    what.add_argument("--tables", action="store_true", help=tables)
     what.add_argument("--html", metavar="FILE", type=Path, help="the runs of RESULTS as one page that needs no network")
     add_shared(parser, "report")
     parser.set_defaults(answer=_answer, usage=parser.error)

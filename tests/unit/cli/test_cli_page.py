@@ -96,6 +96,10 @@ def test_files_of_one_name_are_told_apart(llmperf: Run, tmp_path: Path) -> None:
     assert "night.json (2)" in page.read_text(encoding="utf-8")
 
 
+def test_without_a_word_it_is_what_baselines_hold(llmperf: Run) -> None:
+    assert llmperf("report") == llmperf("report", "--tables")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
