@@ -24,7 +24,7 @@ def markdown_page(run: ExportedRun) -> list[str]:
     """A heading, what fails the run and is no case's, the table, and what was skipped."""
     lines = [f"## llmperf: {run.headline}", ""]
     skipped = [f"skipped: {line}" for line in merged_reasons(run.skipped)]
-    gate = no_gate_of_speed(case.result.figure(RATE).times_slower for case in run.cases)
+    gate = no_gate_of_speed(case.result.figure(RATE) for case in run.cases)
     told = [f"- {escaped(gate)}"] if gate else []
     for block in (_first_n(run.troubles, _MOST_TROUBLES), _first_n(skipped, _MOST_SKIPPED), told):
         lines += [*block, ""] if block else []

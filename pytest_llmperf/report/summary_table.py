@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pytest_llmperf.records import failure as names
 from pytest_llmperf.records.failure import total
 from pytest_llmperf.records.metrics import RATE
-from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Spent
+from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Check, Spent
+from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.failure_message import explained
 from pytest_llmperf.report.text import Column, Glyphs, figure_columns, fold, glyphs_of, one_line, render
 from pytest_llmperf.support import formats
@@ -18,13 +20,14 @@ from pytest_llmperf.support import formats
 
 def wide_gates(results: Sequence[CaseResult]) -> str:
     """A line where a slow-down by a multiple passes; else empty."""
-    checks = filter(None, (result.check(RATE) for result in results))
-    return no_gate_of_speed(check.times_slower for check in checks)
+    return no_gate_of_speed(filter(None, (result.check(RATE) for result in results)))
 
 
-def no_gate_of_speed(times: Iterable[float | None]) -> str:
-    """Why cases fail only when they are so many ``times`` slower, and what holds there all the same."""
-    wide = [each for each in times if each is not None]
+def no_gate_of_speed(rates: Iterable[Check | Figure]) -> str:
+    """Why cases of these ``rates`` fail only when they are several times slower, and what holds there all the same."""
+    # Scatter of few launches moves a limit beyond its tolerance.
+    gates = ((one.times_slower, (one.baseline or 0.0) / (one.limit or math.inf)) for one in rates)
+    wide = [max(times, limit) for times, limit in gates if times is not None]
     if not wide:
         return ""
     return (

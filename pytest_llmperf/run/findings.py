@@ -42,11 +42,13 @@ class Concluded:
     """Whether its figures are of the kind that baselines keep."""
 
     def message(self, again: str) -> str:
-        """Why it fails, with the commands that run it ``again`` and accept it; a loss needs a reason."""
+        """Why it fails, with the commands that run it ``again`` and accept it; a loss needs a reason, as does what was
+        refused without one."""
         result, accept = self.result, ""
         if self.is_acceptable:
             accept = f"{again} --update-baselines" + ("=new" if result.verdict == "new" else "")
-            accept += ' --perf-reason "why"' if result.verdict in ("regressed", "changed") or result.changed else ""
+            needs_reason = result.verdict in ("regressed", "changed") or result.changed or self.refused
+            accept += ' --perf-reason "why"' if needs_reason else ""
         told = failure_message(result, rerun=again, accept=accept, baseline=self.held_against)
         return "\n".join(filter(None, [told, self.refused]))
 

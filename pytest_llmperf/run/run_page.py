@@ -67,7 +67,7 @@ def page_of(
     results = [result for document in documents for result in document.results]
     machines = dict.fromkeys(document.machine for document in documents)
     where = ", ".join("no machine, by --perf-static" if kind == ANY_MACHINE else kind for kind in machines)
-    gate = no_gate_of_speed(result.figure(RATE).times_slower for result in results)
+    gate = no_gate_of_speed(result.figure(RATE) for result in results)
     left = len(results) - MOST_CASES
     cut = [f"{left} of {len(results)} cases are left out here, those first that pass; --perf-json has all"] * (left > 0)
     troubles = [

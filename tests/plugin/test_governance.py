@@ -182,6 +182,8 @@ class TestLaunchesThatDisagree:
         result = project.run("-k", "sdpa", "--perf-launches=2", "--update-baselines")
         result.assert_outcomes(failed=1, deselected=1)
         golden.lines(result.stdout, "launches of one")
+        # What was just tried is not advised again, but what would record them.
+        result.stdout.fnmatch_lines(['record it: *--update-baselines=new --perf-reason "why"'])
         assert (len(project.launches), project.baselines) == (2, [])
 
     def test_a_reason_records_them(self, project: Project, golden: Golden) -> None:

@@ -111,6 +111,9 @@ def test_where_speed_is_no_gate_the_page_says_so_and_not_what_it_would_detect(go
     (remark,) = wide.remarks
     golden(remark)
     assert "4 times slower" in remark
+    for result in values["results"]:  # its launches scatter: the limit is beyond the tolerance
+        result["metrics"]["tokens_per_second_per_gpu"]["limit"] /= 1.5
+    assert "6 times slower" in of_run(values).remarks[0]
     assert "detectable" not in wide.columns
     assert "98.7 %" not in str(wide)
     for result in values["results"]:  # as wide by its noise alone, which is told
