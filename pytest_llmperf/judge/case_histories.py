@@ -20,7 +20,7 @@ from pytest_llmperf.judge.change_points import (
 )
 from pytest_llmperf.judge.stats import Noise, quantile
 from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
-from pytest_llmperf.records.result import PastResult
+from pytest_llmperf.records.result import PastResult, is_choice
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import percent
 
@@ -115,7 +115,8 @@ class CaseHistory:
 
 def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:
     """What may explain that ``after`` is not as ``before``, those first that people change."""
-    names = dict.fromkeys([*after.versions, *before.versions])
+    told = after.versions.keys() & before.versions.keys()
+    names = [name for name in dict.fromkeys([*after.versions, *before.versions]) if name in told or not is_choice(name)]
     pairs = [("revision", before.revision or "unknown", after.revision or "unknown")]
     pairs += [(name, before.versions.get(name, "none"), after.versions.get(name, "none")) for name in names]
     lines = [f"{name}: {then} -> {now}" for name, then, now in pairs if then != now]

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_llmperf.judge.repeats import Repeats, changed_losses, named
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import METRICS, counts
-from pytest_llmperf.records.result import Check, Verdict, counts_of
+from pytest_llmperf.records.result import Check, Verdict, counts_of, is_choice
 from pytest_llmperf.records.trace import COUNTED, UNWANTED, WORK, Trace, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support import codec
@@ -277,8 +277,21 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
             if _UNKNOWN in (value, seen[-1]) or any(same(value, each) for each in seen):
                 continue
             if not _is_explained(topic, name, (seen[-1], value), partial(_upgraded, launch, newest)):
-                label = f"{topic.removeprefix('setup.')} {name}".strip()
-                yield f"{label}: {_shown(seen[-1])} -> {_shown(value)}"
+                yield f"{_label(topic, name)}: {_shown(seen[-1])} -> {_shown(value)}"
+
+
+def _label(topic: str, name: str) -> str:
+    return f"{topic.removeprefix('setup.')} {name}".strip()
+
+
+def choices(launch: Launch) -> dict[str, str]:
+    """What the user of a script chose, by the names that ``changes`` has for it; of our own trainings ids say it."""
+    if not launch.is_script:
+        return {}
+    facts = (((topic, name), value) for topic, own in _topics(launch.evidence).items() for name, value in own.items())
+    found = {_label(*where): _shown(value) for where, value in facts if value != _UNKNOWN}
+    found |= {} if launch.step_tokens else {"tokens of each step": str(launch.tokens_per_step)}
+    return {name: value for name, value in sorted(found.items()) if is_choice(name)}
 
 
 def _topics(evidence: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -27,6 +28,18 @@ PLANNED: Literal["planned"] = "planned"
 FAILING: frozenset[str] = frozenset[Verdict]({"invalid", "regressed", "new"})
 #: The same where nothing is let through that somebody would have to look at.
 FAILING_IF_STRICT: frozenset[str] = FAILING | {"improved", "inconclusive", "changed"}
+
+
+# What a user chooses of a training, as changes and histories name it.
+_CHOICES = re.compile(
+    r"(tokens of each step|parameter_(dtypes|groups)|(config|optimizer|adapters|modules) |(autocast_dtype|attention|"
+    r"parallelism|world_size|gradient_checkpointing|optimizer)$)"
+)
+
+
+def is_choice(name: str) -> bool:
+    """Whether ``name`` is of what a user chooses: its change is no consequence of another."""
+    return bool(_CHOICES.match(name.partition(": ")[0]))
 
 
 def worst_of(verdicts: Iterable[Verdict | None]) -> Verdict:

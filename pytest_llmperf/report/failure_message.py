@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, formatted, label
-from pytest_llmperf.records.result import VERDICTS, CaseResult, Check
+from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, is_choice
 from pytest_llmperf.report.text import detectable_words, one_line
 from pytest_llmperf.support import formats
 
@@ -19,7 +19,7 @@ MAX_LINES = 30
 
 # What keeps a message below MAX_LINES: at most these, and one line for what was left out of each.
 _MOST_METRICS, _MOST_DETAILS, _MOST_DIFFERENCES, _MOST_REASONS = 6, 3, 5, 7
-_MOST_NOTES, _MOST_CHANGES = 2, 3
+_MOST_NOTES, _MOST_CHANGES, _MOST_CHOICES = 2, 3, 2
 _HEAD = ("metric", "measured", "baseline", "limit", "change", "detectable", "")
 _INDENT = "  "
 
@@ -51,7 +51,8 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
 
 
 def _header(result: CaseResult, reason: str) -> str:
-    if result.changed and result.verdict in ("pass", "improved", "changed"):  # what it fails for in a strict run
+    is_led = bool(_choices(result))
+    if result.changed and result.verdict in ("pass", "improved", "changed") and not is_led:  # why a strict run fails
         reason = f"{changed_title(result)}: {result.changed[0]}; {reason}"
     strictly = ", which --perf-strict fails" if result.verdict in ("pass", "improved", "changed") else ""
     return one_line(f"{result.id}: {result.verdict}{strictly}: {explained(result, reason)}")
@@ -64,6 +65,18 @@ def explained(result: CaseResult, reason: str) -> str:
     """
     if result.verdict == "invalid":  # whose evidence has said more
         return reason
+    if chosen := _choices(result):
+        return f"{changed_title(result)}: {', '.join(chosen)}; {_explained(result, reason)}"
+    return _explained(result, reason)
+
+
+def _choices(result: CaseResult) -> list[str]:
+    """What the user of a script chose otherwise: whatever else changed may come of it."""
+    is_script = any(launch.is_script for launch in result.launches)
+    return [line for line in result.changed if is_script and is_choice(line)][:_MOST_CHOICES]
+
+
+def _explained(result: CaseResult, reason: str) -> str:
     told = _PLACE.sub(lambda place: "" if place[1] in reason else place[0], result.diagnosis)
     lost = [check for check in result.checks if check.verdict == result.verdict]
     is_exact = bool(lost) and all(check.tolerance == 0 for check in lost)
@@ -92,7 +105,7 @@ def _exact_first(result: CaseResult, reason: str, told: str) -> list[str]:
         for check in moved
         if not any(line.startswith(f"{check.metric} ") for line in own)
     ]
-    if result.changed:
+    if result.changed and not _choices(result):
         exact.append(f"{changed_title(result)}: {result.changed[0]}")
     lost = ", ".join(line for line in own if line not in exact)
     # A traced step of a CPU is told by its counts, or that these are the same.

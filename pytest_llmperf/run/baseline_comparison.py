@@ -15,7 +15,7 @@ from pytest_llmperf.analysis.waits import data_wait, held_up
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.exact import changes, count_checks, trace_notes
+from pytest_llmperf.judge.exact import changed_evidence, changes, count_checks, trace_notes
 from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
 from pytest_llmperf.judge.policy import Policy, Reference, passing_ranges
 from pytest_llmperf.judge.repeats import changed_gradients, first_loss_checks
@@ -35,7 +35,7 @@ from pytest_llmperf.judge.verdict import (
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
-from pytest_llmperf.records.result import USUAL, CaseResult, Check
+from pytest_llmperf.records.result import USUAL, CaseResult, Check, is_choice
 from pytest_llmperf.records.steady_state import PassingRanges, takes_all_steps
 from pytest_llmperf.records.trace import COUNTED, Trace, new_places
 from pytest_llmperf.run.case import Caller, Case
@@ -183,6 +183,8 @@ class BaselineComparison:
         explained = baseline.explained if baseline else ()
         if not repeats or not repeats.is_chance(self._launches, explained, are_counts_other=bool(other)):
             return checks
+        if changed_evidence(self._launches, explained):  # a file that no rank imports may have set it up otherwise
+            return checks
         unsure = {check: replace(check, verdict="inconclusive", detail=LEARN_ANEW) for check in other}
         return tuple(unsure.get(check, check) for check in checks)
 
@@ -205,6 +207,7 @@ class BaselineComparison:
             differences = baseline.launches[-1].differences(launches[-1])
             changed = [*changes(launches, baseline.explained), *crept]
             changed += baseline.repeats.changes(launches, baseline.explained) if baseline.repeats else []
+            changed.sort(key=lambda line: not (self._spec.is_script and is_choice(line)))
             result = replace(result, changed=tuple(changed), differences=differences)
         if judgement.verdict == "new":
             near = nearest_line(self._spec, self._caller.nodeid, run.stored_baselines, judgement.checks)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from pytest_llmperf.judge.exact import choices
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.calibration import Place
@@ -284,7 +285,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks) if told.has_tokens else 0,
         ranks=max(1, len(records[0].ranks)),
         peak_reserved_bytes=result.figure(MEMORY).value,
-        versions=_versions(records[0].environment),
+        versions=_versions(records[0].environment) | (choices(whole[0]) if whole else {}),
         revision=revision,
         project=document.record.project,
         counts={name: count for name, count in counted.items() if count is not None},

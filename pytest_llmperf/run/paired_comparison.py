@@ -20,7 +20,7 @@ from pytest_llmperf.launch.histories import GitHistory, HistoryError, NotMadeErr
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE
-from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
+from pytest_llmperf.records.result import CaseResult, Check, is_choice, joined_reasons
 from pytest_llmperf.run.baseline_comparison import beside_verdict, contradictions, diagnosed, fewest_launches
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import Scaling
@@ -125,6 +125,7 @@ class PairedComparison:
         notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
         changed = changes(turns.after, turns.before)
         changed += tuple(Repeats.of(turns.before).changes(turns.after, turns.before)) if spec.is_script else ()
+        changed = tuple(sorted(changed, key=lambda line: not (spec.is_script and is_choice(line))))
         result = replace(result, changed=changed, notes=(*result.notes, *notes))
         return _diagnosed(result, turns)
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.judge.case_histories import differences
+from pytest_llmperf.records.result import is_choice
+from pytest_llmperf.report.results_json import RunDocument
+from pytest_llmperf.run.history_store import past_results
 from tests.golden import Golden
 from tests.plugin.conftest import Project
 
@@ -50,7 +55,7 @@ def test_two_launches_record_a_script_and_say_what_is_held(scripts: Project, gol
 def test_two_commands_of_one_id_are_refused_before_one_is_launched_for_the_other(
     scripts: Project, golden: Golden
 ) -> None:
-    twins = 'import pytest\n\n@pytest.mark.parametrize("by", ["python", "torchrun --nproc-per-node 1"])\n'
+    twins = 'import pytest\n\n@pytest.mark.parametrize("by", ["python", "python -u"])\n'
     scripts.pytester.makepyfile(
         test_mine=f'{twins}def test_train(perf, by):\n    perf.script(f"{{by}} train.py", steps=8)\n'
     )
@@ -79,6 +84,31 @@ def test_a_script_that_is_other_in_all_was_repeatable_by_chance(scripts: Project
     result = scripts.run("-k", "1")
     result.assert_outcomes(passed=1)
     golden.lines(result.stdout, "inconclusive", "learn it anew")
+
+
+def chosen(layers: int, rate: float) -> dict[str, Any]:
+    setup = {"config": {"layers": layers}, "parameter_groups": [f"2 lr={rate} weight_decay=0"], "hooks": {"of": layers}}
+    return evidence() | {"setup": {**evidence()["setup"], **setup}}
+
+
+def test_what_its_user_chose_otherwise_comes_before_what_followed(scripts: Project, golden: Golden) -> None:
+    scripts.record(trace=COUNTS, evidence=chosen(4, 0.1))
+    scripts.fake(trace=WAITING, evidence=chosen(2, 0.2), loss=7.0)
+    result = scripts.run("-k", "1")
+    result.assert_outcomes(failed=1)
+    golden.lines(result.stdout, "regressed: changed", "4 -> 2", "loss of step")
+
+
+def test_a_history_says_what_its_user_chose_otherwise(scripts: Project) -> None:
+    found = []
+    for layers, rate in ((4, 0.1), (4, 0.2)):
+        scripts.fake(trace=COUNTS, evidence=chosen(layers, rate))
+        scripts.run("-k", "1", "--perf-json=out.json")
+        found += past_results(RunDocument(json.loads((scripts.path / "out.json").read_text())), "a run")
+    assert differences(*found) == ("parameter_groups: 2 lr=0.1 weight_decay=0 -> 2 lr=0.2 weight_decay=0",)
+    of_an_older_row = differences(replace(found[0], versions={}), found[1])
+    assert of_an_older_row
+    assert not any(is_choice(line) for line in of_an_older_row)
 
 
 def test_a_rate_has_the_name_of_what_is_counted(scripts: Project, golden: Golden) -> None:
