@@ -305,7 +305,7 @@ class Hooks:
                 self._raised(None if is_ended_well else error.__context__ if exits else error)
                 raise
 
-        sys.excepthook, BaseProcess.run = excepthook, watched  # type: ignore[method-assign]
+        sys.excepthook, BaseProcess.run = excepthook, watched  # type: ignore[assignment]
         atexit.register(self._script_ended)
 
     def _raised(self, error: BaseException | None) -> None:
