@@ -285,7 +285,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks) if told.has_tokens else 0,
         ranks=max(1, len(records[0].ranks)),
         peak_reserved_bytes=result.figure(MEMORY).value,
-        versions=_versions(records[0].environment) | (choices(whole[0]) if whole else {}),
+        versions=_versions(records[0].environment) | choices(records[0]),
         revision=revision,
         project=document.record.project,
         counts={name: count for name, count in counted.items() if count is not None},
