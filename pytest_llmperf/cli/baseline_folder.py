@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +21,7 @@ from pytest_llmperf.judge.baseline import (
     CapacityBaseline,
     CurveBaseline,
 )
-from pytest_llmperf.judge.store import BaselineError
+from pytest_llmperf.judge.store import BaselineError, Document
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.spec import ScriptSpec
@@ -36,7 +36,7 @@ _DIGEST = re.compile(rf"[0-9a-f]{{{_FEWEST_DIGITS},16}}")
 # What a field of the wrong type or size raises where something is computed from it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
-_Kind = TypeVar("_Kind", Baseline, CapacityBaseline)
+_Kind = TypeVar("_Kind", Baseline, CapacityBaseline, CurveBaseline)
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Stored(Generic[_Kind]):
     baseline: _Kind
 
 
-#: Of launches, or of a largest micro-batch, which holds none.
-AnyStored = Stored[Baseline] | Stored[CapacityBaseline]
+#: Of launches, or of a largest micro-batch or losses, which have none.
+_Case = Stored[Baseline] | Stored[CapacityBaseline]
+AnyStored = _Case | Stored[CurveBaseline]
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,18 @@ class Shelf:
     """What one folder of baselines holds."""
 
     root: Path
-    stored: tuple[Stored[Baseline], ...]
-    capacities: tuple[Stored[CapacityBaseline], ...]
-    """The largest micro-batches."""
+    every: Sequence[AnyStored]
     broken: Mapping[Path, str]
     """What is wrong with each file that cannot serve, a line each."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
-    """Files that somebody left beside the one of their case, which is what counts; none of them is in the others."""
+    """Files that somebody left beside the one of their case, which is what counts; none of them is in ``every``."""
+
+    def of(self, kind: type[_Kind]) -> list[Stored[_Kind]]:
+        return [Stored(one.path, one.baseline) for one in self.every if isinstance(one.baseline, kind)]
+
+    @property
+    def stored(self) -> list[Stored[Baseline]]:
+        return self.of(Baseline)
 
     @property
     def troubles(self) -> list[str]:
@@ -73,8 +79,8 @@ class Shelf:
     @classmethod
     def read(cls, root: Path, machine: str | None = None) -> Shelf:
         """Everything under ``root``, or what is of ``machine`` there; CaseError: there is nothing."""
-        machines = BaselineStore(root).machines()
-        if not machines:
+        machines, curves = BaselineStore(root).machines(), sorted((root / LOSS_CURVES).glob("*.json"))
+        if not machines and (machine or not curves):
             found = baselines_above(root.absolute())
             what = "name their folder with --perf-baselines, or record some with pytest --update-baselines=new"
             raise NotStoredError(
@@ -86,32 +92,29 @@ class Shelf:
                 f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines)}; "
                 f"the nearest is {nearest(machine, machines, at_least=0.0)!r}: name it with --machine"
             )
-        stored, capacities, broken = list[Stored[Baseline]](), list[Stored[CapacityBaseline]](), dict[Path, str]()
+        every, broken = list[AnyStored](), dict[Path, str]()
         for kind in machines if machine is None else [machine]:
             for path in sorted([*(root / kind).glob("*/*.json"), *(root / kind).glob(f"*/{CAPACITY}/*.json")]):
-                try:
-                    if path.parent.name == CAPACITY:
-                        capacities.append(_of_machine(_read_as(path, CapacityBaseline), kind))
-                    else:
-                        stored.append(_of_machine(read(path), kind))
-                except BaselineError as error:
-                    broken[path] = str(error)
-        every: tuple[AnyStored, ...] = (*stored, *capacities)
-        copies = BaselineStore(root).copies({one.path: one.baseline for one in every})
-        return cls(
-            root,
-            tuple(one for one in stored if one.path not in copies),
-            tuple(one for one in capacities if one.path not in copies),
-            broken,
-            copies,
-        )
+                _put(path, kind, every, broken)
+        cases = {one.path: one.baseline for one in every if not isinstance(one.baseline, CurveBaseline)}
+        copies = BaselineStore(root).copies(cases)
+        for path in curves if machine is None else ():  # they are of no machine kind
+            _put(path, LOSS_CURVES, every, broken)
+        return cls(root, [one for one in every if one.path not in copies], broken, copies)
 
-    def find(self, case: str) -> AnyStored:
+    def curves_of(self, case: str) -> tuple[list[Stored[CurveBaseline]], list[str]]:
+        """Loss curves with this id or digest, and a line for the file that cannot serve."""
+        digest = case if _DIGEST.fullmatch(case) else "-"
+        curves = self.of(CurveBaseline)
+        found = [one for one in curves if one.baseline.id == case or one.baseline.digest.startswith(digest)]
+        return found, [line for path, line in self.broken.items() if path.stem == case and _is_of_curves(path)]
+
+    def find(self, case: str) -> _Case:
         """The baseline with this id or digest; BaselineError: its file cannot serve; CaseError: none, or several."""
-        unreadable = [line for path, line in self.broken.items() if path.stem == case]
+        unreadable = [line for path, line in self.broken.items() if path.stem == case and not _is_of_curves(path)]
         if unreadable:
             raise BaselineError("\n".join(unreadable))
-        every: tuple[AnyStored, ...] = (*self.stored, *self.capacities)
+        every: list[_Case] = [*self.stored, *self.of(CapacityBaseline)]
         found = [one for one in every if one.baseline.id == case]
         if not found and _DIGEST.fullmatch(case):
             found = [one for one in every if one.baseline.digest.startswith(case)]
@@ -135,22 +138,42 @@ class Shelf:
 def find(case: str, root: Path, machine: str | None) -> Stored[Baseline]:
     """As ``find_any``, where what is named has launches."""
     found = find_any(case, root, machine)
-    if isinstance(found.baseline, CapacityBaseline):
-        raise CaseError(
-            f"{case}: a largest micro-batch, which has no launches, expected a case that has; "
-            "llmperf baselines show tells what is stored of it"
-        )
+    if not isinstance(found.baseline, Baseline):
+        raise without(case, found.baseline, "launches")
     return Stored(found.path, found.baseline)
+
+
+def without(case: str, found: Document, what: str) -> CaseError:
+    """Why ``found`` cannot serve, which has no ``what``."""
+    told = "llmperf baselines show tells what is stored"
+    return CaseError(f"{case}: {found.noun}, without {what}; expected a case that has some: {told}")
 
 
 def find_any(case: str, root: Path, machine: str | None) -> AnyStored:
     """The baseline that ``case`` names: a file, or an id or digest under ``root``; errors as of ``Shelf``."""
-    # An id has neither. A file is read alone, whatever is wrong with its neighbours.
-    is_path = os.sep in case or case.endswith(".json")
-    path = Path(case)
-    if not is_path or not path.exists():
-        return Shelf.read(root, machine).find(case)
+    # A file is read alone, whatever is wrong with its neighbours.
+    return _read_any(Path(case)) if is_file(case) else Shelf.read(root, machine).find(case)
+
+
+def is_file(case: str) -> bool:
+    return (os.sep in case or case.endswith(".json")) and Path(case).exists()  # an id has neither
+
+
+def _read_any(path: Path) -> AnyStored:
+    if _is_of_curves(path):
+        return _read_as(path, CurveBaseline)
     return _read_as(path, CapacityBaseline) if path.absolute().parent.name == CAPACITY else read(path)
+
+
+def _is_of_curves(path: Path) -> bool:
+    return path.absolute().parent.name == LOSS_CURVES
+
+
+def _put(path: Path, machine: str, every: list[AnyStored], broken: dict[Path, str]) -> None:
+    try:
+        every.append(_of_machine(_read_any(path), machine))
+    except BaselineError as error:
+        broken[path] = str(error)
 
 
 def read(path: Path) -> Stored[Baseline]:
@@ -178,7 +201,7 @@ def _read_as(path: Path, kind: type[_Kind]) -> Stored[_Kind]:
     return Stored(path, found)
 
 
-def _of_machine(stored: Stored[_Kind], machine: str) -> Stored[_Kind]:
+def _of_machine(stored: AnyStored, machine: str) -> AnyStored:
     if stored.baseline.machine != machine:
         raise BaselineError(
             f"{stored.path}: it is of machine {stored.baseline.machine}, expected {machine}; "
@@ -229,29 +252,3 @@ def settings_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str
     mine, theirs = {**defaults, **a}, {**defaults, **b}
     names = [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
     return [one_line(f"{name}: {mine.get(name)} -> {theirs.get(name)}") for name in names]
-
-
-# Loss curves lie beside the baselines of the same cases, and have no machine kind.
-
-
-def read_curves(
-    root: Path, machine: str | None, case: str | None = None
-) -> tuple[dict[Path, CurveBaseline], list[str]]:
-    """Loss curves of ``case``, or all, by files, and a line for each that cannot serve; none of a machine kind."""
-    stored, broken = dict[Path, CurveBaseline](), list[str]()
-    for path in sorted((root / LOSS_CURVES).glob("*.json")) if machine is None else ():
-        try:
-            found = store.read(path, CurveBaseline)
-        except BaselineError as error:
-            broken += [str(error)] if case is None or path.stem == case else []
-            continue
-        is_digest = case is not None and len(case) >= _FEWEST_DIGITS
-        if found is not None and (case in (None, found.id) or (is_digest and found.digest.startswith(str(case)))):
-            stored[path] = found
-    return stored, broken
-
-
-def is_of_curves(case: str) -> bool:
-    path = Path(case)
-    # The folder first: an id may be longer than a file's name.
-    return path.absolute().parent.name == LOSS_CURVES and path.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NoReturn
 
-from pytest_llmperf.cli.answer import Answer, CaseError, NotStoredError, Screen, add_place, facts, plain, table
+from pytest_llmperf.cli.answer import Answer, NotStoredError, Screen, add_place, facts, plain, table
 from pytest_llmperf.cli.baseline_folder import (
     AnyStored,
     Shelf,
@@ -20,12 +20,11 @@ from pytest_llmperf.cli.baseline_folder import (
     figure,
     find,
     find_any,
-    is_of_curves,
-    read_curves,
+    is_file,
     settings_differences,
     shown,
+    without,
 )
-from pytest_llmperf.judge import store
 from pytest_llmperf.judge.acceptance import best, since_reason
 from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, CurveBaseline, size_of
 from pytest_llmperf.judge.exact import changes
@@ -63,29 +62,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    root, machine = arguments.perf_baselines, arguments.machine
-    curves, troubles = read_curves(root, machine)
-    pages, own = _curves_page([*curves.values()], screen), list[str]()
-    try:
-        shelf = Shelf.read(root, machine)
-        own = [*list_page(shelf.stored, screen), *_capacities_page(shelf.capacities, screen)]
-        troubles = [*shelf.troubles, *troubles]
-    except NotStoredError:
-        if not pages and not troubles:
-            raise
-    return Answer([*own, *([""] if own and pages else []), *pages], troubles)
+    shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
+    own = [*list_page(shelf.stored, screen), *_capacities_page(shelf.of(CapacityBaseline), screen)]
+    curves = _curves_page([one.baseline for one in shelf.of(CurveBaseline)], screen)
+    return Answer([*own, *([""] if own and curves else []), *curves], shelf.troubles)
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
     case, root, machine = arguments.case, arguments.perf_baselines, arguments.machine
-    if is_of_curves(case):
-        path = Path(case)
-        found = store.read(path, CurveBaseline)
-        return Answer([] if found is None else curve_page(path, found, screen))
-    curves, broken = read_curves(root, machine, case)
-    pages = [curve_page(path, one, screen) for path, one in curves.items()]
+    if is_file(case):
+        return Answer(show_page(find_any(case, root, machine), screen))
+    shelf = Shelf.read(root, machine)
+    curves, broken = shelf.curves_of(case)
+    pages = [show_page(one, screen) for one in curves]
     try:
-        pages.insert(0, show_page(find_any(case, root, machine), screen))
+        pages.insert(0, show_page(shelf.find(case), screen))
     except NotStoredError:
         if not pages and not broken:
             raise
@@ -93,22 +84,12 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
     return Answer(lines[1:], broken)
 
 
-def _refuse_curves(cases: Sequence[str]) -> None:
-    for case in filter(is_of_curves, cases):
-        raise CaseError(
-            f"{case}: loss curves, which have no launches and no history, expected a baseline that has; "
-            "llmperf baselines show tells what is stored of them"
-        )
-
-
 def _history(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    _refuse_curves([arguments.case])
     return Answer(history_page(find_any(arguments.case, arguments.perf_baselines, arguments.machine), screen))
 
 
 def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
     root, machine = arguments.perf_baselines, arguments.machine
-    _refuse_curves(arguments.cases)
     match arguments.cases, arguments.against:
         case [a, b], None:
             return Answer(diff_page(find(a, root, machine), find(b, root, machine), screen))
@@ -167,6 +148,8 @@ def _curves_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[str
 
 
 def show_page(stored: AnyStored, screen: Screen) -> list[str]:
+    if isinstance(stored.baseline, CurveBaseline):
+        return _curve_page(stored.path, stored.baseline, screen)
     baseline, anchor, chosen = stored.baseline, stored.baseline.anchor, chosen_settings(stored.baseline.spec)
     if isinstance(baseline, CapacityBaseline):  # the micro-batch is what a search was for
         chosen.pop("micro_batch_size", None)
@@ -230,7 +213,7 @@ def short_site(site: str) -> str:
     return plain(_UUID.sub(r"\1", first)) + (f" + {len(others)} more" if others else "")
 
 
-def curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
+def _curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
     about = {
         "loss curves": f"{len(found.curves)} seeds ({', '.join(map(str, found.seeds))}) of {found.steps} steps",
         "digest": found.digest,
@@ -251,7 +234,10 @@ def curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
 
 
 def history_page(stored: AnyStored, screen: Screen) -> list[str]:
-    baseline, history = stored.baseline, stored.baseline.history
+    baseline = stored.baseline
+    if isinstance(baseline, CurveBaseline):
+        raise without(str(stored.path), baseline, "history")
+    history = baseline.history
     columns = [Column("accepted", [_day(entry) for entry in history], right=False)]
     if isinstance(baseline, CapacityBaseline):
         columns.append(Column("sequences", [_sequences(entry) for entry in history]))
