@@ -211,8 +211,6 @@ def _of_machine(stored: AnyStored, machine: str) -> AnyStored:
 
 
 # Figures of stored baselines, as commands show them.
-
-
 def by_machine(stored: Iterable[Stored[Baseline]]) -> list[tuple[str, list[Stored[Baseline]]]]:
     """Machine kinds and their baselines, both sorted."""
     ordered = sorted(stored, key=lambda one: (one.baseline.machine, one.baseline.id))

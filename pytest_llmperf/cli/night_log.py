@@ -256,7 +256,6 @@ def _standing(folder: Path, night: LoggedNight, found: Mapping[str, QueuedJob] |
 
 
 # ``llmperf submit --wait``: a night followed in the queue until it is merged.
-
 _WAITING_SECONDS = 10.0
 # An empty answer may be a controller's that has just begun; one that gives none for so long is spoken of.
 _EMPTY, _SILENT_SECONDS = 3, 600.0

@@ -108,9 +108,9 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     troubles += filter(None, (_trouble(part, tests) for part in parts))
     troubles += [f"{part.path.name}: {line}" for part in parts for line in failed_tests(part.document)]
     failing, noted = _of_whole_runs(parts)
-    ended_early = [_width(part) for part in parts if part.document.unfinished]
-    widths = _known([*map(_width, parts), *map(_width_of, expected)])
-    missed, meant = unjudged(tests, widths, _known([*ended_early, *map(_width_of, missing)]), without or LeftOut())
+    reported = [*(_width(part) for part in parts if part.document.unfinished), *map(_width_of, missing)]
+    widths = {*filter(None, [*map(_width, parts), *map(_width_of, expected)])}
+    missed, meant = unjudged(tests, widths, {*filter(None, reported)}, without or LeftOut())
     troubles += [*failing, *missed]
     left, doubts = unused(documents)
     is_strict = any(suite.strict for suite in suites)  # then an unused baseline is red
@@ -171,10 +171,6 @@ def _width(part: ResultsFile) -> int | None:
 def _width_of(name: str) -> int | None:
     number = name.removesuffix(".json").rpartition("-")[2]
     return int(number) if number.isascii() and number.isdigit() else None
-
-
-def _known(widths: Iterable[int | None]) -> set[int]:
-    return {width for width in widths if width is not None}
 
 
 def _of_whole_runs(parts: Sequence[ResultsFile]) -> tuple[list[str], list[str]]:

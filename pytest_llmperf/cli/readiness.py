@@ -102,8 +102,6 @@ def _why_it_fails(command: Sequence[str], folder: Path) -> str:
 
 
 # Which test a night runs at which width: pytest is asked here, by the dry run that the night itself begins with.
-
-
 @dataclass(frozen=True)
 class Asked:
     """What pytest answered; without a plan ``said`` is all there is."""

@@ -181,8 +181,6 @@ def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 # Shortage: how a lack of memory is known, by what is said when it ends and by what was left then. Pure.
-
-
 Said = Literal["plainly", "perhaps", ""]
 
 # Of memory in words, and of something else: static TLS is a table of the loader's, what InfiniBand cannot register is

@@ -75,8 +75,6 @@ SETTING = Setting(
 
 
 # Duration: how long a training is measured and by what it is judged, which is no part of its work.
-
-
 def _duration_clash(spec: TrainSpec) -> str | None:
     warmup, steps, least = spec.warmup_steps, spec.steps, spec.min_steps
     for name in ("throughput_tolerance", "memory_tolerance"):

@@ -92,8 +92,6 @@ def why_skip(spec: Spec, *, num_gpus: int, num_cores: int) -> str | None:
 
 
 # A spec made small, and its plainest form: what parity trains in their place.
-
-
 def small(spec: TrainSpec) -> TrainSpec:
     """``spec`` with a step of ``SEQUENCES`` short sequences, on as few ranks as show that they share it."""
     return _changed(spec, "small")

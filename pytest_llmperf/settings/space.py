@@ -166,7 +166,6 @@ class Space:
 
 
 # A space of one's own: axes as TOML, or as data in Python, made the same way.
-
 _KNOWN = tuple(one.name for one in fields(TrainSpec))
 _HOW_TO_MEASURE = frozenset("steps min_steps warmup_steps throughput_tolerance memory_tolerance".split())
 
@@ -262,8 +261,6 @@ def default_axes(
 
 
 # Recipes: choices that do well together wherever they were tried, which a search tries before it knows anything.
-
-
 def recipes(base: TrainSpec) -> tuple[Mapping[str, Any], ...]:
     """Of a model like ``base``'s: fields of a TrainSpec."""
     layers = {"torch_compile": True, "torch_compile_scope": "layers", "torch_compile_mode": "default"}

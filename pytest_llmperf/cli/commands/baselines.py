@@ -100,8 +100,6 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 
 # The pages.
-
-
 def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
     lines: list[str] = []
     for machine, group in by_machine(stored):
@@ -268,8 +266,6 @@ def _day(entry: Accepted) -> str:
 
 
 # What ``diff`` says: two baselines side by side. A comes first, and ratios are B/A.
-
-
 def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[str]:
     mine, theirs = a.baseline, b.baseline
     lines = [f"{name}  {plain(one.baseline.id)}  {plain(one.path)}" for name, one in (("A", a), ("B", b))]

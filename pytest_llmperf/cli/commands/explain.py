@@ -55,8 +55,6 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 
 # The trace that a word names: of a stored case, or in a file of results.
-
-
 @dataclass(frozen=True)
 class Traced:
     case: str
@@ -111,8 +109,6 @@ def _of_results(path: Path, name: str) -> Traced:
 
 
 # Its pages.
-
-
 def step_page(one: Traced, screen: Screen) -> Iterator[str]:
     parts, trace = parts_of(one.trace), one.trace
     names = [name for name in ORDER if parts.get(name)]
@@ -121,27 +117,21 @@ def step_page(one: Traced, screen: Screen) -> Iterator[str]:
         rows = (row for row in trace.rows if row.kind in WORK and category(row.kind, row.name) == part)
         return sorted(rows, key=lambda row: -row.seconds)
 
-    def calls(part: str) -> float:
-        return sum(row.count for row in rows_of(part))
-
     def longest(part: str) -> str:
         kernels = dict.fromkeys(short_kernel(row.name) for row in rows_of(part))
         return ", ".join([*kernels][:_MOST_NAMES]) or formats.ABSENT
 
+    calls = [f"{sum(row.count for row in rows_of(name)):g}" if name in CATEGORIES else formats.ABSENT for name in names]
+    shares = [parts[name] / trace.step_seconds if trace.step_seconds else None for name in names]
+    columns = [
+        Column("part", names, right=False),
+        Column("ms a step", [f"{parts[name] * 1000:.2f}" for name in names]),
+        Column("share", [*map(formats.share, shares)]),
+        Column("calls", calls),
+        Column("most of it", [*map(longest, names)], right=False),
+    ]
     yield one_line(f"{one.name}: {_size(trace)}")
-    yield from table(
-        [
-            Column("part", names, right=False),
-            Column("ms a step", [f"{parts[name] * 1000:.2f}" for name in names]),
-            Column(
-                "share",
-                [formats.share(parts[name] / trace.step_seconds if trace.step_seconds else None) for name in names],
-            ),
-            Column("calls", [f"{calls(name):g}" if name in CATEGORIES else formats.ABSENT for name in names]),
-            Column("most of it", [longest(name) for name in names], right=False),
-        ],
-        screen,
-    )
+    yield from table(columns, screen)
     if trace.is_on_host:
         return
     hidden = hidden_seconds(trace)
@@ -165,15 +155,13 @@ def difference_page(before: Traced, after: Traced, screen: Screen) -> Iterator[s
         ("unexplained", _unexplained(before.trace), _unexplained(after.trace)),
         ("the step", before.trace.step_seconds, after.trace.step_seconds),
     ]
-    yield from table(
-        [
-            Column("part", [name for name, _, _ in sides], right=False),
-            Column("before", [f"{then * 1000:.2f} ms" for _, then, _ in sides]),
-            Column("after", [f"{now * 1000:.2f} ms" for _, _, now in sides]),
-            Column("change", [milliseconds(now - then) for _, then, now in sides]),
-        ],
-        screen,
-    )
+    columns = [
+        Column("part", [name for name, _, _ in sides], right=False),
+        Column("before", [f"{then * 1000:.2f} ms" for _, then, _ in sides]),
+        Column("after", [f"{now * 1000:.2f} ms" for _, _, now in sides]),
+        Column("change", [milliseconds(now - then) for _, then, now in sides]),
+    ]
+    yield from table(columns, screen)
     for part in parts:
         for change in part.names[:_MOST_MOVED]:
             yield _INDENT + one_line(

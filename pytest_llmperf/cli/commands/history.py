@@ -125,7 +125,6 @@ def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
 
 
 # The page of one case: its levels as a table, and what changed with each.
-
 _MOST_WATCHED = 5
 # Of a step that is no change point.
 _WITH_HOST = "the host changed with it: cannot be told apart"
@@ -248,8 +247,6 @@ def _latest(one: CaseHistory) -> tuple[str, str, str]:
 
 
 # The same for programs.
-
-
 def _run(one: PastResult) -> dict[str, Any]:
     rate, hosts = one.tokens_per_second_per_gpu, sorted({launch.host for launch in one.launches})
     return {**{name: getattr(one, name) for name in _OF_A_RUN}, "rate": rate, "hosts": hosts}

@@ -60,8 +60,6 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 
 # ``llmperf report RESULTS… --html FILE``: runs that are over, as the page that ``--perf-report`` writes.
-
-
 def _written(path: Path, results: Sequence[Path], baselines: Path, history: Path | None) -> Answer:
     """What was written to ``path``, and a line for each of ``results`` that is not in it."""
     if why := missing():
@@ -87,7 +85,6 @@ def _written(path: Path, results: Sequence[Path], baselines: Path, history: Path
 
 
 # ``--tables``: a machine's baselines as the chapter's tables, beside the published figures. Pure.
-
 _TITLE = "chapter 15"
 _NOTES_OF_SEVERAL_GPUS = (
     "15.10 to 15.12: every GPU has the same batch at every width; efficiency: speed-up over GPUs",

@@ -92,8 +92,6 @@ def _alarm_of_unread(arguments: argparse.Namespace, error: ClusterError) -> Clus
 
 
 # The scripts of a night and the cluster files to start from; one source, which people read in slurm/.
-
-
 def folder() -> Path:
     """Where they are: inside of an installed package, beside that of a checkout; ClusterError: in neither place."""
     package = Path(pytest_llmperf.__file__).parent
