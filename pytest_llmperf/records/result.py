@@ -13,7 +13,6 @@ from pytest_llmperf.records.calibration import Place, host_of, site_of
 from pytest_llmperf.records.failure import summed, total
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
 #: What stands in the place of a rate where nobody knows the tokens of a step.
@@ -179,16 +178,6 @@ class CaseResult:
     """The test of this run whose launches these are, where it asked for the same before."""
     shared_launches: int = 0
     """How many of ``launches``, its first ones, another test of this run has made and tells of too."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        plain: dict[str, Any] = codec.plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
-        """From plain data; ``ValueError``: a field is missing or of another kind, in one line."""
-        return codec.read(cls, values)
 
     def check(self, metric: str) -> Check | None:
         """The check of this metric, or of what stands in its place, if the case has one."""
