@@ -123,6 +123,37 @@ def test_more_or_larger_collectives_regress(moved: dict[str, tuple[int, int]], v
     assert (judgement.verdict, judgement.reason) == (verdict, reason)
 
 
+# As NCCL calls its kernels, and as they are told.
+KINDS = {
+    "AllGather": "all_gather",
+    "AllReduce": "all_reduce",
+    "Broadcast": "broadcast",
+    "ReduceScatter": "reduce_scatter",
+}
+
+
+def stored_exchanges() -> dict[str, tuple[dict[str, float], dict[str, float]]]:
+    """By case of several GPUs, what fake ranks tell, and how many of NCCL's kernels a traced step had."""
+    found = {}
+    for path in sorted(BASELINES.glob("*/*/*gpus[2-9]*.json")):
+        baseline = parse(Baseline, path.read_text(encoding="utf-8"), str(path))
+        if baseline.static and baseline.trace:
+            ran = {
+                KINDS[row.name.split("_")[1]]: row.count
+                for row in baseline.trace.trace.rows
+                if row.kind == "collective"
+            }
+            told = {name: count for name, (count, _) in baseline.static.step.exchanges.items()}
+            found[path.stem] = told, ran
+    return found
+
+
+def test_what_is_told_of_stored_cases_is_what_nccl_ran_on_gpus() -> None:
+    found = stored_exchanges()
+    assert len(found) >= 7
+    assert {case for case, (told, ran) in found.items() if told != ran} == set()
+
+
 def test_figures_of_before_collectives_hold_what_they_tell() -> None:
     judgement = judge_step(SHARDED, STORED)
     assert judgement.verdict == "pass"
