@@ -106,9 +106,11 @@ def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
     return tuple(chosen)
 
 
-def shown(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """The variable that shows a process ``gpus`` alone."""
-    return {VISIBLE: ",".join(gpu.uuid for gpu in gpus)}
+def shown(gpus: Sequence[Gpu], *, by_index: bool = False) -> dict[str, str]:
+    """The variables that show a process ``gpus`` alone; DeepSpeed and others read no UUID."""
+    if not by_index:
+        return {VISIBLE: ",".join(gpu.uuid for gpu in gpus)}
+    return {VISIBLE: ",".join(str(gpu.index) for gpu in gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def foreign_processes(gpus: Sequence[Gpu]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llmperf import TrainSpec
+from pytest_llmperf import ScriptSpec, TrainSpec
 from pytest_llmperf.launch import device, machine, outcome, process
 from pytest_llmperf.launch.device import Gpu, select
 from pytest_llmperf.launch.local import LocalLauncher
@@ -618,6 +618,15 @@ def test_the_workers_environment_is_ours_where_it_matters(tmp_path: Path) -> Non
     assert environment["PYTHONPATH"].split(os.pathsep)[1:] == ["/mine"]
     assert not {"RANK", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"} & environment.keys()
     assert worker_environment(request, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_script_sees_its_gpus_by_numbers_since_not_all_read_uuids(tmp_path: Path) -> None:
+    request = LaunchRequest(
+        spec=ScriptSpec(command="python train.py"), folder=tmp_path, gpus=GPUS[1:3], timeout_seconds=1
+    )
+    environment = worker_environment(request, {"CUDA_VISIBLE_DEVICES": "3,1,2", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    assert environment["CUDA_VISIBLE_DEVICES"] == ",".join(str(gpu.index) for gpu in GPUS[1:3])
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_another_python_has_the_path_of_the_user_too_and_none_of_ours(tmp_path: Path) -> None:
