@@ -28,8 +28,8 @@ from pytest_llmperf.observe.environment import Project
 from pytest_llmperf.observe.places import Exchanges, Places, exchanges, recorded
 from pytest_llmperf.records.trace import Key, Kind, Trace, TraceRow, short_name
 
-#: Two that agree could have lost the same; a fourth says no more.
-STEPS = 3
+#: Two that agree could have lost the same; a fourth says no more. Of steps that take so many seconds two cost enough.
+STEPS, LONG_SECONDS = 3, 0.5
 
 _OTHER_CLIENT = "another profiler may hold CUPTI on this host (nsys, compute-sanitizer, DCGM's profiling fields)"
 
@@ -52,6 +52,10 @@ class Tracer:
     @property
     def is_running(self) -> bool:
         return bool(self._ends) and self._left > 0
+
+    def shorten(self) -> None:
+        """Before it begins: one step less."""
+        self._left -= 1
 
     def begin(self) -> None:
         """With the next step."""

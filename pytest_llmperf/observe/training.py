@@ -20,8 +20,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import Project, place_of
 from pytest_llmperf.observe.measurement import Boundary, Clock, Exchange, Measurement, Memory
+from pytest_llmperf.observe.tracer import LONG_SECONDS, Tracer, with_timed_waits
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.tracer import Tracer, with_timed_waits
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Trained
@@ -148,6 +148,10 @@ class ObservedTraining:
         if not self.ending.now(step):
             return "goes on"
         self.measurement.end()
+        # Several ranks would have to agree; of a script's steps, which need not be alike, the mean is told.
+        is_long = median(self.measurement.step_seconds) >= LONG_SECONDS
+        if self._tracer and is_long and self._plan.ranks == 1 and self._plan.is_ours:
+            self._tracer.shorten()
         return "measured"
 
     def go_on(self) -> bool:

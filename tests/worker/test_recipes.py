@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402 - they need torch
 
+from pytest_llmperf.observe import training  # noqa: E402
 from pytest_llmperf.observe.tracer import STEPS  # noqa: E402
 from pytest_llmperf.observe.training import ObservedTraining, Plan  # noqa: E402
 from pytest_llmperf.observe.vital_signs import Heartbeat  # noqa: E402
@@ -85,6 +86,17 @@ class TestObservedByHooks:
         assert loop.num_steps == PLAN.steps + STEPS
         products = {row.name: row.count for row in loop.observed.trace().rows if row.name == "aten::mm"}
         assert products == {"aten::mm": 2 * _PASSES}
+
+    def test_where_steps_are_long_one_less_is_traced_and_the_counts_are_the_same(
+        self, loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(training, "LONG_SECONDS", 0.0)
+        other = Loop(tmp_path)
+        hook = register_optimizer_step_post_hook(other.stepped)
+        other.run()
+        hook.remove()
+        assert other.num_steps == PLAN.steps + STEPS - 1
+        assert other.observed.trace().counts == loop.observed.trace().counts
 
     def test_its_phases_are_told(self, loop: Loop) -> None:
         assert list(loop.beat._reached) == ["importing", "training", "gathering", "tracing", "finishing"]
