@@ -2,7 +2,9 @@
 
     python tools/launch_parity.py --by start --pairs 8 --gpus 1 SPEC... [--json FILE] [--seconds 500]
 
-By start: warm over cold. By trace: with traced steps after the timed ones, over without. No pair begins that could end
+By start: warm over cold. By trace: with traced steps after the timed ones, over without. By overlap: begun behind the
+end of another, over not; then a turn launches all specs in a row, each time another one first, which follows none and
+is left out. No pair begins that could end
 later than after so many seconds, and each is in FILE as soon as it is over. SPEC is an id of a stored case, or
 ``key=value`` pairs joined by commas. For each it tells the ratio of rates with its 95 % interval, the spread of each
 kind's launches, whether reserved bytes, the first loss and the evidence were the same in all launches, how far later
@@ -38,6 +40,7 @@ from pytest_llmperf.support.files import write_text
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "start": {"warm": {"start": "warm"}, "cold": {"start": "cold"}},
     "trace": {"traced": {"trace": True}, "untraced": {"trace": False}},
+    "overlap": {"overlapped": {"overlap": True}, "apart": {"overlap": False}},
 }
 
 
@@ -53,26 +56,32 @@ def runner(setting: dict[str, Any], arguments: argparse.Namespace) -> tuple[Run,
     return context, Runner(caller)
 
 
-def in_turns(spec: Spec, runners: dict[str, Runner], pairs: int, until: float) -> Iterator[dict[str, Launch]]:
-    """Pairs; every second one begins with the other kind. None ends after ``until``, as far as can be foreseen."""
+def in_turns(
+    specs: Sequence[Spec], runners: dict[str, Runner], pairs: int, until: float
+) -> Iterator[tuple[Spec, dict[str, Launch]]]:
+    """Pairs, each of its spec; every second time the other kind begins. None ends after ``until``, as far as can be
+    foreseen."""
     longest = 0.0
     for number in range(1, pairs + 1):
         begun = time.monotonic()
         if begun + longest > until:
             return
-        pair = {}
+        first = number % len(specs)
+        row = [*specs[first:], *specs[:first]]
+        made: list[dict[str, Launch]] = [{} for _ in row]
         for kind in runners if number % 2 else reversed(runners):
-            outcome = runners[kind].launch(spec, number, Turn(sides=2, side=kind))
-            if isinstance(outcome, Failure):
-                raise SystemExit(f"{spec.id} {kind}: {outcome.reason}\n" + "\n".join(outcome.tail))
-            pair[kind] = outcome
-        yield pair
+            for spec, pair in zip(row, made, strict=True):
+                outcome = runners[kind].launch(spec, number, Turn(sides=2, side=kind))
+                if isinstance(outcome, Failure):
+                    raise SystemExit(f"{spec.id} {kind}: {outcome.reason}\n" + "\n".join(outcome.tail))
+                pair[kind] = outcome
+        yield from [*zip(row, made, strict=True)][len(row) > 1 :]
         longest = max(longest, time.monotonic() - begun)
 
 
 def compared(spec: Spec, pairs: Sequence[dict[str, Launch]]) -> dict[str, Any]:
     """What the pairs say."""
-    one, other = pairs[0]  # the first pair begins with the first kind
+    one, other = next(tuple(kinds) for kinds in KINDS.values() if kinds.keys() == pairs[0].keys())
     logs = [math.log(pair[other].median_step_seconds / pair[one].median_step_seconds) for pair in pairs]
     middle, error = fmean(logs), (stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf)
     wide = quantile(0.975, len(logs) - 1) * error if len(logs) > 1 else math.inf
@@ -86,6 +95,8 @@ def compared(spec: Spec, pairs: Sequence[dict[str, Launch]]) -> dict[str, Any]:
         "interval": [math.exp(middle - wide), math.exp(middle + wide)],
         "spread": {kind: _spread(side) for kind, side in launches.items()},
         "reserved_bytes": sorted({launch.peak_reserved_bytes for launch in everything}),
+        "allocated_bytes": sorted({launch.peak_allocated_bytes for launch in everything}),
+        "counts_are_the_same": len({_counts(launch) for launch in everything if launch.trace}) <= 1,
         "first_loss_is_the_same": len({launch.losses[0] for launch in everything}) == 1,
         "losses_apart": {
             f"{one} and {other}": _apart(launches[one], launches[other], steps),
@@ -112,6 +123,11 @@ def _apart(some: Sequence[Launch], others: Sequence[Launch], steps: int) -> floa
     return max((abs(a.losses[at] - b.losses[at]) for a, b in pairs for at in range(steps)), default=0.0)
 
 
+def _counts(launch: Launch) -> tuple[tuple[str, str, float], ...]:
+    """Of a step, but for what the allocator asks of the driver, which comes and goes."""
+    return tuple((row.kind, row.name, row.count) for row in launch.trace.rows if row.kind != "allocation")
+
+
 def _evidence(launch: Launch) -> str:
     kept = {name: value for name, value in launch.evidence.items() if name != "start"}
     return json.dumps(kept, sort_keys=True, default=str)
@@ -134,18 +150,19 @@ def main(words: Sequence[str]) -> None:
     found: dict[str, dict[str, Any]] = {}
     records: list[dict[str, Any]] = []
     try:
-        for word in arguments.specs:
-            (one,) = named(word.split(","), arguments.baselines, None)
-            pairs = []
-            runners = {kind: each for kind, (_, each) in made.items()}
-            for pair in in_turns(one.spec, runners, arguments.pairs, until):
-                pairs.append(pair)
-                found[one.spec.id] = compared(one.spec, pairs)
+        specs = [one.spec for word in arguments.specs for one in named(word.split(","), arguments.baselines, None)]
+        runners = {kind: each for kind, (_, each) in made.items()}
+        pairs: dict[str, list[dict[str, Launch]]] = {spec.id: [] for spec in specs}
+        for row in [specs] if arguments.by == "overlap" else [[spec] for spec in specs]:
+            for spec, pair in in_turns(row, runners, arguments.pairs, until):
+                pairs[spec.id].append(pair)
+                found[spec.id] = compared(spec, pairs[spec.id])
                 records.append({kind: codec.plain(launch) for kind, launch in pair.items()})
                 if arguments.json:
                     text = json.dumps({"compared": [*found.values()], "launches": records})
                     write_text(arguments.json, text, lasts=True)
-            sys.stdout.write(json.dumps(found.get(one.spec.id, f"{one.spec.id}: no time was left"), indent=1) + "\n")
+            for spec in row:
+                sys.stdout.write(json.dumps(found.get(spec.id, f"{spec.id}: no time was left"), indent=1) + "\n")
             sys.stdout.flush()
     finally:
         for context, _ in made.values():
