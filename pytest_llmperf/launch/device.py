@@ -43,6 +43,8 @@ LOOK_AT = f"nvidia-smi and {VISIBLE}"
 _LOWERED = 0.98
 # What a killed process takes to give a GPU back, at most, and how often that is looked at.
 _LEFT_SECONDS, _POLL_SECONDS = 10.0, 0.05
+# Of a process that has not begun to train: its context and what libraries take with it.
+_CONTEXT_BYTES = 3 * GIB
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,12 @@ def wait_until_left(gpus: Sequence[Gpu], pids: set[int]) -> None:
             time.sleep(_POLL_SECONDS)
 
 
+def has_room(gpus: Sequence[Gpu]) -> bool:
+    """Whether a context fits beside what they hold."""
+    with sensors(gpus) as known:
+        return len(known) == len(gpus) and all(one.free_bytes() > _CONTEXT_BYTES for one in known)
+
+
 def driver_version() -> str:
     """The GPUs' driver; empty where it cannot be asked."""
     with session() as nvml:
@@ -177,6 +185,10 @@ class Sensors:
         """The one in force."""
         limit = self._of("nvmlDeviceGetEnforcedPowerLimit")
         return None if limit is None else limit / 1000
+
+    def free_bytes(self) -> int:
+        memory = self._of("nvmlDeviceGetMemoryInfo")
+        return int(memory.free) if memory else 0
 
     def memory_errors(self) -> tuple[int | None, ...]:
         """Uncorrected ECC errors since boot, and rows remapped or about to be for such errors; ``None``: not told."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
-from pytest_llmperf.launch.device import LOOK_AT, Gpu
+from pytest_llmperf.launch.device import LOOK_AT, Gpu, has_room, wait_until_left
 from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool, State
-from pytest_llmperf.launch.machine import Machine, lease_cpu, lease_gpus
+from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
+from pytest_llmperf.launch.process import Former
 from pytest_llmperf.launch.request import (
     REFUSALS,
     LaunchRequest,
@@ -29,7 +30,7 @@ from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import RECORD_FILE, TURN_FILE, Launch
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,16 @@ class HostPart:
         return self.folder / ("-".join(filter(None, ["torchrun", self.node])) + ".log")
 
     def run(
-        self, agent: ForkedAgent | None, seconds: float, progress: ProgressReader, watched: HealthWatch
+        self,
+        agent: ForkedAgent | None,
+        seconds: float,
+        progress: ProgressReader,
+        watched: HealthWatch,
+        *,
+        leaves: bool = False,
     ) -> process.Ended:
-        """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm."""
+        """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm; ``leaves``: with its record
+        it is over."""
         folder, script = self.folder, self.script
         work = script.work if script else None
         how: dict[str, Any] = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun, self.node)}
@@ -62,6 +70,7 @@ class HostPart:
             timeout_seconds=seconds,
             pid_files=lambda: () if self.node else folder.glob("rank-*.pid"),
             poll=lambda: watched.look(progress.poll()),
+            leaves=lambda: leaves and (folder / RECORD_FILE).exists(),
             **how,
         )
         watched.look(progress.read())
@@ -106,19 +115,47 @@ class LocalLauncher:
         return replace(errors, health=run.health) if isinstance(errors, Failure) else errors
 
     def _run(self, request: LaunchRequest, watch: Watch) -> _Run | Failure:
-        progress = ProgressReader(request.folder / "progress.json", watch)
+        progress, former = ProgressReader(request.folder / "progress.json", watch), request.former
         try:
-            with self._prepared(request) as (part, place), request.meter.running() as lap:
-                with HealthWatch(request.gpus, request.folder) as watched:
-                    agent = request.warm.agent(request, part.environment, progress.poll) if request.warm else None
-                    ended = part.run(agent, request.timeout_seconds, progress, watched)
-                    health = watched.health()
+            with ExitStack() as held:
+                part, place = held.enter_context(self._prepared(request))
+                if former and not _may_overlap(request, former):
+                    with request.meter.waiting():
+                        former.gone()
+                with request.meter.running() as lap:
+                    agent = self._begun(request, part.environment, progress)
+                    with HealthWatch(request.gpus, request.folder) as watched:
+                        leaves = bool(former and agent)
+                        ended = part.run(agent, request.timeout_seconds, progress, watched, leaves=leaves)
+                        health = watched.health()
                 if agent and agent.state is State.LOST:
                     ended = replace(ended, where=", whose fork server died,")
                 place.is_whole = ended.returncode == 0
+                if former and agent and request.warm and ended.left:
+                    held.callback(wait_until_left, request.gpus, {one.pid for one in ended.left})
+                    former.leaves(agent, ended.left, held.pop_all(), request.warm.say, request.spec.id, request.gpus)
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:
             return outcome.refused(request.folder, error)
+
+    @staticmethod
+    def _begun(request: LaunchRequest, environment: Mapping[str, str], progress: ProgressReader) -> ForkedAgent | None:
+        """torchrun, begun warm; its ranks touch nothing before the former launch is gone. ``None``: it begins cold."""
+        former, agent = request.former, None
+        try:
+            with (
+                process.locked(request.folder / TURN_FILE) if former and former.is_leaving else nullcontext() as is_held
+            ):
+                if former and not is_held:
+                    former.gone()
+                agent = request.warm.agent(request, environment, progress.poll) if request.warm else None
+                if former:
+                    former.gone()
+        except BaseException:  # Ctrl-C
+            if agent:
+                process.reap(agent, set)
+            raise
+        return agent
 
     @contextmanager
     def _prepared(self, request: LaunchRequest) -> Iterator[tuple[HostPart, Scratch]]:
@@ -134,6 +171,11 @@ class LocalLauncher:
             yield HostPart(request.folder, command, environment, request.gpus, script), place
 
 
+def _may_overlap(request: LaunchRequest, former: Former) -> bool:
+    """Whether its ranks may have a context beside what still leaves."""
+    return former.is_leaving and request.warm is not None and former.of == request.gpus and has_room(request.gpus)
+
+
 class LocalSite(Site):
     """This machine, as a ``Site``: nobody counts its hours, and no command line gets more of it."""
 
@@ -145,6 +187,9 @@ class LocalSite(Site):
     def __init__(self, wanted: Wanted) -> None:
         self._wanted, self._servers = wanted, ServerPool(wanted.folder)
         self._said: set[str] = set()
+        self._former = Former()
+        self._asked: tuple[int, Sequence[Gpu], bool] | None = None
+        self._leased: tuple[Gpu, ...] = ()
 
     def machine(self) -> Machine:
         return machines.find_machine()
@@ -161,19 +206,36 @@ class LocalSite(Site):
     def lease(
         self, num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool, wait: Callable[[str], None]
     ) -> Iterator[tuple[Gpu, ...]]:
-        if gpus:
-            with lease_gpus(num_gpus, gpus, say, shared=shared, wait=wait) as leased:
-                yield leased
-        else:
-            with lease_cpu(say, shared=shared, wait=wait):
-                yield ()
+        asked = num_gpus, gpus, shared
+        with ExitStack() as stack:
+            kept = self._former.handed() if self._asked == asked and not is_awaited(gpus) else None
+            if kept is not None:
+                stack.push(kept)
+            else:
+                self._former.gone()  # one of our own would wait for itself
+                self._asked, self._leased = asked, ()
+                if gpus:
+                    lease = lease_gpus(num_gpus, gpus, say, shared=shared, wait=wait)
+                    self._leased = stack.enter_context(lease)
+                else:
+                    stack.enter_context(lease_cpu(say, shared=shared, wait=wait))
+            try:
+                yield self._leased
+            finally:
+                if self._former.is_leaving:
+                    self._former.keep(stack)
 
     def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Launch | Failure:
         with announced(request, say, self._said):
-            return LocalLauncher().launch(request, watch)
+            former = self._former if self._wanted.overlap else None
+            return LocalLauncher().launch(replace(request, former=former), watch)
 
     def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
+        self._former.gone()
         return LocalLauncher().training_errors(request, watch)
 
     def close(self) -> None:
-        self._servers.close()
+        try:
+            self._former.gone()
+        finally:
+            self._servers.close()

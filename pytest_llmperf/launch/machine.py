@@ -29,6 +29,9 @@ Say = Callable[[str], None]
 # Not TMPDIR, which schedulers set for each job: all processes of a host must meet in one place.
 _FOLDER = "/tmp/pytest-llmperf-leases"  # noqa: S108 - shared on purpose; it holds empty files
 
+# Locks of those who gather what they wait for.
+_GPUS, _CPUS = "queue", "cpu-queue"
+
 _POLL_SECONDS = 0.5
 _REMIND_SECONDS = 60.0
 
@@ -109,7 +112,7 @@ def lease_gpus(
         others = [gpu for name, gpu in by_name.items() if name not in taken]
         return [gpu.uuid for gpu in (others if shared else undisturbed_first(others))]
 
-    with _gathered(num_gpus, left, "queue", _Waiting(f"{num_gpus} GPU(s)", say, wait), shared=shared) as names:
+    with _gathered(num_gpus, left, _GPUS, _Waiting(f"{num_gpus} GPU(s)", say, wait), shared=shared) as names:
         chosen = sorted((by_name[name] for name in names), key=lambda gpu: gpu.index)
         for line in [] if shared else foreign_processes(chosen):
             say(f"warning: another process is on the GPU leased for this launch: {line}")
@@ -119,8 +122,17 @@ def lease_gpus(
 @contextmanager
 def lease_cpu(say: Say, *, shared: bool = False, wait: Say = _nobody) -> Iterator[None]:
     """Hold this host's CPU: runs that would slow each other take turns; ``shared``, ``wait`` and errors as of GPUs."""
-    with _folder() as folder, _acquired(_Lock(folder, "cpu", shared=shared), _Waiting("the CPU", say, wait)):
+    with _gathered(1, lambda taken: [] if taken else ["cpu"], _CPUS, _Waiting("the CPU", say, wait), shared=shared):
         yield
+
+
+def is_awaited(gpus: Sequence[Gpu]) -> bool:
+    """Whether another process waits in the queue for some of ``gpus``, or, of none, for the CPU."""
+    with _folder() as folder:
+        lock = _Lock(folder, _GPUS if gpus else _CPUS)
+        if is_free := lock.is_acquired():
+            lock.release()
+    return not is_free
 
 
 @contextmanager

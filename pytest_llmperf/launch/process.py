@@ -11,9 +11,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,8 +28,8 @@ _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
 # torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
 _GRACE_SECONDS = 35.0
-# To leave a GPU takes a process some.
-_GONE_SECONDS = 10.0
+# To leave a GPU takes a process some; once it has nothing left to do, no more than the second.
+_GONE_SECONDS, _LEAVE_SECONDS = 10.0, 10.0
 # A process that forks while others are stopped is found in the next round.
 _ROUNDS = 20
 # POSIX shared memory, and semaphores.
@@ -51,6 +52,11 @@ class Ended:
     """For a sentence: `` on node n2``; empty where there is only one."""
     oom_kills: int = 0
     """Processes of this host that the kernel has ended meanwhile because memory was short."""
+    left: frozenset[psutil.Process] = frozenset()
+    """What still ends by itself, of one that was over before."""
+
+
+Say = Callable[[str], None]
 
 
 class Started(Protocol):
@@ -118,13 +124,19 @@ def lifeline(folder: Path) -> Iterator[dict[str, str]]:
     The system lets go of it however this process ends. A pid would say less: before the ranks look, it may be gone,
     and a pid that is not there may as well be one of another container.
     """
-    with (folder / "launcher.lock").open("wb") as file:
-        variables = {"LLMPERF_LAUNCHER_BOOT": boot_id()}
-        try:
+    with locked(folder / "launcher.lock") as is_held:  # else the ranks watch torchrun alone, as without an id
+        yield {"LLMPERF_LAUNCHER_BOOT": boot_id()} if is_held else {}
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold a lock on a file of our own; whether its file system has locks."""
+    is_held = False
+    with path.open("wb") as file:
+        with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # a file system without locks: the ranks watch torchrun alone, as without an id
-            variables = {}
-        yield variables
+            is_held = True
+        yield is_held
 
 
 def watch(  # noqa: PLR0913 - what runs, and who hears of it
@@ -135,6 +147,7 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
     pid_files: Callable[[], Iterable[Path]] = tuple,
     at_timeout: Callable[[int], None] = lambda _: None,
     is_over: Callable[[], bool] = lambda: False,
+    leaves: Callable[[], bool] = lambda: False,
     is_stuck: Callable[[float], bool] = lambda _: False,
     tree: WholeTree | None = None,
 ) -> Ended:
@@ -144,10 +157,11 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
     parent is gone is found only there; where ranks of other hosts write theirs too, pids mean nothing.
     ``at_timeout`` is called with its pid before what took too long, or ``is_stuck`` after so many seconds, is ended.
     What has a ``tree``, a user's own command, is killed where it stands: once it ``is_over``, and however it ends.
+    One that ``leaves`` has done all that it was asked for, and nothing waits here for its end.
     """
     begun, oom_kills = time.monotonic(), _oom_kills()
     process = starting()
-    timed_out, born = False, float("inf")
+    timed_out, is_leaving, born = False, False, float("inf")
     with suppress(psutil.Error):  # it is gone already, and has no descendants
         born = psutil.Process(process.pid).create_time()
     try:
@@ -159,7 +173,7 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
                 at_timeout(process.pid)
                 break
             poll()
-            if is_over():
+            if is_over() or (is_leaving := leaves()):
                 break
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
@@ -168,8 +182,12 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
         if tree:
             own = {psutil.Process(process.pid)} if process.poll() is None else set()
             tree.end(lambda: own | {one for one in _descendants(process.pid, born, pid_files()) if is_alive(one)})
-        returncode = reap(process, lambda: _descendants(process.pid, born, pid_files()))
-    return Ended(returncode, timed_out, seconds, oom_kills=_oom_kills() - oom_kills)
+        left = set[psutil.Process]()
+        if is_leaving:
+            with suppress(psutil.Error):
+                left = {psutil.Process(process.pid), *_descendants(process.pid, born, pid_files())}
+        returncode = 0 if left else reap(process, lambda: _descendants(process.pid, born, pid_files()))
+    return Ended(returncode, timed_out, seconds, "", _oom_kills() - oom_kills, frozenset(left))
 
 
 def _oom_kills() -> int:
@@ -203,6 +221,68 @@ def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> in
         except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
             returncode = -signal.SIGKILL
     return returncode
+
+
+class Former:
+    """The last launch of a run that left its record, as long as its processes end, and what is held until they have."""
+
+    def __init__(self) -> None:
+        self.of: object = None
+        """What it ran on."""
+        self._lock, self._lease, self._is_over = threading.Lock(), ExitStack(), True
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._thread is not None
+
+    def leaves(  # noqa: PLR0913, PLR0917 - what it is, has, and who hears of it
+        self, process: Started, left: Iterable[psutil.Process], held: ExitStack, say: Say, name: str, of: object
+    ) -> None:
+        """From now on ``process`` with all that is ``left`` of it ends. ``say`` hears where it does not end well."""
+        self.of, self._process, self._say, self._name = of, process, say, name
+        self._is_over = self._was_killed = False
+        # Whoever waits for what is held need not wait for somebody here to look.
+        self._thread = threading.Thread(target=self._end, args=({*left}, held), name="llmperf-former", daemon=True)
+        self._thread.start()
+
+    def _end(self, left: set[psutil.Process], held: ExitStack) -> None:
+        _, alive = psutil.wait_procs(left, timeout=_LEAVE_SECONDS)
+        if alive:
+            self._was_killed = True
+            kill(alive)
+            psutil.wait_procs(alive, timeout=_GONE_SECONDS)
+        with self._lock, self._lease, held:
+            self._is_over = True
+
+    def keep(self, lease: ExitStack) -> None:
+        """Hold ``lease`` until it is over; where it is, not at all."""
+        with self._lock:
+            self._lease.push(lease.pop_all())
+            if self._is_over:
+                self._lease.close()
+
+    def handed(self) -> ExitStack | None:
+        """The lease, to the launch that comes next; ``None``: it was let go."""
+        with self._lock:
+            return None if self._is_over else self._lease.pop_all()
+
+    def gone(self) -> None:
+        """Wait until nothing of it is left."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread, wrong = None, ""
+        try:
+            returncode = self._process.wait(_GONE_SECONDS)
+        except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
+            returncode = -signal.SIGKILL
+        if returncode:
+            wrong = f"ended with {signal_name(returncode) or returncode}"
+        if self._was_killed:
+            wrong = f"did not end within {_LEAVE_SECONDS:.0f} s, and was killed"
+        if wrong:
+            self._say(f"{self._name}: {wrong} after its record was there, which stands")
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

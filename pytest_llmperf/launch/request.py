@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, needs
-from pytest_llmperf.launch.process import home_of_package, python_path
+from pytest_llmperf.launch.process import Former, home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.steady_state import PassingRanges
@@ -70,6 +70,8 @@ class LaunchRequest:
     """Counts while processes of this launch run, and apart from that while it waits for hardware."""
     warm: WarmStart | None = field(default=None, compare=False)
     """``None``: it begins cold."""
+    former: Former | None = field(default=None, compare=False)
+    """Behind whose end it may begin, and which it becomes; ``None``: it overlaps with none."""
 
 
 @dataclass(frozen=True)

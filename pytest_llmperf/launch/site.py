@@ -87,6 +87,8 @@ class Wanted:
     """At most; 0 is the CPU, ``None``: all that there are."""
     start: str
     """``auto``, ``warm`` or ``cold``."""
+    overlap: bool
+    """Whether a launch may begin behind the end of the one before."""
     slurm: SlurmOptions
     folder: Callable[[], Path]
     """Where a run's files are; made when it is first asked for."""

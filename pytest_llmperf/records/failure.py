@@ -64,7 +64,7 @@ class Progress:
     """How far a running launch is; for the live line."""
 
     phase: str
-    """``starting``, ``importing``, ``building``, ``calibrating``, ``assembling``, ``training`` or ``finishing``."""
+    """``starting``, or one of ``_BEGUN``."""
     step: int = 0
     """Steps the host has finished issuing."""
     steps: int = 0
@@ -108,7 +108,8 @@ CHECKPOINT = "checkpoint"
 TRACE = "trace"
 #: One more, that is looked at to see whether training learns.
 INSPECTION = "inspection"
-#: Evidence, the record, the end of all processes; what of it comes before the traced steps, too.
+#: Evidence, the record, the end of all processes; what of it comes before the traced steps, too. Where launches overlap
+#: that is what the next one waits for.
 END = "end"
 #: What else a run spends, and no record has: on launches that left none, on looking for the largest micro-batch in one
 #: process and in predictions, on small trainings beside the plain form, and what nobody told of.
@@ -120,6 +121,8 @@ HELD = (START, IMPORTS, MODEL, CHECKPOINT)
 _BEGUN = {
     "importing": IMPORTS,
     "building": MODEL,
+    "yielding": END,  # of the launch before, whose processes still have the device
+    "preparing": MODEL,
     "calibrating": CALIBRATION,
     "assembling": MODEL,
     "training": FIRST_STEP,

@@ -26,6 +26,8 @@ from pytest_llmperf.support.redaction import redacted
 
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
 RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
+#: Locked by the launcher as long as the launch before has not left the device.
+TURN_FILE = "turn.lock"
 #: That of what one rank of a user's own training saw, and of its environment, which is there before it trains.
 SHARE_FILE, ENVIRONMENT_FILE = "share-{}.json", "environment.json"
 #: The folder of the failures of processes that were no ranks: they count where the command itself fails.

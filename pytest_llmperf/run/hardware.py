@@ -77,6 +77,7 @@ class Hardware:
         wanted = Wanted(
             gpus=settings.gpus,
             start=settings.start,
+            overlap=settings.overlap,
             slurm=settings.slurm,
             folder=lambda: self.run_folder,
             budget_ends=lambda say: self.job.budget_ends(settings.budget_gpu_hours, say),

@@ -139,6 +139,14 @@ class Settings:
         ini="perf_start",
         ini_help="how a launch begins: auto, warm or cold (auto)",
     )
+    overlap: bool = option(
+        "--perf-overlap",
+        _ALL,
+        "whether a launch begins while the processes of the one before still end (auto: warm ones, on this machine)",
+        default=True,
+        static="idle",
+        **_AUTO_NO,
+    )
     trace: bool = option(
         "--perf-trace",
         _BOTH,

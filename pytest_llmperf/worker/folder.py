@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pytest_llmperf.records.launch import TURN_FILE
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.redaction import without_secrets
+
+if TYPE_CHECKING:
+    from pytest_llmperf.observe.vital_signs import Heartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,14 @@ class Request:
     """Small trainings in the place of the one that is measured."""
     recipe: str = "huggingface"
     """Who trains: a module of ``worker/recipes``."""
+
+    def await_turn(self, beat: Heartbeat) -> None:
+        """Until the launch before this one has left the device: so long its launcher has the file locked, if there is
+        one."""
+        with suppress(FileNotFoundError), (self.folder / TURN_FILE).open("rb") as file:
+            beat.enter("yielding")
+            fcntl.flock(file, fcntl.LOCK_SH)
+            beat.enter("preparing")
 
     @classmethod
     def read(cls, folder: Path) -> Request:

@@ -67,6 +67,7 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
 ) -> None:
     beat.enter("building")
     spec, folder, device = request.spec, request.folder, own_device()
+    request.await_turn(beat)  # with a context, and before anything is timed, takes memory or looks at what is left
     with ExitStack() as stack:
         if not is_gpu(device):
             room = folder / f"room-{rank}.json"
@@ -81,7 +82,9 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
         else:
             recorder = Recorder(folder, rank, spec, started_at, device)
             with explained():  # of one that died a while ago, too
-                recorder.finished(recipe.train(to_train, request, device, beat, recorder.measured))
+                trained = recipe.train(to_train, request, device, beat, recorder.measured)
+                beat.write()  # once the record is there, its launcher may go on
+                recorder.finished(trained)
         if dist.is_initialized():
             dist.destroy_process_group()
 

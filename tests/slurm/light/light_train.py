@@ -40,7 +40,6 @@ def train(
     """As the real one is called, and with as many steps; it traces none, before which something were ``measured``."""
     del measured
     rank, tokens_per_step = int(os.environ["RANK"]), spec.sequences_per_step * spec.sequence_length // spec.gpus
-    beat.enter("building")
     beat.step, beat.steps, beat.tokens_per_step = 0, spec.steps, tokens_per_step * spec.gpus
     if spec.gpus > 1:
         dist.init_process_group("gloo")

@@ -216,6 +216,7 @@ class TestRunner:
         wanted = Wanted(
             gpus=0,
             start="cold",
+            overlap=False,
             slurm=SlurmOptions(),
             folder=lambda: home,
             budget_ends=lambda _: None,

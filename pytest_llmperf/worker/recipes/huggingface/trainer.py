@@ -43,7 +43,6 @@ def train(
 ) -> Trained:
     """As ``worker.rank_job.Recipe`` has it."""
     set_seed(spec.seed)
-    beat.enter("building")
     beat.step, beat.steps, beat.compiles = 0, spec.steps, spec.compiles
     beat.tokens_per_step = spec.sequences_per_step * spec.sequence_length
 
