@@ -44,7 +44,9 @@ _TINY = {
 
 def on_cpu(spec: TrainSpec) -> TrainSpec:
     """``spec`` with the tiny model of its family, short."""
-    return replace(spec, model=_TINY[spec.architecture.model_type], sequence_length=64, steps=12, min_steps=12)
+    return replace(
+        spec, model=_TINY[spec.architecture.model_type], sequence_length=64, steps=12, min_steps=12, warmup_steps=4
+    )
 
 
 def _case(rung: Step) -> Rung:
