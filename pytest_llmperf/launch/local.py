@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,22 +44,17 @@ class HostPart:
     script: ScriptLaunch | None
     node: str = ""
     """Of a job; its ranks' pids stand beside those of other hosts."""
+    leaves: bool = False
+    """Whether one that began warm is over with its record, and its processes end by themselves."""
 
     @property
     def log(self) -> Path:
         return self.folder / ("-".join(filter(None, ["torchrun", self.node])) + ".log")
 
     def run(
-        self,
-        agent: ForkedAgent | None,
-        seconds: float,
-        progress: ProgressReader,
-        watched: HealthWatch,
-        *,
-        leaves: bool = False,
+        self, agent: ForkedAgent | None, seconds: float, progress: ProgressReader, watched: HealthWatch
     ) -> process.Ended:
-        """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm; ``leaves``: with its record
-        it is over."""
+        """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm."""
         folder, script = self.folder, self.script
         work = script.work if script else None
         how: dict[str, Any] = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun, self.node)}
@@ -70,7 +65,7 @@ class HostPart:
             timeout_seconds=seconds,
             pid_files=lambda: () if self.node else folder.glob("rank-*.pid"),
             poll=lambda: watched.look(progress.poll()),
-            leaves=lambda: leaves and (folder / RECORD_FILE).exists(),
+            leaves=lambda: self.leaves and agent is not None and (folder / RECORD_FILE).exists(),
             **how,
         )
         watched.look(progress.read())
@@ -119,19 +114,18 @@ class LocalLauncher:
         try:
             with ExitStack() as held:
                 part, place = held.enter_context(self._prepared(request))
-                if former and not _may_overlap(request, former):
+                if former and not (request.warm and former.of == request.gpus and has_room(request.gpus)):
                     with request.meter.waiting():
                         former.gone()
                 with request.meter.running() as lap:
                     agent = self._begun(request, part.environment, progress)
                     with HealthWatch(request.gpus, request.folder) as watched:
-                        leaves = bool(former and agent)
-                        ended = part.run(agent, request.timeout_seconds, progress, watched, leaves=leaves)
+                        ended = part.run(agent, request.timeout_seconds, progress, watched)
                         health = watched.health()
                 if agent and agent.state is State.LOST:
                     ended = replace(ended, where=", whose fork server died,")
                 place.is_whole = ended.returncode == 0
-                if former and agent and request.warm and ended.left:
+                if former and request.warm and agent and ended.left:
                     held.callback(wait_until_left, request.gpus, {one.pid for one in ended.left})
                     former.leaves(agent, ended.left, held.pop_all(), request.warm.say, request.spec.id, request.gpus)
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
@@ -141,14 +135,13 @@ class LocalLauncher:
     @staticmethod
     def _begun(request: LaunchRequest, environment: Mapping[str, str], progress: ProgressReader) -> ForkedAgent | None:
         """torchrun, begun warm; its ranks touch nothing before the former launch is gone. ``None``: it begins cold."""
-        former, agent = request.former, None
+        former, warm, agent = request.former, request.warm, None
+        is_leaving = former is not None and former.is_leaving
         try:
-            with (
-                process.locked(request.folder / TURN_FILE) if former and former.is_leaving else nullcontext() as is_held
-            ):
+            with process.locked(request.folder / TURN_FILE) if is_leaving else nullcontext() as is_held:
                 if former and not is_held:
                     former.gone()
-                agent = request.warm.agent(request, environment, progress.poll) if request.warm else None
+                agent = warm.agent(request, environment, progress.poll) if warm else None
                 if former:
                     former.gone()
         except BaseException:  # Ctrl-C
@@ -168,12 +161,8 @@ class LocalLauncher:
                 environment = script.environment(environment)
                 script.check(environment["PATH"])
             command = script.command if script else self._command(request)
-            yield HostPart(request.folder, command, environment, request.gpus, script), place
-
-
-def _may_overlap(request: LaunchRequest, former: Former) -> bool:
-    """Whether its ranks may have a context beside what still leaves."""
-    return former.is_leaving and request.warm is not None and former.of == request.gpus and has_room(request.gpus)
+            leaves = request.former is not None
+            yield HostPart(request.folder, command, environment, request.gpus, script, leaves=leaves), place
 
 
 class LocalSite(Site):
@@ -213,12 +202,10 @@ class LocalSite(Site):
                 stack.push(kept)
             else:
                 self._former.gone()  # one of our own would wait for itself
-                self._asked, self._leased = asked, ()
+                own: AbstractContextManager[tuple[Gpu, ...]] = lease_cpu(say, shared=shared, wait=wait)
                 if gpus:
-                    lease = lease_gpus(num_gpus, gpus, say, shared=shared, wait=wait)
-                    self._leased = stack.enter_context(lease)
-                else:
-                    stack.enter_context(lease_cpu(say, shared=shared, wait=wait))
+                    own = lease_gpus(num_gpus, gpus, say, shared=shared, wait=wait)
+                self._asked, self._leased = asked, stack.enter_context(own)
             try:
                 yield self._leased
             finally:

@@ -120,10 +120,10 @@ def lease_gpus(
 
 
 @contextmanager
-def lease_cpu(say: Say, *, shared: bool = False, wait: Say = _nobody) -> Iterator[None]:
+def lease_cpu(say: Say, *, shared: bool = False, wait: Say = _nobody) -> Iterator[tuple[()]]:
     """Hold this host's CPU: runs that would slow each other take turns; ``shared``, ``wait`` and errors as of GPUs."""
     with _gathered(1, lambda taken: [] if taken else ["cpu"], _CPUS, _Waiting("the CPU", say, wait), shared=shared):
-        yield
+        yield ()
 
 
 def is_awaited(gpus: Sequence[Gpu]) -> bool:

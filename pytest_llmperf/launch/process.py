@@ -183,9 +183,8 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
             own = {psutil.Process(process.pid)} if process.poll() is None else set()
             tree.end(lambda: own | {one for one in _descendants(process.pid, born, pid_files()) if is_alive(one)})
         left = set[psutil.Process]()
-        if is_leaving:
-            with suppress(psutil.Error):
-                left = {psutil.Process(process.pid), *_descendants(process.pid, born, pid_files())}
+        with suppress(psutil.Error):
+            left = {psutil.Process(process.pid), *_descendants(process.pid, born, pid_files())} if is_leaving else left
         returncode = 0 if left else reap(process, lambda: _descendants(process.pid, born, pid_files()))
     return Ended(returncode, timed_out, seconds, "", _oom_kills() - oom_kills, frozenset(left))
 
@@ -216,19 +215,17 @@ def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> in
             process.kill()
         kill(survivors)
         psutil.wait_procs(survivors, timeout=5)
-        try:
-            returncode = process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
-            returncode = -signal.SIGKILL
+        returncode = _returncode(process)
     return returncode
 
 
 class Former:
     """The last launch of a run that left its record, as long as its processes end, and what is held until they have."""
 
+    of: object = None
+    """What it ran on."""
+
     def __init__(self) -> None:
-        self.of: object = None
-        """What it ran on."""
         self._lock, self._lease, self._is_over = threading.Lock(), ExitStack(), True
         self._thread: threading.Thread | None = None
 
@@ -242,7 +239,7 @@ class Former:
         """From now on ``process`` with all that is ``left`` of it ends. ``say`` hears where it does not end well."""
         self.of, self._process, self._say, self._name = of, process, say, name
         self._is_over = self._was_killed = False
-        # Whoever waits for what is held need not wait for somebody here to look.
+        # In a thread: others wait for what is held, and nobody here may look for a while.
         self._thread = threading.Thread(target=self._end, args=({*left}, held), name="llmperf-former", daemon=True)
         self._thread.start()
 
@@ -272,17 +269,19 @@ class Former:
         if self._thread is None:
             return
         self._thread.join()
-        self._thread, wrong = None, ""
-        try:
-            returncode = self._process.wait(_GONE_SECONDS)
-        except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
-            returncode = -signal.SIGKILL
-        if returncode:
+        self._thread, wrong = None, f"did not end within {_LEAVE_SECONDS:.0f} s, and was killed"
+        returncode = _returncode(self._process)
+        if not self._was_killed:
             wrong = f"ended with {signal_name(returncode) or returncode}"
-        if self._was_killed:
-            wrong = f"did not end within {_LEAVE_SECONDS:.0f} s, and was killed"
-        if wrong:
+        if returncode or self._was_killed:
             self._say(f"{self._name}: {wrong} after its record was there, which stands")
+
+
+def _returncode(process: Started) -> int:
+    try:
+        return process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
+        return -signal.SIGKILL
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

@@ -314,10 +314,8 @@ class SlurmSite(Site):
             self._launcher = SlurmLauncher(self._srun, say=say, servers=self._servers, budget_ends=ends)
         return self._launcher.launch(request, watch)
 
-    def sizes(self, *_: object, **__: object) -> NoReturn:
+    def training_errors(self, *_: object, **__: object) -> NoReturn:
         raise SiteError("this is launched on this machine alone")
-
-    training_errors = sizes
 
     def close(self) -> None:
         servers = self.__dict__.get("_servers")  # asked for only where it was
