@@ -114,7 +114,8 @@ class LocalLauncher:
         try:
             with ExitStack() as held:
                 part, place = held.enter_context(self._prepared(request))
-                if former and not (request.warm and former.of == request.gpus and has_room(request.gpus)):
+                may_overlap = request.warm and former and former.of == request.gpus
+                if former and former.is_leaving and not (may_overlap and has_room(request.gpus)):
                     with request.meter.waiting():
                         former.gone()
                 with request.meter.running() as lap:

@@ -129,11 +129,11 @@ def test_what_is_timed_begins_after_the_former_processes_are_gone(
     lingering(turns.folder, monkeypatch, "time.sleep(1.5); (folder / 'ended').write_text(str(time.time()))")
     first = turns.launch()
     assert isinstance(first, Launch)
-    assert not (turns.run / "ended").exists(), "nobody waits for its end"
+    assert not (turns.run / "ended").exists()  # nobody waits for it
     second = turns.launch()
     ended, reached = float((turns.folder / "run-1" / "ended").read_text()), turns.reached(2)
     assert reached["importing"] < ended < reached["preparing"] < reached["training"]
-    assert second.phases[END] > reached["preparing"] - reached["yielding"], "its wait is the end of the former"
+    assert second.phases[END] > reached["preparing"] - reached["yielding"]
     assert turns.said == []
 
 
@@ -152,7 +152,8 @@ def test_an_end_that_is_not_well_is_told_and_costs_no_figure(
     lingering(turns.folder, monkeypatch, f"'run-1' in str(folder) and ({then.replace('; ', ', ')})")
     launches = [turns.launch(), turns.launch()]
     assert all(isinstance(each, Launch) for each in launches), launches
-    assert turns.said == [f"{SPEC.id}: {said} after its record was there, which stands"]
+    (line,) = turns.said
+    assert said in line
     assert ranks(turns.folder / "run-1") == []
 
 
