@@ -30,10 +30,10 @@ def slow_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else trains for a moment, each time."""
 
     @contextmanager
-    def lease(_say: Callable[[str], None], *, shared: bool, wait: Callable[[str], None]) -> Iterator[None]:
+    def lease(_say: Callable[[str], None], *, shared: bool, wait: Callable[[str], None]) -> Iterator[tuple[()]]:
         assert not shared
         time.sleep(WAITED)
-        yield
+        yield ()
 
     monkeypatch.setattr(local, "lease_cpu", lease)
 

@@ -285,9 +285,9 @@ class TestRunner:
         events = []
 
         @contextmanager
-        def lease(say: Callable[[str], None], **_: bool) -> Iterator[None]:
+        def lease(say: Callable[[str], None], **_: bool) -> Iterator[tuple[()]]:
             events.append("leased")
-            yield
+            yield ()
             events.append("released")
 
         def launch(request: LaunchRequest) -> Launch:
