@@ -11,6 +11,7 @@ import pytest
 from pytest_llmperf.plugin import is_case, reports
 from pytest_llmperf.plugin.items import RunProgress, expect_no_failed_launch, header, select, specs_of, trains_by_recipe
 from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.findings import Findings, UsageError
 from pytest_llmperf.run.hardware import UNFINISHED
 from pytest_llmperf.support import interpreter
@@ -73,6 +74,7 @@ class Collector:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if not report.passed:
             self.session.could_not_collect |= report.failed
+            self.session.tests[report.nodeid, "collect"] = reports.outcome(report)
             self.session.coverage.gaps.add(f"{report.nodeid or 'rootdir'}: collection {report.outcome}")
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_collection_finish")
@@ -157,7 +159,9 @@ class Collector:
         run = self.session
         is_rerun = str(report.outcome) == "rerun"  # of a plugin that tries again
         if not is_rerun and not hasattr(report, "llmperf_trouble") and (outcome := reports.outcome(report)):
-            run.tests[report.nodeid, str(report.when)] = outcome
+            # Those of subtests, whose test may be said to pass, are of the same phase.
+            before = run.tests.get((report.nodeid, str(report.when)), {})
+            run.tests[report.nodeid, str(report.when)] = before if before.get("outcome") == "failed" else outcome
         if run.progress is not None and report.when == "teardown":
             run.progress.end(report.nodeid)
         if getattr(report, "llmperf_idle", False):
@@ -196,6 +200,11 @@ class Collector:
         """How a trouble counts: as an error, and by no letter where it is reported, after which 200 % would stand."""
         word = getattr(report, "llmperf_trouble", None)
         return None if word is None else ("error", "", word)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Ctrl-C, or pytest.exit, which may give any exit code to a run that is not at its end."""
+        if isinstance(excinfo.value, pytest.exit.Exception):
+            self.session.unfinished = self.session.unfinished or f"pytest.exit: {one_line(str(excinfo.value))}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -37,12 +37,11 @@ def attach(
     crash = getattr(report.longrepr, "reprcrash", None) if report.failed else None
     if crash is not None and len(findings.results) == 1:
         crash.message = cause(crash.message, findings.results[0].id)
-    if report.failed and report.when != "teardown" and not findings.results:
-        # Before anything was judged: it too must be seen by who reads only the results. The last line tells.
-        lines = [line.strip() for line in report.longreprtext.splitlines() if line.strip()] or ["failed"]
+    if report.failed and report.when != "teardown" and not findings.results and not findings.told:
+        # Before anything was judged: it too must be seen by who reads only the results.
         case = item.nodeid.rpartition("::")[2]
         about: dict[str, Any] = {"id": case, "digest": "", "nodeid": item.nodeid, "machine": run.machine_kind}
-        findings.results.append(CaseResult(**about, verdict="invalid", reason=lines[-1]))
+        findings.results.append(CaseResult(**about, verdict="invalid", reason=_what_failed(report) or "failed"))
     if is_case(item) and report.when == "call" and report.passed and not findings.named:
         report.llmperf_idle = True  # type: ignore[attr-defined]
     if findings.results:
@@ -98,22 +97,28 @@ def _redacted(value: Any) -> Any:
     return value
 
 
-def outcome(report: pytest.TestReport) -> dict[str, str]:
+def outcome(report: pytest.TestReport | pytest.CollectReport) -> dict[str, str]:
     """How this phase of a test ended, as ``--perf-json`` has it; empty where a phase only passed around the test."""
-    xfail = getattr(report, "wasxfail", None)
-    if report.passed and xfail is None and report.when != "call":
+    xfail, phase = getattr(report, "wasxfail", None), str(getattr(report, "when", "collect"))
+    if report.passed and xfail is None and phase != "call":
         return {}
-    word: str = report.outcome if report.when == "call" or not report.failed else "error"
+    word: str = report.outcome if phase == "call" or not report.failed else "error"
     if xfail is not None:
         word = "xfailed" if report.skipped else "xpassed"
     reason = str(xfail or "") or (str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else "")
+    line = _what_failed(report) if report.failed else next(filter(None, map(one_line, reason.splitlines())), "")
+    # A worker of xdist that is gone tells no phase.
+    found = {"nodeid": report.nodeid, "outcome": word, "phase": "" if phase == "???" else phase, "reason": line}
+    return {name: value for name, value in found.items() if value}
+
+
+def _what_failed(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """In a line: the exception, the last of pytest's own lines of an error, or the first of what was said instead."""
     # xdist puts a line of its own before the text.
     whole = report.longrepr if isinstance(report.longrepr, str) else report.longreprtext
-    crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") or whole
-    told = crash if report.failed else reason
-    line = next(filter(None, map(one_line, told.splitlines())), "")
-    found = {"nodeid": report.nodeid, "outcome": word, "phase": str(report.when), "reason": line}
-    return {name: value for name, value in found.items() if value}
+    crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
+    marked = [] if crash else [line[1:] for line in whole.splitlines() if line.startswith("E ")]
+    return next(filter(None, map(one_line, [*marked[-1:], *(crash or whole).splitlines()])), "")
 
 
 def last_attempt(

@@ -417,7 +417,7 @@ def tests_of(document: ResultsDocument) -> dict[str, EndedTest]:
 def _how_it_failed(test: EndedTest | None) -> str:
     if test is None or not test.has_failed:
         return ""
-    where = "" if test.phase == "call" else f" at {test.phase}"
+    where = "" if test.phase in ("", "call") else f" at {test.phase}"
     return one_line(f"test {test.outcome}{where}: {test.reason}").rstrip(": ")
 
 

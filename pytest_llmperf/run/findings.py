@@ -74,6 +74,8 @@ class Findings:
     """Whether it ended by itself before its end: nobody knows what else it would have asked about."""
     spent: Spent = field(default_factory=Spent)
     """By its launches."""
+    told: bool = False
+    """Whether a result was sent away already: subtests have reports of their own."""
 
     def take(self, said: str = "") -> dict[str, Any] | None:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
@@ -81,6 +83,7 @@ class Findings:
             return None
         names = ("results", "planned", "skipped", "digests", "spent")
         values = {name: codec.plain(getattr(self, name)) for name in names} | {"said": said}
+        self.told |= bool(self.results)
         self.results, self.planned, self.skipped, self.digests, self.spent = [], [], [], [], Spent()
         return values
 

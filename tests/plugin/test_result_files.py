@@ -136,6 +136,44 @@ def test_what_fails_beside_its_cases_is_red_everywhere(
     assert [test["outcome"] for test in night.document()["tests"]] == [test["outcome"] for test in document["tests"]]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def test_b(): pytest.exit('enough', returncode=0)", "the run was ended before its end: pytest.exit: enough"),
+        ("import nothing_there", "test_other.py: error at collect: ModuleNotFoundError: No module named"),
+        ("def test_b(nope): pass", "test_other.py::test_b: error at setup: fixture 'nope' not found"),
+        (
+            "def test_b(subtests):\n    with subtests.test('x'): assert False, 'sub'",
+            "test_other.py::test_b: failed: AssertionError: sub",
+        ),
+        (
+            "class T(unittest.TestCase):\n    def test_b(self):\n        with self.subTest(x=1): assert False, 'sub'",
+            "test_other.py::T::test_b: failed: AssertionError: sub",
+        ),
+    ],
+)
+def test_a_run_that_ended_or_lost_something_is_red_and_says_what(project: Project, text: str, told: str) -> None:
+    project.pytester.makepyfile(test_other="import pytest, unittest\n" + text)
+    project.run("test_other.py", "test_mine.py", "--update-baselines=new", "--perf-json=out.json")
+    run = ExportedRun.read([document_of(json.loads((project.path / "out.json").read_text()))])
+    assert run.is_red
+    assert any(line.startswith(told) for line in run.troubles), run.troubles
+
+
+def test_what_fails_in_a_subtest_after_its_case_was_judged_makes_no_case(project: Project) -> None:
+    text = """
+        def test_b(perf, train_spec, subtests):
+            with subtests.test("one"):
+                perf.check(train_spec)
+            with subtests.test("two"):
+                assert False, "sub"
+    """
+    project.pytester.makepyfile(test_other=text)
+    project.run("test_other.py", "--update-baselines=new", "--perf-json=out.json")
+    run = ExportedRun.read([document_of(json.loads((project.path / "out.json").read_text()))])
+    assert [(case.outcome, "sub" in case.explanation) for case in run.cases] == [("new, test failed", True)]
+
+
 def test_what_is_expected_to_regress_is_green_for_all_who_read_it(project: Project, golden: Golden) -> None:
     text = """
         import pytest
