@@ -274,6 +274,10 @@ def _refuse_unknown(path: Path, what: str, name: str, known: Mapping[str, object
 
 
 _JOB = "which the nightly job gives pytest itself"
+_RUN_NO_TEST = (
+    "-h -V --help --version --collect-only --collectonly --co --setup-only --setuponly --setup-plan --setupplan "
+    "--fixtures --funcargs --fixtures-per-test --markers --cache-show --perf-static"
+).split()
 
 #: Of pytest, each with what says it instead.
 RESERVED: Mapping[str, str] = {
@@ -281,6 +285,11 @@ RESERVED: Mapping[str, str] = {
     "--gpus": "which the nightly job gives pytest for each width; say them as [suite] gpus",
     **dict.fromkeys(("--perf-json", "--perf-resume", "--perf-width", "--perf-plan"), _JOB),
     "--perf-dry-run": "of which no night has results; see llmperf submit --dry-run",
+    **dict.fromkeys(_RUN_NO_TEST, "with which no test is launched"),
+    **dict.fromkeys(
+        ("--lf", "--last-failed", "--sw", "--stepwise", "--sw-skip", "--stepwise-skip"),
+        "with which a night leaves tests out",
+    ),
 }
 # Of pytest and pytest-xdist: after these the rest of a word is the value.
 _SHORT_WITH_VALUE = "cmnoprW"

@@ -148,6 +148,12 @@ class TestClusterFile:
             ("--perf-width=1", "--perf-width"),
             ("--perf-resume perf", "--perf-resume"),
             ("--perf-strict --perf-dry-run", "--perf-dry-run"),
+            ("--perf-strict --collect-only", "--collect-only"),
+            ("--setup-plan", "--setup-plan"),
+            ("-qh", "-h"),
+            ("--perf-static", "--perf-static"),
+            ("--lf", "--lf"),
+            ("-o addopts=--stepwise", "--stepwise"),
         ],
     )
     def test_what_the_job_gives_pytest_itself_is_refused(
