@@ -64,7 +64,7 @@ def caveats(spec: TrainSpec) -> list[str]:
 
 def newest_on_a_gpu(launches: Sequence[Launch]) -> Launch | None:
     """The launch that a prediction can be held against: on the CPU no allocator counts."""
-    on_a_gpu = [launch for launch in launches if launch.seen.run.is_on_gpu]
+    on_a_gpu = (launch for launch in launches if launch.seen.run.is_on_gpu)
     return max(on_a_gpu, key=lambda launch: launch.started_at, default=None)
 
 
@@ -143,26 +143,3 @@ def least_traffic(num_parameters: int, bytes_per_weight: int) -> int:
 def mfu(tokens_per_second_per_gpu: float, flops_per_token: float, peak: float) -> float:
     """Model FLOPs utilisation, a fraction: useful training FLOPs over the chip's peak (Chowdhery et al. 2022)."""
     return tokens_per_second_per_gpu * flops_per_token / peak
-
-
-# Roofline: the least time of a step whose operators are known by arithmetic and by bytes.
-
-# Seconds that PyTorch's host takes for an operator, its Python included; to an order of magnitude.
-_HOST_SECONDS = 8e-6
-#: Of a chip that is not known: as many bytes for an operation as Hopper moves.
-UNKNOWN_PEAK, UNKNOWN_BANDWIDTH = 1e15, 4.8e12
-
-
-def least_seconds(
-    calls: Mapping[str, int],
-    flops: Mapping[str, int],
-    traffic: Mapping[str, int],
-    *,
-    peak: float | None,
-    bandwidth: float | None,
-) -> float:
-    """Of a step: ``calls``, FLOPs and bytes by operator, on a chip of ``peak`` FLOP/s and ``bandwidth`` bytes/s."""
-    peak, bandwidth = peak or UNKNOWN_PEAK, bandwidth or UNKNOWN_BANDWIDTH
-    names = {*flops, *traffic}
-    device = sum(max(flops.get(name, 0) / peak, traffic.get(name, 0) / bandwidth) for name in names)
-    return max(device, sum(calls.values()) * _HOST_SECONDS)

@@ -112,29 +112,11 @@ def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, 
 
 # Waits for data: for how long a step's device did nothing, because its host was inside the loader.
 
-# From here on it is worth a note beside any verdict.
-_NOTABLE = 0.05
 
-
-@dataclass(frozen=True)
-class DataWait:
-    """Of one step; on a CPU all that its host was there."""
-
-    seconds: float
-    share: float
-    """Of the step."""
-
-    @property
-    def is_notable(self) -> bool:
-        return self.share >= _NOTABLE
-
-
-def data_wait(launches: Sequence[Launch]) -> DataWait | None:
-    """The middle one of the launches that have a trace; ``None`` where none has."""
+def data_wait(launches: Sequence[Launch]) -> tuple[float, float] | None:
+    """Of the middle one of the launches that have a trace: seconds, and the share of a step; ``None`` where none has.
+    On a CPU it is all that its host was there."""
     traces = [launch.trace for launch in launches if launch.trace and launch.trace.step_seconds > 0]
     if not traces:
         return None
-    return DataWait(
-        seconds=median(trace.data_seconds for trace in traces),
-        share=median(trace.data_seconds / trace.step_seconds for trace in traces),
-    )
+    return median(one.data_seconds for one in traces), median(one.data_seconds / one.step_seconds for one in traces)

@@ -339,12 +339,11 @@ def describe(old: Baseline | CapacityBaseline | None, new: Baseline | CapacityBa
 
 def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
     """The check of the largest micro-batch: memory is nearly exact, so one that is gone is a loss."""
-    check = METRICS[CAPACITY_METRIC].check(size, tolerance=0.0, verdict="new")
-    if baseline is None:
-        return check
-    stored = baseline.size
-    verdict: Verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
-    return replace(check, baseline=stored, limit=stored, change=size / stored - 1, verdict=verdict)
+    stored = baseline.size if baseline else None
+    verdict: Verdict = "new"
+    if stored is not None:
+        verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
+    return METRICS[CAPACITY_METRIC].check(size, stored, tolerance=0.0, limit=stored, verdict=verdict)
 
 
 def accept_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> CapacityBaseline:

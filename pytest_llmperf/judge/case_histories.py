@@ -15,7 +15,7 @@ from pytest_llmperf.judge.change_points import (
     ChangePoint,
     Point,
     Timeline,
-    find_levels,
+    find_changes,
     levels_between,
 )
 from pytest_llmperf.judge.stats import Noise, quantile
@@ -200,7 +200,7 @@ def segments(
     """Those of ``timeline`` between ``changes``; ``shared``: by a change's index what of its logarithm all cases have
     in common."""
     found: list[Segment] = []
-    for number, level in enumerate(levels_between(timeline.logs, timeline.scatter(noise), changes).levels):
+    for number, level in enumerate(levels_between(timeline.logs, timeline.scatter(noise), changes)):
         runs = dict.fromkeys(timeline.runs[level.start : level.end])
         results = tuple(timeline.results[run] for run in runs)
         times = quantile(_UPPER, level.df)
@@ -331,8 +331,8 @@ def histories(
             # The changes of all of them, each with the time at which a run began it.
             common, changes = Timeline((), shared.points), list[tuple[str, ChangePoint]]()
             if common.points:
-                levels = find_levels(common.logs, common.scatter(known.noise), common.runs)
-                changes = [(shared.began[change.index], change) for change in levels.changes]
+                levels = find_changes(common.logs, common.scatter(known.noise), common.runs)
+                changes = [(shared.began[change.index], change) for change in levels]
             for one in group:
                 case = (machine, one.results[0].digest, one.results[0].project)
                 if asked is None or case[:2] in asked:
@@ -352,8 +352,8 @@ def _history(
         counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
         return CaseHistory(timeline.results, segments(timeline, known.noise, counted, {}, are_times=False))
     alone = common_effects.without(timeline)
-    own = find_levels(alone.logs, alone.scatter(known.noise), alone.runs)
-    changes = {change.index: change for change in own.changes}
+    own = find_changes(alone.logs, alone.scatter(known.noise), alone.runs)
+    changes = {change.index: change for change in own}
     shared: dict[int, float] = {}
     # The changes of all cases, by where they are in this series, from which they have been taken off.
     began = [timeline.results[point.run].began for point in alone.points]

@@ -73,16 +73,7 @@ class Level:
     df: float
 
 
-@dataclass(frozen=True)
-class Levels:
-    """What a series consists of."""
-
-    changes: tuple[ChangePoint, ...]
-    levels: tuple[Level, ...]
-    """One more than changes."""
-
-
-def find_levels(logs: Sequence[float], scatter: Covariance, runs: Sequence[int]) -> Levels:
+def find_changes(logs: Sequence[float], scatter: Covariance, runs: Sequence[int]) -> list[ChangePoint]:
     """``runs``: of each value the number of its run; what is of one run stays together."""
     values = _calmed(np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total)))
     precision = np.linalg.inv(scatter.total)
@@ -102,15 +93,21 @@ def find_levels(logs: Sequence[float], scatter: Covariance, runs: Sequence[int])
         found = sorted([*found, best])
     starts = _merged(values, precision, scatter, found, len(candidates))
     # Two runs that agree at an end are in the minority around them: how far they are off is told by them alone.
-    values = _calmed_between(logs, scatter, starts)
-    changes = _changes(values, precision, scatter, starts)
-    return Levels(tuple(changes), tuple(_levels(values, precision, scatter, changes)))
+    return _changes(_calmed_between(logs, scatter, starts), precision, scatter, starts)
 
 
-def levels_between(logs: Sequence[float], scatter: Covariance, changes: Sequence[ChangePoint]) -> Levels:
-    """The levels where ``changes``, in their order, are known."""
-    values = _calmed_between(logs, scatter, [change.index for change in changes])
-    return Levels(tuple(changes), tuple(_levels(values, np.linalg.inv(scatter.total), scatter, changes)))
+def levels_between(logs: Sequence[float], scatter: Covariance, changes: Sequence[ChangePoint]) -> list[Level]:
+    """The levels where ``changes``, in their order, are known: one more than these."""
+    starts = [0, *(change.index for change in changes)]
+    values, precision = _calmed_between(logs, scatter, starts[1:]), np.linalg.inv(scatter.total)
+    parts = list(zip(starts, [*starts[1:], len(values)], strict=True))
+    design = np.array([[float(start <= index < end) for start, end in parts] for index in range(len(values))])
+    weights = np.linalg.solve(design.T @ precision @ design, design.T @ precision)
+    found = []
+    for (start, end), row in zip(parts, weights, strict=True):
+        variance, df = scatter.variance(row)
+        found.append(Level(start, end, float(row @ values), variance**0.5, df))
+    return found
 
 
 def _calmed(values: Array, spreads: Array) -> Array:
@@ -180,18 +177,6 @@ def _merged(
         if not weak:
             return kept
         kept.remove(max(weak, key=lambda change: change.probability).index)
-
-
-def _levels(values: Array, precision: Array, scatter: Covariance, changes: Sequence[ChangePoint]) -> list[Level]:
-    starts = [0, *(change.index for change in changes)]
-    parts = list(zip(starts, [*starts[1:], len(values)], strict=True))
-    design = np.array([[float(start <= index < end) for start, end in parts] for index in range(len(values))])
-    weights = np.linalg.solve(design.T @ precision @ design, design.T @ precision)
-    found = []
-    for (start, end), row in zip(parts, weights, strict=True):
-        variance, df = scatter.variance(row)
-        found.append(Level(start, end, float(row @ values), variance**0.5, df))
-    return found
 
 
 # Timeline: what one case took on one machine kind, run by run, with who shares what of its scatter.

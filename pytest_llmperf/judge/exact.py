@@ -124,10 +124,9 @@ def count_checks(
         found.append(
             metric.check(
                 value,
-                baseline=baseline,
+                baseline,
                 tolerance=0.0,
                 limit=baseline,
-                change=value / baseline - 1 if baseline else None,
                 verdict=verdict,
                 detail="" if verdict == "pass" or newest is None else _named(name, newest, gate),
             )

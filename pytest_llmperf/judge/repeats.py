@@ -112,9 +112,8 @@ class Repeats:
         most = min(most, high + _NOT_ONE_A_STEP) if is_costly else most
         return row.check(
             value,
-            baseline=high,
+            high,
             limit=most,
-            change=value / high - 1 if high else None,
             verdict="pass" if value <= most else "regressed" if is_costly else "changed",
             detail=f"{low:g} to {high:g} in {self.launches} launches that were not alike",
         )
@@ -286,15 +285,8 @@ def first_loss_checks(
     are_same = all(mine[name] == theirs[name] for name in {*mine} & {*theirs} - {"python", "numpy"})
     if abs(now - then) <= limit or not (ratio or are_same):
         return ()
-    check = METRICS["first_loss"].check(
-        now,
-        baseline=then,
-        tolerance=_LOST,
-        limit=then + math.copysign(limit, now - then),
-        change=now / then - 1 if then else None,
-        verdict="regressed",
-        detail=ratio,
-    )
+    most = then + math.copysign(limit, now - then)
+    check = METRICS["first_loss"].check(now, then, tolerance=_LOST, limit=most, verdict="regressed", detail=ratio)
     return (check,)
 
 

@@ -215,10 +215,9 @@ def _check(name: str, now: StaticStep, stored: StaticStep, *, gates: bool) -> Ch
         verdict = more if value > baseline else fewer
     return METRICS[name].check(
         value,
-        baseline=baseline,
+        baseline,
         tolerance=0.0 if gates else None,
         limit=baseline if gates else None,
-        change=value / baseline - 1 if baseline else None,
         verdict=verdict if gates else None,
         detail="" if is_same else first_n(_moved(mine, theirs, unit), 8),
     )

@@ -94,9 +94,11 @@ class Metric:
             raise TypeError(f"{self.name} is not read off launches")
         return self.of(launches)
 
-    def check(self, value: float, **more: Any) -> Check:
-        """A check of ``value``; ``more`` are other fields."""
-        return Check(metric=self.name, value=value, unit=self.unit, higher_is_better=self.higher_is_better, **more)
+    def check(self, value: float, baseline: float | None = None, **more: Any) -> Check:
+        """A check of ``value`` beside ``baseline``; ``more`` are other fields."""
+        own = {"metric": self.name, "unit": self.unit, "higher_is_better": self.higher_is_better}
+        change = value / baseline - 1 if baseline else None
+        return Check(**{**own, "value": value, "baseline": baseline, "change": change, **more})
 
 
 # Up to here the centre of some launches is their mean; from here on their median, which one outlier cannot move.

@@ -54,8 +54,8 @@ def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     if exposed:
         yield METRICS["exposed_communication_share"].check(median(exposed))
     if data := data_wait(launches):
-        yield METRICS["data_wait_seconds"].check(data.seconds)
-        yield METRICS["data_wait_share"].check(data.share)
+        yield METRICS["data_wait_seconds"].check(data[0])
+        yield METRICS["data_wait_share"].check(data[1])
     saved = [size for launch in launches if (size := launch.seen.weights.checkpoint_bytes)]
     if saved:
         yield METRICS["checkpoint_bytes"].check(float(max(saved)))

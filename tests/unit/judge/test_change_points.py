@@ -22,7 +22,7 @@ from pytest_llmperf.judge.case_histories import (
     groups,
     histories,
 )
-from pytest_llmperf.judge.change_points import FALSE_ALARM, Covariance, Timeline, find_levels
+from pytest_llmperf.judge.change_points import FALSE_ALARM, Covariance, Timeline, find_changes, levels_between
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.run.history import scattering
@@ -48,25 +48,25 @@ def independent(num: int, sd: float) -> Covariance:
 
 def test_a_step_is_found_at_its_first_value() -> None:
     logs = [0.0] * 10 + [0.03] * 10
-    found = find_levels(logs, independent(20, 0.005), range(20))
-    (change,) = found.changes
+    (change,) = found = find_changes(logs, independent(20, 0.005), range(20))
     assert change.index == 10
     assert change.log == pytest.approx(0.03)
-    assert [(level.start, level.end) for level in found.levels] == [(0, 10), (10, 20)]
-    assert [level.log for level in found.levels] == pytest.approx([0.0, 0.03])
+    levels = levels_between(logs, independent(20, 0.005), found)
+    assert [(level.start, level.end) for level in levels] == [(0, 10), (10, 20)]
+    assert [level.log for level in levels] == pytest.approx([0.0, 0.03])
 
 
 def test_what_comes_back_is_two_changes() -> None:
     logs = [0.0] * 8 + [0.04] * 6 + [0.0] * 8
-    found = find_levels(logs, independent(22, 0.005), range(22))
-    assert [change.index for change in found.changes] == [8, 14]
+    found = find_changes(logs, independent(22, 0.005), range(22))
+    assert [change.index for change in found] == [8, 14]
 
 
 @pytest.mark.parametrize("place", [0, 7, 19])
 def test_one_run_that_was_slow_is_no_level(place: int) -> None:
     logs = [0.0] * 20
     logs[place] = 0.5
-    assert find_levels(logs, independent(20, 0.005), range(20)).changes == ()
+    assert find_changes(logs, independent(20, 0.005), range(20)) == []
 
 
 @pytest.mark.parametrize("num", [2, 3, 5])
@@ -74,10 +74,10 @@ def test_one_run_that_was_slow_is_no_level(place: int) -> None:
 def test_how_far_few_runs_are_off_is_told_in_full(num: int, at_the_end: bool) -> None:
     logs = [0.0] * 12 + [0.3] * num
     logs = logs if at_the_end else logs[::-1]
-    found = find_levels(logs, independent(len(logs), 0.005), range(len(logs)))
-    (change,) = found.changes
+    (change,) = found = find_changes(logs, independent(len(logs), 0.005), range(len(logs)))
     assert abs(change.log) == pytest.approx(0.3)
-    assert sorted(level.log for level in found.levels) == pytest.approx([0.0, 0.3], abs=1e-9)
+    levels = levels_between(logs, independent(len(logs), 0.005), found)
+    assert sorted(level.log for level in levels) == pytest.approx([0.0, 0.3], abs=1e-9)
 
 
 def test_two_nights_of_a_large_loss_are_told_in_full() -> None:
@@ -90,34 +90,34 @@ def test_two_nights_of_a_large_loss_are_told_in_full() -> None:
 
 def test_one_odd_run_of_a_level_is_still_drawn_to_it() -> None:
     logs = [0.0] * 10 + [0.05] * 4 + [0.9] + [0.05] * 5
-    found = find_levels(logs, independent(20, 0.005), range(20))
-    assert [change.index for change in found.changes] == [10]
-    assert found.levels[1].log == pytest.approx(0.05, abs=0.005)
+    found = find_changes(logs, independent(20, 0.005), range(20))
+    assert [change.index for change in found] == [10]
+    assert levels_between(logs, independent(20, 0.005), found)[1].log == pytest.approx(0.05, abs=0.005)
 
 
 def test_what_is_too_small_to_matter_is_none() -> None:
     logs = [0.0] * 30 + [0.004] * 30
-    assert find_levels(logs, independent(60, 0.0005), range(60)).changes == ()
+    assert find_changes(logs, independent(60, 0.0005), range(60)) == []
 
 
 @given(st.integers(1, 12), st.floats(-0.1, 0.1))
 def test_few_values_are_one_level_or_two(num: int, step: float) -> None:
     logs = [0.0 if number < num // 2 else step for number in range(num)]
-    found = find_levels(logs, independent(num, 0.005), range(num))
-    assert len(found.levels) == len(found.changes) + 1
-    assert found.levels[0].start == 0
-    assert found.levels[-1].end == num
+    found = find_changes(logs, independent(num, 0.005), range(num))
+    levels = levels_between(logs, independent(num, 0.005), found)
+    assert len(levels) == len(found) + 1
+    assert (levels[0].start, levels[-1].end) == (0, num)
     if num < 4:
-        assert not found.changes
+        assert not found
 
 
 @given(st.lists(st.floats(-0.05, 0.05), min_size=4, max_size=30), st.floats(-3, 3))
 @example([-0.03125, -0.03125, -0.015569690159707189, 0.0, 0.0], 1.0)
 @examples(25)
 def test_only_differences_count(logs: list[float], by: float) -> None:
-    here = find_levels(logs, independent(len(logs), 0.005), range(len(logs)))
-    there = find_levels([log + by for log in logs], independent(len(logs), 0.005), range(len(logs)))
-    assert [change.index for change in here.changes] == [change.index for change in there.changes]
+    here = find_changes(logs, independent(len(logs), 0.005), range(len(logs)))
+    there = find_changes([log + by for log in logs], independent(len(logs), 0.005), range(len(logs)))
+    assert [change.index for change in here] == [change.index for change in there]
 
 
 @pytest.mark.parametrize("hosts", [lambda night: night, lambda night: night // 10, lambda _: 0])
@@ -229,7 +229,7 @@ def test_of_several_launches_of_a_run_each_counts() -> None:
 
 def test_each_change_holds_beside_the_others() -> None:
     levels = [-0.01] * 6 + [0.01] * 5 + [0.02] * 11 + [0.03] * 18
-    found = find_levels(levels, independent(40, 0.005), range(40)).changes
+    found = find_changes(levels, independent(40, 0.005), range(40))
     assert len(found) == 2
     assert all(change.probability * 37 < FALSE_ALARM for change in found)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.analysis.waits import DataWait, data_wait
+from pytest_llmperf.analysis.waits import data_wait
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.baseline_comparison import steps_notes
@@ -98,16 +98,16 @@ def test_a_share_is_of_the_step_and_no_more_than_the_worst_launch_has(pairs: lis
     found = data_wait(launches)
     assert found is not None
     shares = [data / (data + rest) for data, rest in pairs]
-    assert min(shares) <= found.share <= max(shares) < 1
-    assert min(data for data, _ in pairs) <= found.seconds <= max(data for data, _ in pairs)
+    seconds, share = found
+    assert min(shares) <= share <= max(shares) < 1
+    assert min(data for data, _ in pairs) <= seconds <= max(data for data, _ in pairs)
 
 
 def test_where_no_launch_has_a_trace_nobody_knows() -> None:
     assert data_wait([replace(launch_of(SPEC), trace=replace(trace_of({}), none="lost"))]) is None
-    assert DataWait(0.004, 0.04).is_notable is False
 
 
-@pytest.mark.parametrize(("data", "notes"), [(0.035, ["waits for data: 35 ms a step (41 % of it)"]), (0.001, [])])
+@pytest.mark.parametrize(("data", "notes"), [(0.035, ["waits for data: 35 ms a step (41 % of it)"]), (0.0025, [])])
 def test_a_verdict_tells_how_long_a_step_waits_for_data(data: float, notes: list[str]) -> None:
     trace = replace(trace_of({"kernel": {"gemm": 50}}), data_seconds=data, step_seconds=0.05 + data)
     launch = replace(launch_of(SPEC), trace=trace)
