@@ -1,7 +1,5 @@
-"""What a training costs in money and energy. Pure.
-
-Linear billing: so much for each GPU-hour, whatever the number of GPUs. Prices are in any one currency.
-"""
+"""What a training costs in money and energy: so much for each GPU-hour, however many GPUs, in any one currency.
+Pure."""
 
 from __future__ import annotations
 

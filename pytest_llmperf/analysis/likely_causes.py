@@ -1,8 +1,5 @@
-"""Likely causes: what a change of counts is known to come from, in a few words each. Pure.
-
-Each looks at counts, which are exact, and stays silent where they do not fit: a difference that nobody knows is told by
-its parts alone. The words are ASCII.
-"""
+"""Likely causes: what a change of counts, which are exact, is known to come from, in a few words of ASCII each. What
+does not fit is told by its parts alone. Pure."""
 
 from __future__ import annotations
 

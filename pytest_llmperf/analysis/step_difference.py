@@ -1,8 +1,6 @@
-"""StepDifference: of what the difference between two traced steps consists, part by part, and that in words. Pure.
-
-A part's change is that of its kernels' times; what the device waited for, it did nothing. Both together are the change
-of the step but for kernels that ran beside one another, which is told as unexplained.
-"""
+"""StepDifference: of what the difference between two traced steps consists, part by part, and that in words. A part's
+change is that of its kernels' times, or what the device waited for it. What kernels that ran beside one another make of
+their sum is told as unexplained. Pure."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Straggling: the rank, and its node, that holds the others up, and by how much; what all of them wait for. Pure.
 
-Ranks that meet in every step (DDP's all-reduce) all take the slowest one's time: their step times are equal, and do not
-say that the ranks are. Each rank's own work is its steps less what it waited for the exchange of gradients, where the
-record has that. What a chip can do by itself is told by its canary too, a product of matrices before the training
-begins: brief and on a cool chip, so that only a large difference counts.
-"""
+Ranks that meet in every step (DDP's all-reduce) all take the slowest one's time. Each rank's own work is its steps less
+what it waited for the exchange of gradients, where the record has that. What a chip can do by itself is told by its
+canary too, a product of matrices before the training: brief and on a cool chip, so that only much of it counts."""
 
 from __future__ import annotations
 
@@ -37,13 +35,6 @@ class Straggler:
     """By how much it takes longer than the rank in the middle of the others, a fraction."""
     error: float
     """Standard error of ``share``; 0 where a rank has one figure only."""
-    by: str
-    """``work`` or ``canary``."""
-
-    @property
-    def is_news(self) -> bool:
-        """Whether that is enough to matter, and beyond noise."""
-        return self.share > max(_NEWS if self.by == "work" else _NEWS_OF_CANARY, _BEYOND * self.error)
 
 
 def by_work(launch: Launch) -> Straggler | None:
@@ -57,7 +48,7 @@ def by_work(launch: Launch) -> Straggler | None:
         # Relative, of the median; of a single step nothing is known.
         known = len(steps) > 1
         errors[rank.rank] = _MEDIAN * stdev(steps) / fmean(steps) / math.sqrt(len(steps)) if known else math.inf
-    return _slowest(launch, seconds, errors, "work")
+    return _slowest(launch, seconds, errors)
 
 
 def by_canary(launch: Launch) -> Straggler | None:
@@ -65,23 +56,21 @@ def by_canary(launch: Launch) -> Straggler | None:
     rates = {rank.rank: rank.canary.get(_CANARY, 0.0) for rank in launch.ranks}
     if not all(rates.values()):
         return None
-    return _slowest(launch, {number: 1 / rate for number, rate in rates.items()}, dict.fromkeys(rates, 0.0), "canary")
+    return _slowest(launch, {number: 1 / rate for number, rate in rates.items()}, dict.fromkeys(rates, 0.0))
 
 
 def held_up(launches: Sequence[Launch]) -> tuple[str, ...]:
     """A line for each way in which one rank, on the same device, was slower in every launch."""
     found = []
-    for way in (by_work, by_canary):
-        told = [one for launch in launches if (one := way(launch)) is not None and one.is_news]
+    for way, least, line in (
+        (by_work, _NEWS, "holds the others up: it works {} longer on a step than the rank in the middle"),
+        (by_canary, _NEWS_OF_CANARY, "took {} longer for a matrix product than the rank in the middle"),
+    ):
+        slowest = filter(None, map(way, launches))
+        told = [one for one in slowest if one.share > max(least, _BEYOND * one.error)]
         if told and len(told) == len(launches) and len({(one.rank, one.device) for one in told}) == 1:
             last, percent = told[-1], f"{median(one.share for one in told) * 100:.1f} %"
-            who = f"rank {last.rank} ({last.host}, {last.device})"
-            if last.by == "canary":
-                found.append(f"{who} took {percent} longer for a matrix product than the rank in the middle")
-            else:
-                found.append(
-                    f"{who} holds the others up: it works {percent} longer on a step than the rank in the middle"
-                )
+            found.append(f"rank {last.rank} ({last.host}, {last.device}) {line.format(percent)}")
     return tuple(found)
 
 
@@ -98,7 +87,7 @@ def _all_tell(launch: Launch) -> bool:
     return all(rank.waiting_seconds for rank in launch.ranks)
 
 
-def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, float], by: str) -> Straggler | None:
+def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, float]) -> Straggler | None:
     if len(launch.ranks) == 1:
         return None
     slowest = max(launch.ranks, key=lambda rank: seconds[rank.rank])
@@ -107,7 +96,7 @@ def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, 
     # The middle of several is better known than any of them: this errs on the quiet side.
     error = math.hypot(errors[slowest.rank], median(errors[number] for number in others))
     share = seconds[slowest.rank] / middle - 1
-    return Straggler(slowest.rank, slowest.host, slowest.device, share, error, by)
+    return Straggler(slowest.rank, slowest.host, slowest.device, share, error)
 
 
 # Waits for data: for how long a step's device did nothing, because its host was inside the loader.

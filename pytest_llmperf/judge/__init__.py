@@ -1,5 +1,3 @@
-"""From launches to a verdict. Pure, but for ``store.py``, which reads and writes baselines.
-
-``validity`` says whether a launch may count, ``policy`` by what it is judged, ``verdict`` decides with ``stats``,
-``exact`` without tolerance, ``acceptance`` what may become a baseline. ``gpu_knowledge`` knows why launches differ.
-"""
+"""From launches to a verdict: whether a launch may count (``validity``), by what it is judged (``policy``, ``stats``),
+what is decided (``verdict``, ``exact``), what may become a baseline (``acceptance``), why launches differ (``gpu_…``).
+Pure, but for ``store``, which reads and writes baselines."""

@@ -1,12 +1,10 @@
 """Change points of a series whose scatter has known parts: E-divisive (Matteson and James 2014) in the metric of that
 scatter, divided and merged as Hunter does it (Fleming et al. 2023); docs/explanation/history.md has the formulas.
 
-Nights are not exchangeable: all that ran on one host share its deviation. So a step is a generalised least squares
-estimate beside all others, and where a series leaves one host for another its variance is that of two hosts, however
-many nights there are. The candidate whose change is most standard errors is divided at, if Student's t (degrees of
-freedom: Satterthwaite) says so at a level that all candidates share (Bonferroni); at the end the weakest goes while
-one does not hold beside the others.
-"""
+All that ran on one host share its deviation. So a step is a generalised least squares estimate beside all others, and
+between two hosts its variance is that of two hosts, however many nights there are. The candidate whose change is most
+standard errors is divided at, if Student's t says so at a level that all share (Bonferroni); at the end the weakest
+goes while one does not hold beside the others."""
 
 from __future__ import annotations
 
@@ -91,7 +89,9 @@ def find_changes(logs: Sequence[float], scatter: Covariance, runs: Sequence[int]
         if best is None or not _holds(_change(values, precision, scatter, found, best), len(candidates)):
             break
         found = sorted([*found, best])
-    starts = _merged(values, precision, scatter, found, len(candidates))
+    starts = found
+    while weak := [one for one in _changes(values, precision, scatter, starts) if not _holds(one, len(candidates))]:
+        starts.remove(max(weak, key=lambda change: change.probability).index)
     # Two runs that agree at an end are in the minority around them: how far they are off is told by them alone.
     return _changes(_calmed_between(logs, scatter, starts), precision, scatter, starts)
 
@@ -165,18 +165,6 @@ def _holds(change: ChangePoint, num_candidates: int) -> bool:
 
 def _changes(values: Array, precision: Array, scatter: Covariance, starts: Sequence[int]) -> list[ChangePoint]:
     return [_change(values, precision, scatter, [each for each in starts if each != one], one) for one in starts]
-
-
-def _merged(
-    values: Array, precision: Array, scatter: Covariance, found: Sequence[int], num_candidates: int
-) -> list[int]:
-    kept = list(found)
-    while True:
-        changes = _changes(values, precision, scatter, kept)
-        weak = [change for change in changes if not _holds(change, num_candidates)]
-        if not weak:
-            return kept
-        kept.remove(max(weak, key=lambda change: change.probability).index)
 
 
 # Timeline: what one case took on one machine kind, run by run, with who shares what of its scatter.

@@ -1,10 +1,7 @@
-"""Exact counts: what a step does, held against the baseline's without tolerance. Pure.
-
-Two launches of one spec with the same versions run the same kernels the same number of times on every host of a machine
-kind (docs/explanation/traces.md: how often that was seen). So one launch decides. What costs time and is easily
-written by mistake - a wait for the device, a copy, a broken graph - is ``regressed``; another number of kernels at the
-same speed is ``changed`` (decision 29).
-"""
+"""Exact counts: what a step does, held against the baseline's without tolerance, by one launch: of one spec and the
+same versions all run the same kernels as often on every host of a machine kind (docs/explanation/traces.md). What costs
+time and is easily written by mistake, a wait, a copy, a broken graph, is ``regressed``, all else ``changed`` (decision
+29). Pure."""
 
 from __future__ import annotations
 
@@ -72,10 +69,9 @@ class StoredTrace:
 
 def other_counts(launch: Launch) -> dict[str, float]:
     """What a launch counted by other means than its trace."""
-    found = {name: launch.evidence.get(row.evidence) for name, row in counts().items() if row.evidence}
     # Of what is not compiled, nothing breaks.
-    kept = {name: count for name, count in found.items() if isinstance(count, int) and not isinstance(count, bool)}
-    return {name: float(count) for name, count in kept.items()}
+    found = ((name, launch.evidence.get(row.evidence)) for name, row in counts().items() if row.evidence)
+    return {name: float(count) for name, count in found if isinstance(count, int) and not isinstance(count, bool)}
 
 
 def _sum(stored: StoredTrace) -> str:
@@ -102,9 +98,8 @@ def count_checks(
         told = [count for launch in launches if (count := count_of(launch, name)) is not None]
         if not told or (name in COUNTED and (newest is None or name not in newest.trace.metrics)):
             continue
-        baseline = None
-        if gate is not None:
-            baseline = (counts_of(gate.trace) if name in COUNTED else gate.counts).get(name)
+        held = {} if gate is None else counts_of(gate.trace) if name in COUNTED else gate.counts
+        baseline = held.get(name)
         if gate is None or baseline is None:
             found.append(metric.check(min(told)))
             continue
@@ -121,16 +116,8 @@ def count_checks(
             then = named(name, gate.trace)
             others = [named(name, launch.trace) != then for launch in launches if launch.trace]
             verdict = "changed" if all(others) else "pass"
-        found.append(
-            metric.check(
-                value,
-                baseline,
-                tolerance=0.0,
-                limit=baseline,
-                verdict=verdict,
-                detail="" if verdict == "pass" or newest is None else _named(name, newest, gate),
-            )
-        )
+        detail = "" if verdict == "pass" or newest is None else _named(name, newest, gate)
+        found.append(metric.check(value, baseline, tolerance=0.0, limit=baseline, verdict=verdict, detail=detail))
     return tuple(found)
 
 
@@ -272,8 +259,10 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
         newest, then = told[-1]
         for name in sorted({*facts, *then}):
             value, seen = facts.get(name, _ABSENT), [theirs.get(name, _ABSENT) for _, theirs in told]
-            same = _same_dropout if topic == "setup.dropout" else _same
-            if _UNKNOWN in (value, seen[-1]) or any(same(value, each) for each in seen):
+            if topic == "setup.dropout" and not all(_HOW_OFTEN.search(str(each)) for each in (value, *seen)):
+                # Older records tell a probability, and not how many modules have it.
+                value, *seen = (_HOW_OFTEN.sub("", str(each)) for each in (value, *seen))
+            if _UNKNOWN in (value, seen[-1]) or any(_same(value, each) for each in seen):
                 continue
             if not _is_explained(topic, name, (seen[-1], value), partial(_upgraded, launch, newest)):
                 yield f"{_label(topic, name)}: {_shown(seen[-1])} -> {_shown(value)}"
@@ -352,13 +341,6 @@ def _same(a: Any, b: Any) -> bool:
 
 
 _HOW_OFTEN = re.compile(r" x\d+")
-
-
-def _same_dropout(a: Any, b: Any) -> bool:
-    """Older records tell a probability, and not how many modules have it."""
-    if _HOW_OFTEN.search(str(a)) and _HOW_OFTEN.search(str(b)):
-        return _same(a, b)
-    return _HOW_OFTEN.sub("", str(a)) == _HOW_OFTEN.sub("", str(b))
 
 
 def _shown(value: Any) -> str:

@@ -1,9 +1,6 @@
 """Pairs: launches of two sides that took turns on the same hardware: what one spec brings over another, and bounds on
-that; and on which side of the middle between a good and a bad end of a history others are. Pure.
-
-What is counted is decided by one pair. Speed is decided by a sequential test: a candidate is on the side of the middle
-that it is shown to be, with a given probability of error over all looks (Bonferroni).
-"""
+that; and on which side of the middle between a good and a bad end of a history others are. Counts are decided by one
+pair, speed by a sequential test with a given probability of error over all looks (Bonferroni). Pure."""
 
 from __future__ import annotations
 
@@ -323,11 +320,9 @@ def side_of_difference(difference: Difference, yardstick: Yardstick, *, alpha: f
     reach = needed * difference.error**2 / sure if sure else math.inf
     if abs(beyond) > min(reach, quantile(1 - alpha / budget, difference.df) * difference.error):
         return Look(False, "bad" if beyond > 0 else "good")
-    ahead = Outlook.of(difference, Rule(alpha=alpha, budget=budget))
+    ahead, far = Outlook.of(difference, Rule(alpha=alpha, budget=budget)), quantile(1 - alpha / budget, difference.df)
     nearest = needed * ahead.error**2 / sure if sure else math.inf
-    if ahead.left and abs(beyond) + ahead.moves > min(
-        nearest, quantile(1 - alpha / budget, difference.df) * ahead.error
-    ):
+    if ahead.left and abs(beyond) + ahead.moves > min(nearest, far * ahead.error):
         return Look(True)
     num = len(difference.each)
     where = f"{math.expm1(difference.log):+.1%} of step time, too near the middle between good and bad"

@@ -1,9 +1,7 @@
 """Repeats: what of a user's own training was the same in all launches that recorded it, and so is exact of it. Pure.
 
-Nobody knows beforehand what of a script repeats: it may seed nothing, draw rows of other lengths, send tokens to other
-experts. So it is found out (decision 69). What repeated is held without tolerance as long as versions and hardware are
-the same. Of the rest, counts are held as a range, losses as a band, memory by what holds for any case.
-"""
+Nobody knows beforehand what of a script repeats, so it is found out (decision 69). What did is held without tolerance
+by the same versions and hardware. Of the rest counts are held as a range, losses as a band, memory as of any case."""
 
 from __future__ import annotations
 
@@ -187,10 +185,10 @@ def _first_other(losses: Sequence[float], then: Sequence[float], most: int) -> t
 
 
 def _first_bytes(then: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> tuple[str, int, int] | None:
-    for before, after in zip(then, now, strict=False):
-        for step, (old, new) in enumerate(zip(before, after, strict=False)):
-            if old != new:
-                return f"memory after step {step}" if step else "peak of allocated memory", old, new
+    ranks = (enumerate(zip(before, after, strict=False)) for before, after in zip(then, now, strict=False))
+    others = ((step, old, new) for rank in ranks for step, (old, new) in rank if old != new)
+    for step, old, new in others:
+        return f"memory after step {step}" if step else "peak of allocated memory", old, new
     return None
 
 

@@ -1,7 +1,4 @@
-"""Static steps: where they are stored, and each held against its stored one: exact with the same versions.
-
-Decision 30 says what follows from a figure that moved.
-"""
+"""Static steps, where they are stored, and each held against its stored one: exact by one version (decision 30)."""
 
 from __future__ import annotations
 
@@ -84,11 +81,8 @@ class StepStore:
 
 def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[Entry]:
     """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
-    CPU or for GPUs as the run's are. ``is_static``: of a run without launches, which asks for static figures alone.
-
-    Raises:
-        BaselineError: a file that cannot be read.
-    """
+    CPU or for GPUs as the run's are. ``is_static``: of a run without launches, which asks for static figures alone;
+    BaselineError: a file that cannot be read."""
     found = [] if is_static else BaselineStore(root).entries(machine)
     kinds: list[type[StepBaseline | CurveBaseline]] = [StepBaseline] if is_static else [StepBaseline, CurveBaseline]
     for kind in kinds:
@@ -213,13 +207,9 @@ def _check(name: str, now: StaticStep, stored: StaticStep, *, gates: bool) -> Ch
     verdict: Verdict = "pass" if is_same else "changed"
     if value != baseline:
         verdict = more if value > baseline else fewer
+    held = {"tolerance": 0.0, "limit": baseline, "verdict": verdict} if gates else {}
     return METRICS[name].check(
-        value,
-        baseline,
-        tolerance=0.0 if gates else None,
-        limit=baseline if gates else None,
-        verdict=verdict if gates else None,
-        detail="" if is_same else first_n(_moved(mine, theirs, unit), 8),
+        value, baseline, **held, detail="" if is_same else first_n(_moved(mine, theirs, unit), 8)
     )
 
 

@@ -1,10 +1,8 @@
 """Whether a training still learns what it did, seed beside the same seed; and one training beside the truth, no further
 from it than rounding takes the plain form, else what differs. Pure.
 
-Curves are held by one-sided tests in both directions, as for MLPerf's reference convergence points, where also what
-converges faster is refused. A seed's order of rows and its initial weights are in both trainings of a pair and cancel;
-if they no longer do, pairs only scatter more, and the tests hold all the same.
-"""
+Curves are held by one-sided tests in both directions, as MLPerf refuses what converges faster, too. A seed's order of
+rows and its initial weights cancel in a pair; if they no longer do, pairs scatter more, and the tests hold."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Whether a launch may count at all: its arithmetic adds up, what was asked for was active, nobody else was there.
-
-Pure functions of a spec and a record. What they find makes a case ``invalid``, before any comparison.
-"""
+"""Whether a launch may count at all: its arithmetic adds up, what was asked for was active, nobody else was there. What
+is found makes a case ``invalid``, before any comparison. Pure."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_one_that_waits_least_works_longest_where_steps_are_equal() -> None:
     run = launch([0.1] * 4, waits=[0.006, 0.006, 0.002, 0.005])
     found = by_work(run)
     assert found is not None
-    assert (found.rank, found.is_news) == (2, True)
+    assert (found.rank, found.share > 0.02) == (2, True)
     assert found.share == pytest.approx(0.098 / 0.094 - 1)
     assert communication_share(run) == pytest.approx(0.02)  # what even the last one waits for is the exchange itself
     assert communication_share(launch([0.1] * 4)) is None
