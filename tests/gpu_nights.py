@@ -147,6 +147,17 @@ def flat(cases: Cases) -> list[Launch]:
     return [launch for launches in cases for launch in launches]
 
 
+def waiting_for_hosts(cases: Cases, sd: float) -> Cases:
+    """The same where the first case waits for its host, which is another one for each GPU and day."""
+
+    def moved(one: Launch) -> Launch:
+        (rank,) = one.ranks
+        factor = math.exp(random.Random(f"{rank.device} {one.started_at[:10]}").gauss(0.0, sd))
+        return replace(one, ranks=(replace(rank, step_seconds=tuple(factor * each for each in rank.step_seconds)),))
+
+    return [list(map(moved, cases[0])), *cases[1:]]
+
+
 def baseline_of(launches: Sequence[Launch], case: int = 0, machine: str = "h200") -> Baseline:
     entry = Accepted(recorded_at="2026-01-31T00:00:00Z", reason="", launches=len(launches), metrics={})
     spec = spec_of(case)

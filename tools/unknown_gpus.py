@@ -41,6 +41,7 @@ from pytest_llmperf.judge.stats import Difference, Experience, quantile
 from pytest_llmperf.judge.store import parse
 from pytest_llmperf.records.calibration import Calibration, Health, Place, host_of, site_of
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import verdict_fails
 from pytest_llmperf.records.steady_state import robust_sd
 from pytest_llmperf.support.interpreter import one_thread
 from tools import tables
@@ -165,6 +166,14 @@ class Gate:
 
         What others tell of the GPU is the same then: ``slower`` moves this case's own logarithms and nothing else.
         """
+        return self._judged(slower)[:2]
+
+    def fails_strictly(self, slower: float) -> bool:
+        """Whether the case fails under ``--perf-strict``."""
+        verdict, _, found = self._judged(slower)
+        return verdict_fails(verdict, strict=verdict != "inconclusive" or found.log > found.by_itself)
+
+    def _judged(self, slower: float) -> tuple[str, int, Difference]:
         log, verdict, num = math.log1p(slower), "inconclusive", 0
         tolerance, known = 0.0, None
         for num in range(1, min(RULE.budget, len(self.launches)) + 1):
@@ -179,14 +188,16 @@ class Gate:
         found = shifted(self.difference(num, at_end=False)[0], log)
         waits = self.then.waits and may_be_its_gpu(found, tolerance, RULE)
         if self.end is None or (verdict == _FAILED and not waits):
-            return verdict, num
+            return verdict, num, found
         found = shifted(self.difference(num, at_end=True)[0], log)
         closest = tolerance if known is None else known
         if known is not None:
             tolerance = min(tolerance, max(known, least_tolerance(found)))
         verdict = decide(found, tolerance, RULE).verdict or "inconclusive"
-        is_no_pass = verdict == "pass" and is_laid_to_its_gpu(found, closest) and not self._is_gpu_told
-        return "inconclusive" if is_no_pass else verdict, num
+        is_held = verdict == "pass" or (verdict == "inconclusive" and found.log <= found.by_itself)
+        if is_held and is_laid_to_its_gpu(found, closest) and not self._is_gpu_told:
+            return "inconclusive", num, replace(found, by_itself=-math.inf)
+        return verdict, num, found
 
     @cached_property
     def _is_gpu_told(self) -> bool:
@@ -797,18 +808,22 @@ _NIGHTS = tuple(
 )
 
 
+#: The columns of a table of them.
+NIGHTS = (
+    "world",
+    "slower",
+    "nights",
+    "fail",
+    "fail if strict",
+    "all told slower",
+    "cases inconclusive",
+    "green, silent",
+)
+
+
 def nights(num: int, model: Model, seed: int) -> _Rows:
     """Of whole nights on a GPU that nobody knows: in how many something fails, or is not shown to hold."""
-    yield (
-        "world",
-        "slower",
-        "nights",
-        "fail",
-        "fail if strict",
-        "all told slower",
-        "cases inconclusive",
-        "green, silent",
-    )
+    yield NIGHTS
     for world in _NIGHTS:
         for added in (0.0, 0.05) if not world.bad_tonight else (0.0,):
             source = random.Random(f"{seed} {world.name}")  # noqa: S311
@@ -849,17 +864,19 @@ def _whole_night(machines: Machines, night: int, log: float) -> tuple[list[str],
     run = [(case, [each.slower(log) for each in launches]) for case, launches in machines.tonight(night)]
     first = [launches[0] for _, launches in run]
     knowledge = replace(machines.knowledge, seen=tuple(machines.calibrations(first)), _told={})
-    end, verdicts, at_launch = _by(knowledge, first), list[str](), list[str]()
+    end, verdicts, strictly = _by(knowledge, first), list[str](), list[bool]()
     for number, (case, launches) in enumerate(run):
         stored = machines.by_case[case.digest]
         then = _by(knowledge, first[:number], waits=len(run) > FEWEST_CASES)
         gate = Gate(launches, stored, then, end)
         verdicts.append(gate.outcome(0.0)[0])
-        at_launch.append(replace(gate, then=replace(then, waits=False), end=None).outcome(0.0)[0])
+        # What is undecided waits for the run's end.
+        at_launch = replace(gate, then=replace(then, waits=False), end=None).outcome(0.0)[0]
+        strictly += [at_launch not in ("pass", "inconclusive"), gate.fails_strictly(0.0)]
     change = common_change(cast("Knowledge", end.knowledge))
     common = change.verdict(POLICY.tolerances[RATE], RULE) if change else "pass"
-    fails = "regressed" in (*verdicts, common)
-    strict = fails or common == "inconclusive" or {*verdicts, *at_launch} != {"pass"}
+    fails = any(verdict_fails(verdict, strict=False) for verdict in (*verdicts, common))
+    strict = fails or verdict_fails(common, strict=True) or any(strictly)
     told = bool(change and change.log > 0 and (change.is_news or common != "pass"))
     said = {"fails": fails, "strict": strict, "told": told, "silent": not (strict or told)}
     return [name for name, is_said in said.items() if is_said], verdicts.count("inconclusive")

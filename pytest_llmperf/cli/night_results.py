@@ -13,7 +13,7 @@ from typing import Any
 from pytest_llmperf.cli.night_tests import LeftOut, Tests, ended, silent, skipped, some_of, unjudged
 from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError
-from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS
+from pytest_llmperf.records.result import FAILING, VERDICTS, verdict_fails
 from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.report.exports import case_table
 from pytest_llmperf.report.results_json import ExportedCase, counted, failed_tests, tests_of
@@ -177,9 +177,9 @@ def _of_whole_runs(parts: Sequence[ResultsFile]) -> tuple[list[str], list[str]]:
     """A line for each run about all its cases together: what has failed it, and what is only noted."""
     failing, notes = [], []
     for part in parts:
-        fails = FAILING_IF_STRICT if part.document.suite and part.document.suite.strict else FAILING
+        is_strict = bool(part.document.suite and part.document.suite.strict)
         for common in part.document.common.values():
-            if common.verdict in fails:
+            if verdict_fails(common.verdict, strict=is_strict):
                 failing.append(f"{part.path.name}: {common.told or 'all cases: ' + common.verdict}")
             elif common.told:
                 notes.append(f"{part.path.name}: {common.told}")

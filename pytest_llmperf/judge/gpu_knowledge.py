@@ -13,6 +13,7 @@ from pytest_llmperf.judge.gpu_panel import (
     EFFECTS_DF,
     FACTORS,
     LOADING_SD,
+    CellSums,
     Incidence,
     Loading,
     Measurement,
@@ -31,7 +32,6 @@ from pytest_llmperf.judge.gpu_panel import (
     observations_of,
     predicted,
     robust,
-    told_by,
     unit_of,
 )
 from pytest_llmperf.judge.stats import Noise, Scatter, Spread, prior_of, within_sessions
@@ -49,6 +49,8 @@ _ALIKE = 0.95
 _LEAST_OWN = 0.001
 # It moves no figure by a hundredth of a per cent after half as many.
 _ROUNDS = 15
+# Degrees of freedom from which on the own spread of a case that is unlike the others is taken for known: five units.
+_KNOWN_BY = 3.0
 # Fewer units, or cases that were seen on several, tell GPUs and cases not apart.
 _LEAST_UNITS, _LEAST_SERIES = 3, 3
 
@@ -95,14 +97,20 @@ def _better(model: Model, panel: Panel) -> Model:
         weight = _BEFORE.usual.df / (_BEFORE.usual.df + len(several))
         log = weight * math.log(_BEFORE.usual.sd) + (1 - weight) * math.log(shown.sd)
         usual = Spread(max(_LEAST_OWN, math.exp(log)), shown.df)
-    own = {name: _own(total, df, usual) for name, total, df in zip(panel.series, totals, dfs, strict=True)}
-    return Model(effects=_spread(model, panel, found), loadings=loadings, own=own, usual=usual)
+    left = dict(zip(panel.series, zip(totals, dfs, strict=True), strict=True))
+    own = {name: _own(*each, usual) for name, each in left.items()}
+    alone = frozenset(name for name, each in left.items() if _stands_alone(*each, usual))
+    return Model(effects=_spread(model, panel, found), loadings=loadings, own=own, usual=usual, alone=alone)
+
+
+def _stands_alone(total: float, df: float, usual: Spread) -> bool:
+    return df >= 1 and total / df > usual.sd**2 * float(special.fdtri(df, usual.df, _ALIKE))
 
 
 def _own(total: float, df: float, usual: Spread) -> Spread:
     """Of one series: what is left of it, moderated by what is usual; of one that is not like the others, that alone. A
     case that waits for its host scatters ten times as much as most do: halfway to these is too little for it."""
-    if df >= 1 and total / df > usual.sd**2 * float(special.fdtri(df, usual.df, _ALIKE)):
+    if _stands_alone(total, df, usual):
         return Spread(math.sqrt(total / df), df)
     sd = math.sqrt((usual.df * usual.sd**2 + total) / (usual.df + df))
     return Spread(max(sd, _LEAST_OWN), usual.df + df)
@@ -230,7 +238,8 @@ class _Sums:
             return 0.0, 0.0
         panel = Panel.of(stored, first=self.units)
         variances = cell_variances(self._model, panel) + loading_variances(self._model, panel)
-        return told_by(panel, design_of(self._model, panel), variances)
+        told = CellSums.of(panel, design_of(self._model, panel), variances)
+        return told.information, told.sums
 
 
 @dataclass(frozen=True)
@@ -302,6 +311,7 @@ class Knowledge:
             # A host that a launch waits for, say, is there in the next one too.
             lasting=same,
             gpu_df=math.inf if self.tells_of(map(unit_of, candidates), series, calibrations) else EFFECTS_DF,
+            stands_alone=series in self.model.alone and own.df >= _KNOWN_BY,
         )
 
     def told(self, series: str, more: Iterable[Observation] = ()) -> Posterior:

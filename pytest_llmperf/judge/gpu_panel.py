@@ -192,7 +192,7 @@ Rest: TypeAlias = tuple[Array, Array, Array]
 
 
 @dataclass(frozen=True)
-class _CellSums:
+class CellSums:
     """What cells tell by themselves of the unknowns of a design (cells x unknowns)."""
 
     each: Array
@@ -204,7 +204,7 @@ class _CellSums:
     sums: Array
 
     @classmethod
-    def of(cls, panel: Panel, design: Array, variances: Array, rest: Rest | None = None) -> _CellSums:
+    def of(cls, panel: Panel, design: Array, variances: Array, rest: Rest | None = None) -> CellSums:
         num, width, weights = len(panel.series), design.shape[1], 1 / variances
         each, logs = (np.bincount(panel.of_series, values, num) for values in (weights, weights * panel.logs))
         # A cell moves with a few of many unknowns: those of its unit.
@@ -226,7 +226,7 @@ class _CellSums:
 class Prediction:
     """The best linear unbiased one of the unknowns of a design."""
 
-    told: _CellSums
+    told: CellSums
     covariance: Array
     """Of the errors of ``means``."""
 
@@ -258,15 +258,9 @@ class Prediction:
         return float(((shares.T @ self.pull[place]) ** 2).sum() - told)
 
 
-def told_by(panel: Panel, design: Array, variances: Array) -> tuple[Array, Array]:
-    """Of the unknowns of ``design`` what its cells tell by themselves: a precision, and sums weighted by it."""
-    told = _CellSums.of(panel, design, variances)
-    return told.information, told.sums
-
-
 def predicted(panel: Panel, design: Array, prior: Array, variances: Array, rest: Rest | None = None) -> Prediction:
     """Of the unknowns of ``design``, whose covariance is ``prior``; ``variances`` are those of the cells."""
-    told = _CellSums.of(panel, design, variances, rest)
+    told = CellSums.of(panel, design, variances, rest)
     covariance = np.linalg.solve(np.eye(len(prior)) + prior @ told.information, prior)
     return Prediction(told, (covariance + covariance.T) / 2)
 
@@ -292,7 +286,7 @@ def doubted(panel: Panel, design: Array, prior: Array, variances: Array, rest: R
         moves = np.linalg.solve(np.eye(len(own)) + lost @ fitted, lost)
     weighed = variances.copy()
     weighed[own] *= far
-    return Prediction(_CellSums.of(panel, design, weighed, rest), first.covariance - reach @ moves @ reach.T)
+    return Prediction(CellSums.of(panel, design, weighed, rest), first.covariance - reach @ moves @ reach.T)
 
 
 def residuals(panel: Panel, design: Array, found: Prediction) -> Array:
@@ -343,6 +337,8 @@ class Model:
     own: Mapping[str, Spread] = field(default_factory=dict)
     """By series: what one launch on another unit is off by itself."""
     usual: Spread = _OWN
+    alone: frozenset[str] = frozenset()
+    """Series that scatter unlike the others, as those do that wait for their host: their own spread is theirs alone."""
 
     def loading(self, series: str) -> Loading:
         return self.loadings.get(series) or expected_loading(0.0, series)

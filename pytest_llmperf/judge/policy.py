@@ -20,8 +20,6 @@ from pytest_llmperf.records.result import Verdict
 from pytest_llmperf.records.steady_state import ENOUGH, PassingRange, PassingRanges
 from pytest_llmperf.support.user_input import hint, is_positive
 
-# The decision on speed after some launches: a verdict, or that another launch is worth its cost.
-
 #: So many launches, or pairs, have to show an alarm, or praise, each by itself: one that went wrong must not do
 #: (decision 9).
 CONFIRMED_BY = 2

@@ -46,9 +46,10 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
             check = replace(check, tolerance=min(check.tolerance, least))
         found = speed_check(replace(check, detail=""), difference, rule).check
         closest = found.known_tolerance or found.tolerance
-        if is_told or found.verdict != "pass" or closest is None or not is_laid_to_its_gpu(difference, closest):
+        is_held = found.verdict == "pass" or found.is_by_itself
+        if is_told or not is_held or closest is None or not is_laid_to_its_gpu(difference, closest):
             return found
-        return replace(found, verdict="inconclusive", detail=ONLY_ITS_GPU)
+        return replace(found, verdict="inconclusive", detail=ONLY_ITS_GPU, by_itself=None)
 
     checks = tuple(map(again, result.checks))
     verdict = worst_of(check.verdict for check in checks)
@@ -64,7 +65,8 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
 
 def is_laid_to_its_gpu(difference: Difference, tolerance: float) -> bool:
     """Whether a loss beyond ``tolerance``, the closest, passes for what its GPU is believed to do."""
-    return difference.of_gpus >= _LEAST_TAKEN and difference.log + difference.of_gpus > math.log1p(tolerance)
+    beyond = max(math.log1p(tolerance), difference.by_itself)
+    return difference.of_gpus >= _LEAST_TAKEN and difference.log + difference.of_gpus > beyond
 
 
 # The change that all cases of a run have in common, once what their GPUs are known to do is taken off.

@@ -1,10 +1,9 @@
 """How launches of one spec scatter when nothing has changed, and how far some are from others beside that.
 
-All is of the logarithm of their median step time, where +5 % and -5 % weigh the same. A launch's is a mean plus
-independent deviations: of the host, of the site (the very GPUs), of the session (that site on that day) and of the
-launch, each known by a standard deviation and how well that is known. A launch is the unit of evidence: its steps share
-hardware, allocator and clocks.
-"""
+All is of the logarithm of their median step time, where +5 % and -5 % weigh the same: a mean plus independent
+deviations of the host, of the site (the very GPUs), of the session (that site on that day) and of the launch, each
+known by a standard deviation and how well that is known. A launch is the unit of evidence: its steps share hardware and
+clocks."""
 
 from __future__ import annotations
 
@@ -70,6 +69,8 @@ class Scatter:
     """Which of them share what keeps one from knowing its own median."""
     gpu_df: float = math.inf
     """By how many degrees of freedom it is known what a GPU may do of which nothing tells by itself."""
+    stands_alone: bool = False
+    """Whether the case scatters unlike all others, as enough units show."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +309,8 @@ def _between_groups(
 _NEXT_TO_NOTHING = 1e-16
 # What that costs in precision: the variance of a median over that of a mean, at most.
 _MEDIAN_VARIANCE = math.pi / 2
+# How often an unchanged launch of a case that scatters unlike all others is no slower than that.
+_BY_ITSELF = 0.995
 
 
 @dataclass(frozen=True)
@@ -326,6 +329,8 @@ class Difference:
     gpu_df: float = math.inf
     """By how many degrees of freedom it is known what a GPU may do of which nothing tells by itself; infinite where
     something tells of all of them."""
+    by_itself: float = -math.inf
+    """Of a case that scatters unlike all others: up to which ``log`` it is slower elsewhere when nothing changed."""
 
 
 class Effects(Protocol):
@@ -377,6 +382,7 @@ def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects
         each=each,
         of_gpus=centre(slower(logs)) - centre(each) if found.shifts.any() else 0.0,
         gpu_df=found.gpu_df,
+        by_itself=quantile(_BY_ITSELF, df) * math.sqrt(variance) if found.stands_alone else -math.inf,
     )
 
 

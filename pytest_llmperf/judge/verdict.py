@@ -1,7 +1,4 @@
-"""From launches and a baseline to a verdict: numbers in, a decision and its reason out. Pure.
-
-What is held against what, how much it may change and how speed is decided is ``policy.py``'s.
-"""
+"""From launches and a baseline to a verdict: numbers in, a decision and its reason out, by ``policy.py``. Pure."""
 
 from __future__ import annotations
 
@@ -142,12 +139,9 @@ def _impossible(extra: Sequence[Check]) -> Iterator[str]:
 
 
 def _new(metric: Metric, launches: Sequence[Launch], tolerance: float | None) -> Check:
-    return metric.check(
-        metric.read(launches),
-        detail=metric.detail(launches) if metric.detail else "",
-        tolerance=tolerance,
-        verdict=None if tolerance is None else "new",
-    )
+    detail = metric.detail(launches) if metric.detail else ""
+    verdict = None if tolerance is None else "new"
+    return metric.check(metric.read(launches), detail=detail, tolerance=tolerance, verdict=verdict)
 
 
 #: The reason of a case that nothing is stored of.
@@ -159,6 +153,10 @@ WAITS = (
     "slower than its limit when it was launched, on a GPU that nothing told of (no baseline, no comparable calibration,"
     " few other cases): decided at the run's end; a calibration (--perf-calibration auto, the default) tells at once"
 )
+
+
+#: Of a speed that is undecided, in a strict run.
+AT_THE_END = "its speed was undecided when it was launched: the run's end decides, by what other cases tell of its GPU"
 
 
 @dataclass(frozen=True)
@@ -255,6 +253,7 @@ def speed_check(check: Check, difference: Difference, rule: Rule) -> Decided:
     sign = -1 if check.higher_is_better else 1
     check = replace(
         check,
+        by_itself=abs(math.expm1(sign * difference.by_itself)) if difference.by_itself > 0 else None,
         limit=check.value / ratio * math.exp(sign * decision.alarm_log),
         # Told as the metric changes: a step that takes twice as long is half the rate.
         detectable=seen / (1 + seen) if check.higher_is_better else seen,
@@ -279,7 +278,11 @@ def sentence(check: Check) -> str:
         return f"{beside[0]} as in the baseline, others by name ({check.detail})"
     for word, value in (("baseline", check.baseline), ("limit", check.limit)):
         beside += [] if value is None else [f"{word} {in_sentence(value, check.unit)}"]
-    return ", ".join(beside) + ("" if check.change is None else f" ({percent(check.change)})")
+    told = ", ".join(beside) + ("" if check.change is None else f" ({percent(check.change)})")
+    if check.by_itself is None or check.verdict != "inconclusive":
+        return told
+    where = "within" if check.is_by_itself else "beyond"
+    return f"{told}, {where} the {check.by_itself * 100:.1f} % that this case loses elsewhere when nothing changed"
 
 
 # Phases: start, imports, the model, a checkpoint: each twice as long and some seconds more is a loss, never by one
@@ -322,17 +325,8 @@ def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Pol
         if not seconds <= most:  # also true of NaN
             verdict = "regressed" if len(weighed) >= CONFIRMED_BY else "inconclusive"
         undecided |= verdict == "inconclusive" and len(launches) < policy.rule.budget
-        checks.append(
-            metric.check(
-                seconds,
-                baseline=usual,
-                tolerance=tolerance,
-                limit=most,
-                change=seconds / usual - 1 if usual else None,
-                verdict=verdict,
-                detail=OF_ONE_LAUNCH if verdict == "inconclusive" else "",
-            )
-        )
+        detail = OF_ONE_LAUNCH if verdict == "inconclusive" else ""
+        checks.append(metric.check(seconds, usual, tolerance=tolerance, limit=most, verdict=verdict, detail=detail))
         if verdict == "pass" and not worst[0] <= worst[2]:
             notes.append(f"{name} {worst[0]:.3g} s in one launch, {seconds:.3g} s in another: the shortest counts")
     return PhaseChecks(tuple(checks), undecided, tuple(notes))
@@ -360,27 +354,21 @@ _TOLERANCE = 0.1
 def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget: int) -> tuple[Check, ...]:
     """The check of what ``launches`` leave behind a step; none where nothing counted it. More than the limit is a loss
     also where nothing is stored. ``accepted`` are the baseline's with the last reason."""
-    growth = [launch.allocated_growth for launch in launches if launch.allocated_growth is not None]
-    if not growth:
+    grown = [launch for launch in launches if launch.allocated_growth is not None]
+    if not grown:
         return ()
     usual = min((launch.allocated_growth or 0.0 for launch in accepted), default=0.0)
     limit = max(MOST_GROWTH, usual * (1 + _TOLERANCE))
-    whole, seen = horizon([launch for launch in launches if launch.allocated_growth is not None])
+    whole, seen = horizon(grown)
     value = min(launch.allocated_growth or 0.0 for launch in whole)
     is_held = bool(accepted) or value > limit  # a new case has figures to show, and no loss
     verdict: Verdict | None = "pass" if is_held and not seen else None
     if value > limit:
-        is_confirmed = sum(each > limit for each in growth) >= min(CONFIRMED_BY, budget)
+        is_confirmed = sum((each.allocated_growth or 0.0) > limit for each in grown) >= min(CONFIRMED_BY, budget)
         verdict = "regressed" if is_confirmed else "inconclusive"
-    check = METRICS[GROWTH].check(
-        value,
-        baseline=usual if accepted else None,
-        tolerance=_TOLERANCE if is_held else None,
-        limit=limit,
-        verdict=verdict,
-        detail=seen or (OF_ONE_LAUNCH if verdict == "inconclusive" else ""),
-    )
-    return (check,)
+    detail = seen or (OF_ONE_LAUNCH if verdict == "inconclusive" else "")
+    held = {"tolerance": _TOLERANCE if is_held else None, "limit": limit, "verdict": verdict, "detail": detail}
+    return (METRICS[GROWTH].check(value, usual if accepted else None, change=None, **held),)
 
 
 def is_doubted(judgement: Judgement) -> bool:

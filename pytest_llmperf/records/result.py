@@ -25,8 +25,11 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 PLANNED: Literal["planned"] = "planned"
 #: Those of a case that does not hold.
 FAILING: frozenset[str] = frozenset[Verdict]({"invalid", "regressed", "new"})
-#: The same where nothing is let through that somebody would have to look at.
-FAILING_IF_STRICT: frozenset[str] = FAILING | {"improved", "inconclusive", "changed"}
+
+
+def verdict_fails(verdict: str, *, strict: bool) -> bool:
+    """Whether a verdict fails a run; under ``--perf-strict`` all do that somebody would have to look at."""
+    return verdict in FAILING or (strict and verdict in ("improved", "inconclusive", "changed"))
 
 
 # What a user chooses of a training, as changes and histories name it.
@@ -80,6 +83,9 @@ class Check:
     """Between which the change is, nine times in ten, where statistics of launches decided."""
     detectable: float | None = None
     """The smallest change this gate would have seen, as a fraction."""
+    by_itself: Number | None = None
+    """Of a speed that scatters from host to host unlike all others: the loss that it has when nothing changed, at most;
+    a fraction."""
     verdict: Verdict | None = None
     """``None`` for a metric that gates nothing."""
     detail: str = ""
@@ -87,6 +93,12 @@ class Check:
     @property
     def gates(self) -> bool:
         return self.tolerance is not None
+
+    @property
+    def is_by_itself(self) -> bool:
+        """Whether it is undecided, and its loss no more than it has on other hosts when nothing changed."""
+        loss = -(self.change or 0.0) if self.higher_is_better else self.change or 0.0
+        return self.verdict == "inconclusive" and self.by_itself is not None and loss <= self.by_itself
 
     @property
     def times_slower(self) -> float | None:
@@ -178,6 +190,17 @@ class CaseResult:
     """The test of this run whose launches these are, where it asked for the same before."""
     shared_launches: int = 0
     """How many of ``launches``, its first ones, another test of this run has made and tells of too."""
+
+    def fails(self, *, strict: bool, is_over: bool = True) -> bool:
+        """Whether it fails a run; under ``--perf-strict`` for all that somebody would have to look at. Speeds that are
+        undecided, and nothing else, do not where they scatter so from host to host by themselves (decision 74), nor
+        before the run ``is_over``, which judges them once more."""
+        unsettled = [check for check in self.checks if check.verdict not in (None, "pass")]
+        is_else = self.changed or self.launches_before or (self.loss_curve and self.loss_curve.verdict == "undecided")
+        if self.verdict == "inconclusive" and unsettled and not is_else:
+            are_speeds = all(check.verdict == "inconclusive" and check.low is not None for check in unsettled)
+            strict &= not are_speeds or (is_over and not all(check.is_by_itself for check in unsettled))
+        return not self.updated and (verdict_fails(self.verdict, strict=strict) or (strict and bool(self.changed)))
 
     def check(self, metric: str) -> Check | None:
         """The check of this metric, or of what stands in its place, if the case has one."""

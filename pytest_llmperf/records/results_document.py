@@ -64,6 +64,8 @@ class Figure:
     change: Number | None = None
     detectable: Number | None = None
     """The smallest change that this gate would have seen."""
+    by_itself: Number | None = None
+    """The loss that this case, unlike all others, has on other hosts when nothing changed, at most."""
     interval: tuple[Number, Number] | None = None
     """Between which the change is, nine times in ten."""
     verdict: str = ""
@@ -192,7 +194,7 @@ class CommonChange:
     gpus: int | None = None
     is_known: bool | None = None
     is_calibrated: bool | None = None
-    together: bool | None = None
+    together: Number | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changed_evidence, changes, count_checks, trace_notes
-from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
 from pytest_llmperf.judge.policy import Policy, Reference, passing_ranges
 from pytest_llmperf.judge.repeats import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.stats import disagreement
@@ -82,10 +81,8 @@ class BaselineComparison:
     ) -> None:
         """``launches`` are those that another test of this run has made of the same spec."""
         self._caller, self._run, self._spec, self._scaling = caller, caller.run, spec, scaling
-        # A loss may be decided at the run's end where enough cases may be on its GPU by then to tell of that. A strict
-        # run passes nothing till then, and a recording one accepts no loss without a reason.
-        settings = self._run.settings
-        waits = self._run.num_gates > FEWEST_CASES and not settings.strict and settings.update in (None, "prune")
+        # A strict run passes no loss till its end.
+        waits = self._run.judges_later and not self._run.settings.strict
         self._policy = replace(caller.policy(spec), waits=waits)
         begun = () if launches else self._run.job.begun(caller.nodeid, spec.digest)
         self._num_begun = len(begun)  # what an earlier start of the SLURM job has launched, and not concluded
@@ -259,7 +256,8 @@ def contradictions(spec: Spec, launches: tuple[Launch, ...], inactive: frozenset
     return tuple(dict.fromkeys(lines))
 
 
-_MOST_STALLED = 0.01
+# Of a step: from here on they are worth a note.
+_MOST_STALLED, _NOTABLE_WAIT = 0.01, 0.05
 
 # Of a line that has to say more.
 _MOST_DIFFERENT, _MOST_FILES = 2, 3
@@ -276,8 +274,8 @@ def steps_notes(launches: Sequence[Launch], baseline: Baseline | None, policy: P
     if stalls > _MOST_STALLED:
         yield f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out"
     wait = data_wait(launches)
-    if wait and wait.is_notable:
-        yield f"waits for data: {wait.seconds * 1000:.3g} ms a step ({wait.share * 100:.0f} % of it)"
+    if wait and wait[1] >= _NOTABLE_WAIT:
+        yield f"waits for data: {wait[0] * 1000:.3g} ms a step ({wait[1] * 100:.0f} % of it)"
     least, most = (choose(launch.peak_reserved_bytes for launch in launches) for choose in (min, max))
     if most > least * (1 + policy.tolerances.get(MEMORY, math.inf)):
         yield f"peak memory of its launches: {memory(least, 2)} to {memory(most, 2)}; the leanest counts"

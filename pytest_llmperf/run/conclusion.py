@@ -15,12 +15,12 @@ from pytest_llmperf.judge.baseline import Baseline, BaselineStore, CapacityBasel
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import METRIC, Narrow, judge_efficiency
 from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError
-from pytest_llmperf.judge.verdict import NEW, Judgement, joined
+from pytest_llmperf.judge.verdict import AT_THE_END, NEW, Judgement, joined
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import ParityOrder, TrainingErrors
 from pytest_llmperf.records.metrics import METRICS
-from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult
+from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.failure_message import different
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.findings import CaseFailedError, Concluded, DidNotTrainError
@@ -50,12 +50,14 @@ def conclude(caller: Caller, case: Case, concluded: Concluded) -> Concluded:
 
 
 def _found(caller: Caller, case: Case, concluded: Concluded) -> Concluded:
-    result, strict = concluded.result, caller.run.settings.strict
+    run, result = caller.run, concluded.result
+    fails = result.fails(strict=run.settings.strict)
+    if fails and run.judges_later and not result.fails(strict=run.settings.strict, is_over=False):
+        fails, result = False, replace(result, notes=tuple(dict.fromkeys((*result.notes, AT_THE_END))))
     caller.findings.results.append(result)
-    fails = result.verdict in (FAILING_IF_STRICT if strict else FAILING) or (strict and bool(result.changed))
     # Two that took turns have no baseline to be accepted into; what was measured under a fault is never recorded.
     is_kept = bool(case.baselines) and not result.launches_before and not any(validity.injected(result.launches))
-    return replace(concluded, fails=fails and not result.updated, is_acceptable=is_kept)
+    return replace(concluded, result=result, fails=fails, is_acceptable=is_kept)
 
 
 @contextmanager
@@ -303,7 +305,9 @@ class Scaling:
             return judgement
         batch = METRICS["global_batch_tokens"].check(float(launches[0].tokens_per_step))
         if self.narrow is None:
-            judgement = replace(judgement, checks=(*judgement.checks, batch))
+            # What a case does by itself on other hosts excuses no floor that was not held.
+            held = (replace(check, by_itself=None) if self.unheld else check for check in judgement.checks)
+            judgement = replace(judgement, checks=(*held, batch))
             is_unheld = bool(self.unheld) and judgement.verdict in ("pass", "improved", "changed")
             return replace(judgement, verdict="inconclusive", reason=self.unheld) if is_unheld else judgement
         found = judge_efficiency(launches, baseline, self.narrow, self.policy, self.caller.terms.efficiency)

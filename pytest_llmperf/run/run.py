@@ -225,6 +225,15 @@ class Run(Hardware):
             self._knowledge = len(launches), stored.with_seen(launches)
         return self._knowledge[1]
 
+    @property
+    def judges_later(self) -> bool:
+        """Whether its end judges speeds once more, by what enough cases tell of their GPUs. Who records does not wait:
+        no loss is accepted without a reason."""
+        from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
+
+        is_many = self.num_gates > FEWEST_CASES and self.settings.update in (None, "prune")
+        return is_many and self.knowledge_stored is not None
+
     @cached_property
     def revision(self) -> Revision:
         """The tree's under rootdir; asked for only where something is recorded."""

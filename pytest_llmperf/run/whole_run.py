@@ -11,9 +11,10 @@ from pytest_llmperf.analysis.cost import Price, price_per_million, tokens_per_pr
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.policy import Rule
 from pytest_llmperf.judge.run_effects import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
+from pytest_llmperf.judge.verdict import AT_THE_END
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE
-from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Check, Verdict
+from pytest_llmperf.records.result import FAILING, CaseResult, Check, Verdict, verdict_fails
 from pytest_llmperf.records.results_document import Planned, Skipped
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import one_line
@@ -58,13 +59,13 @@ class WholeRun:
 
     @property
     def fails(self) -> bool:
-        return self.verdict in FAILING or (self.is_strict and self.verdict == "inconclusive")
+        return verdict_fails(self.verdict, strict=self.is_strict)
 
     @property
     def line(self) -> str:
         """Empty where it is no news."""
         change, unclear = self.change, sum(map(_is_its_gpus_alone, self.results))
-        if change is None or not (change.is_news or self.verdict in FAILING_IF_STRICT) or change.together < MOST:
+        if change is None or not (change.is_news or self.verdict != "pass") or change.together < MOST:
             told = f"{unclear} of {len(self.results)} cases inconclusive: slower beyond tolerance, {_UNTOLD}; {_ASK}"
             return told if unclear else ""
         low, high = sorted(abs(each) * 100 for each in change.interval)
@@ -119,12 +120,12 @@ def _judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
     settings, baselines = run.settings, {each[0].digest: each for each in before if each}
     rule = Rule.allowing(settings.alarms_a_month, max(run.num_gates, len(results)), settings.max_launches)
     # As for a case by itself; what failed by itself has failed.
-    failing = FAILING_IF_STRICT if settings.strict else FAILING
     found, regressed, undecided = list[CaseResult](), list[LateVerdict](), list[LateVerdict]()
     for result in results:
         baseline = baselines.get(result.digest) if _is_judged(result, run.machine_kind) else None
         later = judged_later(result, baseline, knowledge, rule) if baseline else result
-        is_late = later.verdict in failing and result.verdict not in failing
+        has_failed = result.fails(strict=settings.strict, is_over=AT_THE_END not in result.notes)
+        is_late = later.fails(strict=settings.strict) and not has_failed
         if is_late and not _is_its_gpus_alone(later):  # one line tells of all these
             (regressed if later.verdict in FAILING else undecided).append(LateVerdict(later, result.verdict))
         found.append(later)
@@ -137,6 +138,7 @@ def _judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
     verdict = change.verdict(median(held), rule) if change and is_held else "pass"
     if verdict not in FAILING and any(map(_is_its_gpus_alone, found)):
         verdict = "inconclusive"
+    undecided = [] if verdict_fails(verdict, strict=settings.strict) else undecided  # which the line of all cases tells
     return WholeRun(found, regressed, undecided, change, verdict, settings.strict)
 
 

@@ -9,11 +9,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_llmperf.judge.verdict import WAITS
+from pytest_llmperf.cli.night_results import gather
+from pytest_llmperf.judge.verdict import AT_THE_END, WAITS
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from tests.golden import Golden
-from tests.gpu_nights import World, baseline_of, case_log, spec_of
+from tests.gpu_nights import Cases, World, baseline_of, case_log, spec_of, waiting_for_hosts
 from tests.plugin.conftest import Project
 from tests.shelf import keep
 
@@ -64,11 +65,14 @@ def night(project: Project) -> Project:
     """Ten cases with baselines of other GPUs."""
     project.pytester.makeconftest(_CONFTEST)
     project.pytester.makepyfile(test_mine=_CASES)
+    store(project, World(seed=9).history())
+    return project
+
+
+def store(project: Project, stored: Cases) -> None:
     gpu = Gpu(index=0, uuid="GPU-0", name="NVIDIA H200", memory_bytes=140 * 2**30)
     kind = Machine(gpus=(gpu,), cpu_name="Fake CPU", cores=8).gpu_kind
-    stored = World(seed=9).history()
     keep(project.path / "baselines", *(baseline_of(launches, case, kind) for case, launches in enumerate(stored)))
-    return project
 
 
 def run(night: Project, slower: float, *options: str, gpu: float = _GPU) -> tuple[pytest.RunResult, dict[str, Any]]:
@@ -156,3 +160,25 @@ def test_what_all_lose_on_a_new_gpu_is_inconclusive_and_fails_a_strict_run_by_on
     assert result.ret == (pytest.ExitCode.TESTS_FAILED if is_strict else pytest.ExitCode.OK)
     errors = junit_errors(night.path / "out.xml")
     assert [name for name, _ in errors] == ["all cases"] * is_strict
+
+
+@pytest.mark.parametrize(
+    ("slower", "is_red", "workers"), [(0.06, False, ()), (0.12, True, ()), (0.12, True, ("-n", "2"))]
+)
+def test_a_strict_run_lets_a_case_do_what_it_does_by_itself_on_other_hosts_and_no_more(
+    night: Project, slower: float, is_red: bool, workers: tuple[str, ...], golden: Golden
+) -> None:
+    store(night, waiting_for_hosts(World(seed=9).history(), 0.03))
+    result, document = run(night, slower, "--perf-strict", *workers, gpu=-0.005)
+    assert result.ret == document["exit_code"] == int(is_red)
+    result.assert_outcomes(passed=10, errors=int(is_red))
+    first = next(each for each in document["results"] if each["id"] == spec_of(0).id)
+    assert {each["verdict"] for each in document["results"]} == {"pass", "inconclusive"}
+    assert first["verdict"] == "inconclusive"
+    rate = first["metrics"]["tokens_per_second_per_gpu"]
+    assert (-rate["change"] > rate["by_itself"]) is is_red
+    assert (AT_THE_END in first.get("notes", ())) is is_red
+    name = "not shown to hold, by what the whole run knows"
+    assert [told for told, _ in junit_errors(night.path / "out.xml")] == [name] * is_red
+    golden.lines(result.stdout, f"{spec_of(0).id}: inconclusive: ")
+    assert gather([night.path / "out.json"], []).headline.startswith("red" if is_red else "green")

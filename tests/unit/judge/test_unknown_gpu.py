@@ -14,10 +14,10 @@ from pytest_llmperf.judge.gpu_panel import EFFECTS_DF
 from pytest_llmperf.judge.policy import Policy, Rule, decide, may_be_its_gpu
 from pytest_llmperf.judge.run_effects import ONLY_ITS_GPU, judged_later
 from pytest_llmperf.judge.stats import Difference
-from pytest_llmperf.judge.verdict import WAITS, Judgement, judge
+from pytest_llmperf.judge.verdict import WAITS, Judgement, judge, sentence
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch
-from tests.gpu_nights import Cases, World, baseline_of, flat, result_of
+from tests.gpu_nights import Cases, World, baseline_of, flat, result_of, waiting_for_hosts
 
 RATE = "tokens_per_second_per_gpu"
 RULE = Rule.allowing(1.0, 10, 4)
@@ -175,3 +175,72 @@ def test_where_nobody_came_it_is_decided_by_what_there_is(world: World, knowledg
     result = result_of(launches, stored[0], policy_of(knowledge))
     assert result.verdict == "inconclusive"
     assert judged_later(result, stored[0], knowledge.with_seen(launches), RULE).verdict == "regressed"
+
+
+# Of a case that waits for its host, which is the first one, from GPU to GPU.
+HOST_BOUND_SD = 0.03
+
+
+@pytest.fixture(scope="module")
+def bound(stored: Cases) -> Cases:
+    return waiting_for_hosts(stored, HOST_BOUND_SD)
+
+
+@pytest.fixture(scope="module")
+def of_bound(bound: Cases) -> Knowledge:
+    found = Knowledge.of(bound)
+    assert found is not None
+    return found
+
+
+def tonight(world: World, slower: float, case: int = 0, of_all: float = 0.0) -> tuple[list[Launch], list[Launch]]:
+    """Launches of ``case``, and of the nine others, on a GPU that nobody knows."""
+    own = [world.launch(case, UNSEEN, slower=slower + of_all) for _ in "abcd"]
+    return own, flat([[world.launch(other, UNSEEN, slower=of_all)] for other in range(10) if other != case])
+
+
+@pytest.mark.parametrize(("slower", "fails"), [(-0.03, False), (0.03, False), (0.06, False), (0.12, True)])
+def test_a_strict_run_lets_a_case_do_what_it_does_by_itself_on_other_hosts(
+    world: World, of_bound: Knowledge, bound: Cases, slower: float, fails: bool
+) -> None:
+    launches, others = tonight(world, slower)
+    knowledge = of_bound.with_seen([*launches, *others])
+    result = result_of(launches, bound[0], policy_of(knowledge))
+    later = judged_later(result, bound[0], knowledge, RULE)
+    check = later.check(RATE)
+    assert check is not None
+    assert check.by_itself is not None
+    assert 0.06 < check.by_itself < 0.14
+    assert (later.verdict, check.is_by_itself) == ("inconclusive", not fails)
+    assert later.fails(strict=True) is fails
+    where = "beyond" if fails else "within"
+    assert f"{where} the {check.by_itself * 100:.1f} % that this case loses elsewhere when nothing" in sentence(check)
+    assert f"{where} the" in later.reason
+
+
+def test_other_cases_and_young_baselines_have_nothing_by_themselves(
+    world: World, of_bound: Knowledge, bound: Cases
+) -> None:
+    launches, others = tonight(world, 0.0, case=1)
+    alike = stats.difference(launches, bound[1], of_bound.with_seen([*launches, *others]))
+    assert math.isinf(alike.by_itself)
+    # On so few units nobody knows what it does elsewhere.
+    few = [sorted(case, key=lambda one: one.ranks[0].device)[:4] for case in bound[:1]]
+    young = Knowledge.of([*few, *bound[1:]])
+    assert young is not None
+    launches, others = tonight(world, 0.05)
+    found = stats.difference(launches, few[0], young.with_seen([*launches, *others]))
+    assert math.isinf(found.by_itself)
+
+
+def test_what_its_gpu_alone_would_explain_is_not_what_a_case_does_by_itself(
+    world: World, of_bound: Knowledge, bound: Cases
+) -> None:
+    launches, others = tonight(world, 0.08, of_all=0.05)
+    knowledge = of_bound.with_seen([*launches, *others])
+    result = result_of(launches, bound[0], policy_of(knowledge))
+    later = judged_later(result, bound[0], knowledge, RULE)
+    check = later.check(RATE)
+    assert check is not None
+    assert (check.verdict, check.detail, check.is_by_itself) == ("inconclusive", ONLY_ITS_GPU, False)
+    assert later.fails(strict=True)
