@@ -25,7 +25,7 @@ JOINTS = {
     "cli/commands/report": 13,
     "cli/commands/tune": 14,
     "launch/local": 13,
-    "run/baseline_comparison": 26,
+    "run/baseline_comparison": 25,
     "run/bisection": 17,
     "run/capacity": 17,
     "run/cases": 20,
