@@ -120,16 +120,13 @@ def _untried(tuning: Tuning) -> Iterator[str]:
         yield f"and {len(tuning.refused) - _MOST} more reasons (--json has them all)"
     if tuning.too_large:
         yield f"{tuning.too_large:,} of those looked at do not fit"
-    if tuning.memory_errors is not None:
-        low, high = map(formats.percent, tuning.memory_errors)
-        yield f"reserved memory was {low} to {high} of what was predicted for tensors"
     if tuning.left:
         yield f"{tuning.left:,} promised too little, or no time was left for them"
     if tuning.unseen:
         yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
 
 
-_TOLD = "ended refused too_large left unseen neighbours_left memory_errors unkept notes".split()
+_TOLD = "ended refused too_large left unseen neighbours_left unkept notes".split()
 
 
 def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:

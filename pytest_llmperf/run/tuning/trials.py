@@ -190,8 +190,6 @@ class Tuning:
     """How many of a large space were not even looked at."""
     neighbours_left: int = 0
     """How many of those left differ from the best by one choice, and are not known to be slower."""
-    memory_errors: tuple[float, float] | None = None
-    """The least and the largest of what trials had reserved over what was predicted that tensors take, minus 1."""
     limit_bytes: int = 0
     """What each rank may hold; 0: nobody looked."""
     ended: str = ""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, Field, Objective, Outcome, Search, Trial, front
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, Field, Outcome, Search, Trial, front
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.run.case import Caller
@@ -66,7 +66,6 @@ class MemoryForecast:
         self._asked: dict[TrainSpec, int] = {}
         self._bounds: dict[TrainSpec, _Bounds] = {}
         self._peaks: dict[TrainSpec, int] = {}
-        self._ratios: list[float] = []
 
     def close(self) -> None:
         """End what predicts."""
@@ -113,17 +112,10 @@ class MemoryForecast:
         if trial.is_too_large:
             bounds = self._bounds_of(spec)
             bounds.fails = min(bounds.fails, spec.micro_batch_size)
-        elif trial.is_measured and spec in self._peaks:
-            self._ratios.append(trial.peak_reserved_bytes / self._peaks[spec])
 
     def least(self) -> tuple[TrainSpec, int] | None:
         """Return what takes the least memory of all that was looked at, and its predicted bytes."""
         return min(self._peaks.items(), key=lambda one: one[1], default=None)
-
-    @property
-    def errors(self) -> tuple[float, float] | None:
-        """The least and the largest of what trials had reserved over what was predicted that tensors take, minus 1."""
-        return (min(self._ratios) - 1, max(self._ratios) - 1) if self._ratios else None
 
     def _known(self, spec: TrainSpec) -> bool | None:
         """Whether it fits, as far as other sizes tell: of more sequences none takes less."""
@@ -223,96 +215,19 @@ class Standing:
     """In words; empty where a trial has ended, and one is looked for."""
 
 
-class _Stage:
-    """The trials of one search."""
-
-    def __init__(
-        self,
-        objective: Objective,
-        specs: Sequence[TrainSpec],
-        field: Field,
-        forecast: MemoryForecast,
-        watch: Callable[[str], None],
-    ) -> None:
-        """``watch`` hears, without words, of each trial as it ends."""
-        self.specs, self._objective, self._forecast, self._watch = tuple(specs), objective, forecast, watch
-        self.numbers = {spec: number for number, spec in enumerate(self.specs)}
-        self.search = Search(field, STEPS)
-        self.tried: list[Tried] = []
-        self.too_large: set[int] = set()
-        # Told of as a reason; whoever wants one can name it in a space of its own.
-        self.known_to_fail = [spec for spec in self.specs if known_failure(spec)]
-        if len(self.known_to_fail) < len(self.specs):
-            self.search.excluded |= {self.numbers[spec] for spec in self.known_to_fail}
-
-    def run(self, trials: Trials, until: float, end_seconds: Callable[[], float], instead: TrainSpec | None) -> None:
-        """Trials, as long as there is time for them before ``until`` and what comes after them.
-
-        The first one is made however little time there is: of ``instead``, which takes the least memory, where the
-        first of all does not fit.
-        """
-        for spec, trial in trials.known(self.specs).items():
-            self.note(Tried(spec, trial, was_kept=True))
-        while (number := self._next(until, end_seconds())) is not None:
-            spec = self.specs[number] if instead is None or self.tried else instead
-            trial = trials.make(spec, until - end_seconds() + _OVERTIME)
-            self.note(Tried(spec, trial))
-            if trial.kind == "never-started":
-                raise CaseFailedError(f"{spec.id}: {trial.failure}")
-
-    @property
-    def best(self) -> Tried | None:
-        """The best of those measured."""
-        order = self.search.in_order()
-        spec = self.specs[order[0]] if order else None
-        return next((one for one in reversed(self.tried) if one.spec == spec), None)
-
-    def _next(self, until: float, end_seconds: float) -> int | None:
-        seconds = until - time.monotonic() - end_seconds
-        if seconds <= 0 and (self.tried or self.search.excluded - self.too_large):
-            return None
-        if self.tried and all(one.trial.is_too_large for one in self.tried) and not self.too_large:
-            # Next of all what asks for the least: where that ran out of memory too nothing fits.
-            least = self.numbers[by_settings(self.specs)]
-            if least in self.search.outcomes:
-                self.too_large |= set(self.search.left)
-                self.search.excluded |= self.too_large
-            return least if least in self.search.left else None
-        # What does not fit changes what is worth a trial; memory of what may come next is predicted beside a launch.
-        while order := list(islice(self.search.promising(max(seconds, 0.0)), 1 + _AHEAD)):
-            self._forecast.ask(self.specs[number] for number in order)
-            if self._forecast.fits(self.specs[order[0]]):
-                return order[0]
-            self.too_large.add(order[0])
-            self.search.excluded.add(order[0])
-            if time.monotonic() >= until:
-                break
-        return None
-
-    def note(self, tried: Tried) -> None:
-        """Learn from a trial."""
-        spec, trial = tried.spec, tried.trial
-        self.tried.append(tried)
-        outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds)
-        outcome = Outcome(
-            self._objective.log_of(trial),
-            trial.step_seconds,
-            outside_seconds=outside if trial.is_measured and not tried.was_kept else None,
-            is_spoilt=bool(trial.disturbances),
-        )
-        self.search.tell(self.numbers[spec], outcome)
-        if not trial.disturbances:
-            self._forecast.learn(spec, trial)
-        self._watch("")
-
-
 class Tuner:
-    """One caller's search."""
+    """One caller's search: trials as long as there is time for them and for what comes after them, and its end."""
+
+    _specs: tuple[TrainSpec, ...]
+    _numbers: dict[TrainSpec, int]
+    _search: Search
+    _forecast: MemoryForecast
 
     def __init__(self, caller: Caller, order: TuningOrder, watch: Callable[[Standing], None] = lambda _: None) -> None:
         self._caller, self._run, self._order, self._watch = caller, caller.run, order, watch
         self._until = 0.0
-        self._stage: _Stage | None = None
+        self._tried: list[Tried] = []
+        self._too_large: set[int] = set()
         self._end: Final | None = None
 
     def run(self) -> Tuning:
@@ -321,52 +236,109 @@ class Tuner:
         Raises:
             CaseFailedError: nothing of the space can run here.
         """
-        begun = time.monotonic()
-        self._until = self._run.until = begun + self._order.seconds - min(_CLOSING, self._order.seconds / 10)
-        trials = Trials(self._caller, max(_TRIAL_LEAST, _TRIAL_SHARE * self._order.seconds))
+        order, begun = self._order, time.monotonic()
+        self._until = self._run.until = begun + order.seconds - min(_CLOSING, order.seconds / 10)
+        trials = Trials(self._caller, max(_TRIAL_LEAST, _TRIAL_SHARE * order.seconds))
         limit, why = self._limit_bytes(), ""
-        forecast = MemoryForecast(limit)
+        self._forecast = MemoryForecast(limit)
         try:
             with suppress(SpecError):  # then something else comes first
-                forecast.ask([self._order.space.first])  # beside what follows: to look at a large space takes seconds
-            candidates = self._runnable(self._order.space.candidates())
-            specs = candidates.specs
-            tuning = Tuning(begun_at=specs[0], refused=candidates.refused, left=len(specs), unseen=candidates.unseen)
+                self._forecast.ask([order.space.first])  # beside what follows: to look at a large space takes seconds
+            candidates = self._runnable(order.space.candidates())
+            self._begin(candidates.specs)
             try:
-                tuning = self._searched(tuning, candidates, forecast, trials)
+                self._find(candidates, trials)
             except KeyboardInterrupt:
                 why = "interrupted"
             except RunEndedError as error:
                 why = str(error)
         finally:
-            forecast.close()
+            self._forecast.close()
             self._run.until = math.inf
-        if why and self._stage is not None:
-            tuning = self._known(self._stage, candidates, forecast)
-        if why and self._end is not None:
-            tuning = self._end.found
+        tuning = self._end.found if self._end else self._known(candidates)
         if not why and not tuning.tried and tuning.left:
             why = "its time was over before anything was found that fits"
         seconds = time.monotonic() - begun
         return replace(tuning, ended=why, unkept=trials.store.unkept, limit_bytes=limit, seconds=seconds)
 
-    def _searched(self, tuning: Tuning, candidates: Candidates, forecast: MemoryForecast, trials: Trials) -> Tuning:
-        """``tuning`` with what is found of ``candidates`` where nothing ends it before its end."""
-        specs, order = candidates.specs, self._order
-        least = self._least(specs, forecast)
-        if least is not None and not forecast.is_enough_for(least[1]):
-            return replace(tuning, too_large=len(specs), left=0, least=least)
-        if least is not None and least[0] not in specs:  # they are a sample of a large space
-            specs = (*specs, least[0])
-        field = field_of(order.space, specs, spares_memory=order.objective.name != "memory", on_cpu=self._run.on_cpu)
-        self._stage = stage = _Stage(order.objective, specs, field, forecast, self._tell)
-        stage.run(trials, self._until, lambda: self._end_seconds(stage), None if least is None else least[0])
-        tuning = self._known(stage, candidates, forecast)
-        if tuning.winner is None:
-            return tuning
-        self._end = Final(self._caller, order, tuning, self._until, self._tell)
-        ranked = [stage.specs[number] for number in stage.search.in_order()]
-        return self._end.decide(ranked, forecast.fits, num_close=len(stage.search.close_to_best()))
+    def _begin(self, specs: Sequence[TrainSpec]) -> None:
+        order, self._specs = self._order, tuple(specs)
+        self._numbers = {spec: number for number, spec in enumerate(specs)}
+        spares = order.objective.name != "memory"
+        self._search = Search(field_of(order.space, specs, spares_memory=spares, on_cpu=self._run.on_cpu), STEPS)
+        # Told of as a reason; whoever wants one can name it in a space of its own.
+        failing = {number for number, spec in enumerate(specs) if known_failure(spec)}
+        self._search.excluded |= failing if len(failing) < len(specs) else set()
+
+    def _find(self, candidates: Candidates, trials: Trials) -> None:
+        """The first trial is made however little time there is: of what takes the least, where the first of all does
+        not fit."""
+        least = self._least()
+        if least is not None and not self._forecast.is_enough_for(least[1]):
+            self._exclude(range(len(self._specs)))
+            return
+        if least is not None and least[0] not in self._numbers:  # they are a sample of a large space
+            self._begin((*self._specs, least[0]))
+        for spec, trial in trials.known(self._specs).items():
+            self._note(Tried(spec, trial, was_kept=True))
+        while (number := self._next()) is not None:
+            spec = self._specs[number] if least is None or self._tried else least[0]
+            trial = trials.make(spec, self._until - self._end_seconds() + _OVERTIME)
+            self._note(Tried(spec, trial))
+            if trial.kind == "never-started":
+                raise CaseFailedError(f"{spec.id}: {trial.failure}")
+        if self._best is not None:
+            self._end = Final(self._caller, self._order, self._known(candidates), self._until, self._tell)
+            ranked = [self._specs[number] for number in self._search.in_order()]
+            self._end.decide(ranked, self._forecast.fits, num_close=len(self._search.close_to_best()))
+
+    @property
+    def _best(self) -> Tried | None:
+        """The best of those measured."""
+        order = self._search.in_order()
+        spec = self._specs[order[0]] if order else None
+        return next((one for one in reversed(self._tried) if one.spec == spec), None)
+
+    def _exclude(self, numbers: Iterable[int]) -> None:
+        """What is too large."""
+        self._too_large |= {*numbers}
+        self._search.excluded |= self._too_large
+
+    def _next(self) -> int | None:
+        search, seconds = self._search, self._until - time.monotonic() - self._end_seconds()
+        if seconds <= 0 and (self._tried or search.excluded - self._too_large):
+            return None
+        if self._tried and all(one.trial.is_too_large for one in self._tried) and not self._too_large:
+            # Next of all what asks for the least: where that ran out of memory too nothing fits.
+            least = self._numbers[by_settings(self._specs)]
+            if least in search.outcomes:
+                self._exclude(search.left)
+            return least if least in search.left else None
+        # What does not fit changes what is worth a trial; memory of what may come next is predicted beside a launch.
+        while order := list(islice(search.promising(max(seconds, 0.0)), 1 + _AHEAD)):
+            self._forecast.ask(self._specs[number] for number in order)
+            if self._forecast.fits(self._specs[order[0]]):
+                return order[0]
+            self._exclude(order[:1])
+            if time.monotonic() >= self._until:
+                break
+        return None
+
+    def _note(self, tried: Tried) -> None:
+        """Learn from a trial."""
+        spec, trial = tried.spec, tried.trial
+        self._tried.append(tried)
+        outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds)
+        outcome = Outcome(
+            self._order.objective.log_of(trial),
+            trial.step_seconds,
+            outside_seconds=outside if trial.is_measured and not tried.was_kept else None,
+            is_spoilt=bool(trial.disturbances),
+        )
+        self._search.tell(self._numbers[spec], outcome)
+        if not trial.disturbances:
+            self._forecast.learn(spec, trial)
+        self._tell("")
 
     def _limit_bytes(self) -> int:
         """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits.
@@ -381,16 +353,16 @@ class Tuner:
         states = _STATE_BYTES * geometry.flops_per_token(0) / _FLOPS_OF_A_WEIGHT if geometry is not None else 0.0
         return host // base.gpus if states * base.gpus > _LARGE_SHARE * host else 0
 
-    def _least(self, specs: Sequence[TrainSpec], forecast: MemoryForecast) -> tuple[TrainSpec, int] | None:
-        """Where the first of ``specs`` does not fit: what takes the least memory of all like them, and how much."""
-        if forecast.fits(specs[0]):
+    def _least(self) -> tuple[TrainSpec, int] | None:
+        """Where the first of all does not fit: what takes the least memory of all like them, and how much."""
+        if self._forecast.fits(self._specs[0]):
             return None
-        self._watch(Standing((), len(specs), self._until - time.monotonic(), "predicting the least memory"))
+        self._tell("predicting the least memory")
 
         def able(spec: TrainSpec) -> bool:
             return self._caller.why_not(spec) is None and not known_failure(spec)
 
-        return forecast.least_of(self._order.space, specs, able, self._until)
+        return self._forecast.least_of(self._order.space, self._specs, able, self._until)
 
     def _runnable(self, candidates: Candidates) -> Candidates:
         """Those that this machine can run, with what it lacks among the reasons for the others."""
@@ -406,36 +378,32 @@ class Tuner:
             raise CaseFailedError(f"{self._order.space.base.id}: nothing of this space can be trained here: {reasons}")
         return Candidates(tuple(specs), refused, candidates.unseen)
 
-    def _end_seconds(self, stage: _Stage) -> float:
+    def _end_seconds(self) -> float:
         """Return the seconds that the end takes: turns of the best, the proof that the winner is sound."""
-        least, most, best = _END_SHARE * self._order.seconds, _END_MOST * self._order.seconds, stage.best
+        least, most, best = _END_SHARE * self._order.seconds, _END_MOST * self._order.seconds, self._best
         if best is None:
             return least
-        each = stage.search.outside(compiles(best.spec)) + FULL_STEPS * best.trial.step_seconds
+        each = self._search.outside(compiles(best.spec)) + FULL_STEPS * best.trial.step_seconds
         needed = _TURNS_LAUNCHES * each + (proof_seconds(each) if self._order.proves else 0.0)
         return min(most, max(least, needed))
 
     def _tell(self, doing: str) -> None:
-        stage = self._stage
-        assert stage is not None  # noqa: S101 - it, or what comes after it, tells
-        left = len(stage.search.left)
-        self._watch(Standing(tuple(stage.tried), left, self._until - time.monotonic(), doing))
+        seconds_left = self._until - time.monotonic()
+        self._watch(Standing(tuple(self._tried), len(self._search.left), seconds_left, doing))
 
-    def _known(self, stage: _Stage, candidates: Candidates, forecast: MemoryForecast) -> Tuning:
-        by_id = {one.spec.id: one for one in stage.tried}
-        refused = candidates.refused + Counter(known_failure(spec) or "" for spec in stage.known_to_fail)
-        best = stage.best
-        is_too_small = not stage.search.left and all(one.trial.is_too_large for one in stage.tried)
+    def _known(self, candidates: Candidates) -> Tuning:
+        tried, left, best = tuple(self._tried), len(self._search.left), self._best
+        by_id = {one.spec.id: one for one in tried}
+        is_too_small = not left and all(one.trial.is_too_large for one in tried)
         return Tuning(
-            begun_at=stage.specs[0],
-            tried=tuple(stage.tried),
+            begun_at=self._specs[0],
+            tried=tried,
             winner=None if best is None else best.spec,
             front=tuple(by_id[name].spec for name in front({name: one.trial for name, one in by_id.items()})),
-            refused=refused,
-            too_large=len(stage.too_large) + sum(one.trial.is_too_large for one in stage.tried),
-            left=len(stage.search.left),
+            refused=candidates.refused + Counter(filter(None, map(known_failure, self._specs))),
+            too_large=len(self._too_large) + sum(one.trial.is_too_large for one in tried),
+            left=left,
             unseen=candidates.unseen,
-            neighbours_left=0 if best is None else stage.search.neighbours_left(),
-            memory_errors=forecast.errors,
-            least=(forecast.least() or (by_settings(stage.specs), 0)) if is_too_small else None,
+            neighbours_left=0 if best is None else self._search.neighbours_left(),
+            least=(self._forecast.least() or (by_settings(self._specs), 0)) if is_too_small else None,
         )

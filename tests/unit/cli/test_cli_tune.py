@@ -200,7 +200,6 @@ def _tuning(**values: Any) -> Tuning:
         "too_large": 3,
         "left": 40,
         "neighbours_left": 4,
-        "memory_errors": (0.01, 0.03),
         "notes": ("no time was left for parity",),
         "seconds": 61.0,
     }
@@ -237,7 +236,7 @@ def test_a_page_without_a_winner() -> None:
 
 
 def test_a_page_of_which_everything_was_tried_says_of_nothing_that_it_was_not(golden: Golden) -> None:
-    nothing = {"left": 0, "refused": {}, "too_large": 0, "memory_errors": None}
+    nothing = {"left": 0, "refused": {}, "too_large": 0}
     tuning = _tuning(**nothing, tried=(_tried(FAST, 0.15),), unkept="cache: Read-only file system")
     text = "\n".join(page(ORDER, tuning, Screen(None, ASCII)))
     assert "not tried" not in text
