@@ -29,9 +29,9 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.runner import Runner, Turn
-from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text

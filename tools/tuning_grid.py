@@ -18,8 +18,8 @@ from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.tuning.trials import Trials
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -9,9 +9,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from pytest_llmperf.report.text import FORMATS, Column, Glyphs, one_line, render
-from pytest_llmperf.run.options import BISECT, STORED, TUNE, Option, add_to_command, only
+from pytest_llmperf.run.options import BISECT, STORED, TUNE, Option, Settings, add_to_command, only
 from pytest_llmperf.run.options import table as options_of
-from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import MADE_BY, formats, user_input
 
 

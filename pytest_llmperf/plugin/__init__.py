@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_llmperf.run.settings import Settings
+    from pytest_llmperf.run.options import Settings
 
 
 def is_case(item: pytest.Item) -> bool:

@@ -16,8 +16,15 @@ import pytest
 from _pytest.config.findpaths import determine_setup
 
 from pytest_llmperf.plugin import is_case, settings_of
-from pytest_llmperf.run.options import OptionError, add_to_pytest, is_said, refuse_unknown_update, table
-from pytest_llmperf.run.settings import SLURM_INI, Settings
+from pytest_llmperf.run.options import (
+    SLURM_INI,
+    OptionError,
+    Settings,
+    add_to_pytest,
+    is_said,
+    refuse_unknown_update,
+    table,
+)
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.collector import Collector

@@ -13,7 +13,7 @@ from pytest_llmperf.plugin.reports import failed
 from pytest_llmperf.records.result import Reference
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.learning_cases import SEEDS
-from pytest_llmperf.run.settings import TOLERANCES
+from pytest_llmperf.run.options import TOLERANCES
 from pytest_llmperf.settings.registry import declarable
 from pytest_llmperf.support.formats import GIB
 from pytest_llmperf.support.user_input import A_TOLERANCE, hint, is_positive, is_tolerance

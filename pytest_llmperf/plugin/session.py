@@ -18,9 +18,8 @@ from pytest_llmperf.plugin.reports import did_not_train, failed
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.text import leaving
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
-from pytest_llmperf.run.options import table
+from pytest_llmperf.run.options import Settings, table
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.items import RunProgress

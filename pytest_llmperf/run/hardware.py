@@ -26,7 +26,7 @@ from pytest_llmperf.launch.site import Site
 from pytest_llmperf.launch.slurm.controller import job_key, uses_slurm
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError, Concluded, RunEndedError, UsageError
-from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.run.options import Settings
 from pytest_llmperf.support import codec, formats
 from pytest_llmperf.support.files import private_folder
 

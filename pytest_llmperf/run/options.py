@@ -1,6 +1,7 @@
-"""Option: what a run, or a command, can be asked for. A front-end's arguments and the reference are made of these.
+"""Option: what a run, or a command, can be asked for; a front-end's arguments and the reference are made of these.
 
-The options of a run are the fields of ``run/settings.py``. Every start of pytest loads this: it imports little.
+Those of a run are the fields of ``Settings``, which ``run/reading.py`` makes of what a front-end was given. Every start
+of pytest loads this: it imports little.
 """
 
 from __future__ import annotations
@@ -9,9 +10,15 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_llmperf.support import user_input
 from pytest_llmperf.support.user_input import argument, hint
+
+if TYPE_CHECKING:
+    from pytest_llmperf.analysis.cost import Price
+    from pytest_llmperf.launch.site import SlurmOptions
+    from pytest_llmperf.run.findings import Width
 
 #: The front-ends that make runs; the other commands of ``llmperf`` read what runs have left.
 PYTEST, CHECK, TUNE, BISECT, SCRIPT = "pytest", "check", "tune", "bisect", "script"
@@ -105,18 +112,27 @@ class Option:
         return text if self.parse is not None and self.parse(text) else None
 
 
-def option(
-    flag: str = "", fronts: Mapping[str, Any] | None = None, what: str = "", *, default: Any = None, **words: Any
-) -> Any:
-    """A field of settings, with its entry of the table; ``default=MISSING``: whoever makes settings says it."""
+@dataclass(frozen=True)
+class Unsaid:
+    """An option of which has to be said what it is for."""
+
+    words: Mapping[str, Any]
+    default: Any
+
+    def says(self, what: str = "", ini: str = "") -> Any:
+        """A field of settings, with its entry of the table; ``ini``: what the ini file's help says, if another."""
+        return field(default=self.default, metadata={"option": Option(**self.words, help=what, ini_help=ini)})
+
+
+def option(flag: str = "", fronts: Mapping[str, Any] | None = None, *, default: Any = None, **words: Any) -> Unsaid:
+    """``default=MISSING``: whoever makes settings says it."""
     unsaid = None if default is MISSING else default
-    entry = Option(flag=flag, fronts=fronts or {}, help=what, default=unsaid, **words)
-    return field(default=default, metadata={"option": entry})
+    return Unsaid({"flag": flag, "fronts": fronts or {}, "default": unsaid, **words}, default)
 
 
-def switch(flag: str, fronts: Mapping[str, Any], what: str, **words: Any) -> Any:
-    """A field that is off unless its flag is given, or its ini value is true."""
-    return option(flag, fronts, what, default=False, is_switch=True, **words)
+def switch(flag: str, fronts: Mapping[str, Any], **words: Any) -> Unsaid:
+    """One that is off unless its flag is given, or its ini value is true."""
+    return option(flag, fronts, default=False, is_switch=True, **words)
 
 
 def table(settings: Any) -> Iterator[tuple[str, Option]]:
@@ -187,3 +203,226 @@ def refuse_unknown_update(words: Iterable[object]) -> None:
         value = word.removeprefix(flag)
         if word.startswith(flag) and value not in known:
             raise OptionError(f"{flag}{value}: expected {', '.join(known)}{hint(value, known)}")
+
+
+# Everything that one run can be asked for.
+
+#: Launches of a case at most, where fewer do not decide and nobody says otherwise.
+MAX_LAUNCHES = 4
+
+#: Nights from one in which a case takes all its steps to the next.
+ALL_STEPS = 10
+
+#: The metric of each tolerance that an ini file, or a marker, may set.
+TOLERANCES = {"throughput": "tokens_per_second_per_gpu", "memory": "peak_reserved_bytes"}
+
+#: What a site's ini file says of SLURM, each as ``perf_slurm_NAME``.
+SLURM_INI = {
+    "prefix": "goes before the command on each node, e.g. singularity exec --nv image.sif",
+    "modules": "modules to load on each node first",
+    "srun": "more options for srun",
+    "python": "the Python on the nodes, e.g. of the container (the one that runs pytest)",
+    "scratch": "a folder that each node has for itself (its TMPDIR)",
+    "cpu_bind": "srun's --cpu-bind (none)",
+}
+
+_BOTH, _ALL = only(PYTEST, CHECK), only(PYTEST, CHECK, TUNE, BISECT)
+_EVERY = _ALL | only(SCRIPT)
+_PYTEST = only(PYTEST)
+_HERE = {"help": "where baselines are kept (default: baselines/ here)"}
+_KIND = {"help": "only baselines of this machine kind"}
+_EACH = {"help": "per launch"}
+_IDLE = {"static": "idle", "repeated": True}
+_LAUNCHES = {"parse": user_input.count, "expected": "a number of launches, 1 or more", "metavar": "N"}
+_GPUS = {"parse": user_input.whole, "expected": "a number of GPUs, 0 (the CPU) or more", "metavar": "N"}
+_WIDTH = {"parse": user_input.count, "expected": "a number of GPUs, 1 or more", "metavar": "N"}
+_SECONDS = {"parse": user_input.positive, "expected": "a time in seconds above 0", "metavar": "SECONDS"}
+_HOURS = {"parse": user_input.positive, "expected": "a number of GPU-hours above 0", "metavar": "GPU_HOURS"}
+_NIGHTS = {"parse": user_input.whole, "expected": "a number of nights, 0 or more", "metavar": "NIGHTS"}
+_PRICE = {"parse": user_input.positive, "expected": "a price of a GPU-hour, e.g. 2.10", "metavar": "PRICE"}
+_CURRENCY = {"parse": user_input.currency, "expected": "a currency, e.g. EUR", "metavar": "NAME"}
+_SIZE = {"parse": user_input.size_bytes, "expected": "a size of memory with its unit, e.g. 64GiB", "metavar": "SIZE"}
+_ALARMS: dict[str, Any] = {"parse": user_input.positive, "expected": "a number of alarms above 0, e.g. 1"}
+_TOLERANCE: dict[str, Any] = {"parse": user_input.tolerance, "expected": user_input.A_WRITTEN_TOLERANCE}
+_YES_NO = {"choices": ("yes", "no"), "means": {"yes": True, "no": False}}
+_AUTO_NO = {"choices": ("auto", "no"), "means": {"auto": True, "no": False}}
+
+
+def _no_slurm_options() -> Any:
+    from pytest_llmperf.launch.site import SlurmOptions
+
+    return SlurmOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything this run was asked for. ``help`` says what each is; what it does not say stands below."""
+
+    gpus: int | None = option("--gpus", _EVERY, **_GPUS).says(
+        "GPUs this run may use; 0 = the CPU (gloo); default: all visible GPUs, else 0"
+    )
+    update: str | None = option("--update-baselines", _BOTH).says()
+    """``new``, ``all``, ``prune`` or ``None``."""
+    reason: str = option("--perf-reason", _BOTH, default="", metavar="TEXT").says(
+        "why; required where an update makes a figure worse"
+    )
+    baselines: Path = option(
+        "--perf-baselines",
+        only(PYTEST, check=_HERE, tune=_HERE, bisect=_HERE, stored=_HERE, history=_HERE),
+        default=MISSING,
+        path="folder",
+        metavar="DIR",
+        repeated=True,
+    ).says("where baselines are kept (default: baselines/ under rootdir)")
+    json: Path | None = option("--perf-json", _BOTH, path="file", metavar="FILE").says(
+        "write every result, machine-readable"
+    )
+    report: Path | None = option("--perf-report", _PYTEST, path="file", metavar="FILE.html").says(
+        "write the run as one page that needs no network"
+    )
+    dry_run: bool = switch("--perf-dry-run", _PYTEST, static="refused").says(
+        "show what would run, in what order, and its GPU-hours; run nothing"
+    )
+    parity: bool = switch("--perf-parity", _BOTH, static="refused", repeated=True).says(
+        "compare what each case trains with its plain form first: losses, gradients and updates of a small model"
+    )
+    loss_curve: bool = switch("--perf-loss-curve", _BOTH, static="refused", repeated=True, ini="perf_loss_curve").says(
+        "compare the losses of each case on a text with those of the same seeds before"
+    )
+    strict: bool = switch(
+        "--perf-strict", only(PYTEST, check={"help": "also fail on improved, inconclusive or changed cases"})
+    ).says("also fail on improved, inconclusive or changed cases, and on unused baselines")
+    against: str = option(
+        "--perf-against", _PYTEST, default="", metavar="PYTHON|git:REVISION", static="refused", repeated=True
+    ).says(
+        "compare each case with the same case under this interpreter, or each script with the project at git:REVISION, "
+        "in turns on the same GPUs; no baselines"
+    )
+    start: str = option(
+        "--perf-start", _ALL, default="auto", choices=("auto", "warm", "cold"), static="idle", ini="perf_start"
+    ).says(
+        "how a launch begins: forked from a process that has imported everything, or by an interpreter of its own "
+        "(auto: warm where it can be)",
+        ini="how a launch begins: auto, warm or cold (auto)",
+    )
+    overlap: bool = option("--perf-overlap", _ALL, default=True, static="idle", **_AUTO_NO).says(
+        "whether a launch begins while the processes of the one before still end (auto: warm ones, on this machine)"
+    )
+    trace: bool = option("--perf-trace", _BOTH, default=True, **_YES_NO, **_IDLE).says(
+        "whether each launch traces three steps after those that it times, for exact counts (yes)"
+    )
+    calibration: bool = option(
+        "--perf-calibration",
+        only(PYTEST, CHECK, tune={"default": False, "help": "whether each GPU is calibrated once a day (no)"}),
+        default=True,
+        repeated=True,
+        ini="perf_calibration",
+        **_AUTO_NO,
+    ).says(
+        "whether each GPU is calibrated once a day, for some seconds inside a launch (auto: where GPUs train)",
+        ini="whether GPUs are calibrated: auto or no (auto)",
+    )
+    all_steps: int = option(
+        "--perf-all-steps", _BOTH, default=ALL_STEPS, repeated=True, ini="perf_all_steps", **_NIGHTS
+    ).says(f"a case takes all its steps once in so many nights; 1: always, 0: only when recorded ({ALL_STEPS})")
+    launcher: str = option(
+        "--perf-launcher", _PYTEST, default="auto", choices=("auto", "local", "slurm"), **_IDLE
+    ).says("how torchrun is started: on this machine, or by srun in a SLURM job (auto: in a job, by srun)")
+    resume: bool = switch("--perf-resume", _PYTEST, static="refused").says(
+        "in a SLURM job that was requeued: cases that it concluded before are not run again"
+    )
+    budget_gpu_hours: float | None = option("--perf-budget", _PYTEST, static="refused", **_HOURS).says(
+        "in a SLURM job: start nothing more once its GPUs were held for so long, requeues included; "
+        "with --perf-dry-run anywhere: fail where the cases alone would take more"
+    )
+    width_gpus: int | None = option("--perf-width", _PYTEST, static="refused", **_WIDTH).says(
+        "run only the tests whose widest spec asks for N GPUs (with --gpus 0: ranks on the CPU)"
+    )
+    plan: Path | None = option("--perf-plan", _PYTEST, path="source", metavar="FILE").says(
+        "what --perf-dry-run --perf-json wrote of the same tests: --perf-width knows them by it beforehand"
+    )
+    static: bool = switch("--perf-static", only(PYTEST, check={"flag": "--static"})).says(
+        "judge without a GPU: operators, arithmetic, predicted memory of each case's step; a script's by its tiny form"
+    )
+    markdown: Path | None = option("--perf-markdown", _PYTEST, path="file", metavar="FILE").says(
+        "write the run as a page of Markdown"
+    )
+    price: Price | None = option("--perf-price", _PYTEST, ini="perf_price", **_PRICE).says(
+        "price of a GPU-hour; adds cost to reports", ini="price of a GPU-hour, e.g. 2.10"
+    )
+    currency: str | None = option("--perf-currency", _PYTEST, ini="perf_currency", **_CURRENCY).says(
+        "of the price (default: EUR)", ini="currency of the price (EUR)"
+    )
+    history: Path | None = option(
+        "--perf-history",
+        _BOTH | {"report": {"help": "the store of runs before these, for --html, or off (the one to which runs add)"}},
+        path="store",
+        metavar="FILE|off",
+        ini="perf_history",
+    ).says(
+        "the store to which this run adds what its cases took, or off (history.sqlite of the user's state)",
+        ini="as --perf-history; a relative path is looked up from the rootdir",
+    )
+    timeout_seconds: float = option(
+        "--perf-timeout",
+        only(PYTEST, check=_EACH, bisect=_EACH, script=_EACH, tune=_EACH | {"default": 180.0}),
+        default=1800.0,
+        **_SECONDS,
+        **_IDLE,
+    ).says("per launch, and for a whole search of perf.max_micro_batch")
+    launches: int = option("--perf-launches", _BOTH, default=1, **_LAUNCHES, **_IDLE).says(
+        "launches of each case at least"
+    )
+    max_launches: int = option("--perf-max-launches", _BOTH, default=MAX_LAUNCHES, **_LAUNCHES, **_IDLE).says(
+        f"launches of a case at most, where fewer do not decide (default: {MAX_LAUNCHES}, or --perf-launches if more)"
+    )
+    memory_limit_bytes: int = option(
+        "--perf-memory-limit",
+        only(PYTEST, tune={"flag": "--memory-limit"}),
+        default=0,
+        keeps_text=True,
+        **_SIZE,
+        **_IDLE,
+    ).says("give each GPU no more memory than this, e.g. 64GiB, as a smaller card has")
+    """Of each rank; 0: all of it."""
+    throughput_tolerance: float | None = option(ini="perf_throughput_tolerance", **_TOLERANCE).says(
+        ini="fraction by which a case may slow down (GPU: 0.02)"
+    )
+    memory_tolerance: float | None = option(ini="perf_memory_tolerance", **_TOLERANCE).says(
+        ini="fraction by which a case's peak memory may grow (GPU: 0.01)"
+    )
+    alarms_a_month: float = option(default=1.0, ini="perf_alarms_per_month", **_ALARMS).says(
+        ini="false alarms allowed to a nightly run (1)"
+    )
+    machine: str = option(
+        "--machine",
+        only(TUNE, check=_KIND, bisect=_KIND, stored=_KIND, history={"help": "only on this machine kind"}),
+        default="",
+        metavar="KIND",
+        ini="perf_machine",
+    ).says("a name of your own for this machine kind", ini="your name for this machine kind, instead of the hardware's")
+    slurm: SlurmOptions = field(default_factory=_no_slurm_options)
+    width: Width | None = None
+    """Of which tests alone are run, by ``width_gpus`` and ``plan``; ``None``: all."""
+    against_itself: bool = False
+    """Whether ``against`` is of the environment that runs pytest, under whatever name."""
+    step_summary: Path | None = None
+    """Of GitHub Actions: the page of Markdown is added to it, as far as there is room."""
+
+    @property
+    def tolerances(self) -> Mapping[str, float]:
+        """What the ini file sets, by metric."""
+        said = {name: getattr(self, f"{name}_tolerance") for name in TOLERANCES}
+        return {TOLERANCES[name]: value for name, value in said.items() if value is not None}
+
+    @property
+    def other_revision(self) -> str:
+        """The revision of ``--perf-against git:REVISION``; empty where it names an interpreter."""
+        return self.against.removeprefix("git:") if self.against.startswith("git:") else ""
+
+    @property
+    def launches_nothing(self) -> str:
+        """Why this run launches none of its cases; empty where it does."""
+        if self.update == "prune":
+            return "--update-baselines=prune: nothing is launched"
+        return "dry run: nothing is launched" if self.dry_run else ""

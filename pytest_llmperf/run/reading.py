@@ -14,8 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.run.options import CHECK, PYTEST, Option, OptionError, UsageError, table, why_no_folder
-from pytest_llmperf.run.settings import MAX_LAUNCHES, SLURM_INI, Settings
+from pytest_llmperf.run.options import (
+    CHECK,
+    MAX_LAUNCHES,
+    PYTEST,
+    SLURM_INI,
+    Option,
+    OptionError,
+    Settings,
+    UsageError,
+    table,
+    why_no_folder,
+)
 from pytest_llmperf.support.files import refused_at, state_folder
 from pytest_llmperf.support.user_input import nearest
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.run.findings import Coverage, Findings, UsageError
 from pytest_llmperf.run.hardware import Hardware
-from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.run.options import Settings
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Baseline

@@ -18,8 +18,8 @@ from pytest_llmperf.run import runner
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.run.findings import Concluded, Findings
+from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import MACHINE, FakeLauncher, FakeStaticSteps, write_fake
 

@@ -18,8 +18,8 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Verdict
 from pytest_llmperf.run import cases, whole_run
 from pytest_llmperf.run.baseline_comparison import ONE_SESSION
+from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.whole_run import WholeRun, judged_together
 from pytest_llmperf.support import codec
 from tests.engine.conftest import Engine

@@ -16,9 +16,8 @@ from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.answer import add_shared
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.run.findings import UsageError
-from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, STORED, TUNE, Option, table
+from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, STORED, TUNE, Option, Settings, table
 from pytest_llmperf.run.reading import read_settings
-from pytest_llmperf.run.settings import Settings
 from tests.fakes import install, write_fake
 from tests.golden import Golden
 from tests.plugin.conftest import REPOSITORY, Project

@@ -9,8 +9,8 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.cases import Cases
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.settings import Settings
 from tests.engine.conftest import Heard
 from tests.worker import launching
 

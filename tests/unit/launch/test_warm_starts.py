@@ -22,8 +22,8 @@ from pytest_llmperf.launch.fork_servers import ColdStartError, LaunchOrder, Serv
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import server_key
 from pytest_llmperf.launch.slurm import controller, slurm_site
+from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support.interpreter import Channel, ChannelClosedError
 from pytest_llmperf.worker.warm import gpu_answers
 from pytest_llmperf.worker.warm.fork_server import ImportWatch
