@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Generator, Sequence
 
@@ -14,8 +15,6 @@ from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
 from pytest_llmperf.support import interpreter
 from pytest_llmperf.support.redaction import without_secrets
 
-# 128 and the signal, as shells say it.
-_INTERRUPTED, _TERMINATED = 130, 143
 _NO_SEARCH = (
     "'tune --script' cannot be: a search changes fields of a TrainSpec, and a script has none; in a test, parametrize "
     "what its command says, and perf.compare takes turns"
@@ -25,7 +24,7 @@ _NO_SEARCH = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 is fine, 1 is no baselines, no such case or a broken file, and argparse exits with 2."""
     ended_by: list[str] = []
-    restore = interpreter.end_on(interpreter.OF_A_HOST, ended_by.append)
+    restore = interpreter.end_on((*interpreter.OF_A_HOST, signal.SIGHUP), ended_by.append)
     try:
         try:
             return _run(argv)
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 0
     except KeyboardInterrupt:
-        return _TERMINATED if ended_by else _INTERRUPTED
+        return 128 + signal.Signals["".join(ended_by) or "SIGINT"]  # as shells say it
     except OSError as error:  # a full disk, a folder that may not be read
         _discard_output()
         print(f"llmperf: {one_line(_words(error))}", file=sys.stderr)

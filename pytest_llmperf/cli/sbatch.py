@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
 
 from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.cluster_file import KEYS, ClusterFile
@@ -104,27 +102,14 @@ class RefusedError(ClusterError):
 
 def run_here(script: Path) -> int:
     """bash's exit code, run on this machine with ``script``; what ends this process ends bash before."""
-    ended_by = list[int]()
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        ended_by.append(number)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        # In a session of its own: Ctrl-C would end it at once, and what it starts in the background does not hear it.
-        with subprocess.Popen(["bash", str(script)], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
-            try:
-                return bash.wait()
-            except KeyboardInterrupt:
-                bash.terminate()  # the nightly script tells pytest, and waits for it
-                bash.wait()
-                raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if ended_by else handler)
-        if ended_by:
-            os.kill(os.getpid(), ended_by[0])
+    # In a session of its own: Ctrl-C would end it at once, and what it starts in the background does not hear it.
+    with subprocess.Popen(["bash", str(script)], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
+        try:
+            return bash.wait()
+        except KeyboardInterrupt:
+            bash.terminate()  # the nightly script tells pytest, and waits for it
+            bash.wait()
+            raise
 
 
 def check_taken(cluster: ClusterFile, words: Sequence[str], *, key: str = "", without: Sequence[str] = ()) -> None:

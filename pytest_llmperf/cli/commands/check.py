@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from signal import Signals
 
 from pytest_llmperf.cli.answer import Answer, Screen, add_shared
 from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, as_pairs, asked_run, named, usage_errors
@@ -42,7 +43,8 @@ class Check:
         try:
             yield from self._checked()
         except KeyboardInterrupt as error:
-            self.run.unfinished, self.exit_code = str(error) or "interrupted", 143 if str(error) else 130
+            self.run.unfinished = str(error) or "interrupted"
+            self.exit_code = 128 + Signals[str(error) or "SIGINT"]
             yield from self._finished(screen)
             raise
         except BaseException as error:  # a fault, or whoever prints these lines was interrupted
