@@ -206,14 +206,16 @@ class BaselineComparison:
             changed += baseline.repeats.changes(launches, baseline.explained) if baseline.repeats else []
             changed.sort(key=lambda line: not (self._spec.is_script and is_choice(line)))
             result = replace(result, changed=tuple(changed), differences=differences)
+        newest = next((launch.trace for launch in reversed(launches) if launch.trace), None)
+        before = baseline.trace.trace if baseline and baseline.trace else None
+        if judgement.verdict in ("new", "pass") and newest and not run.on_cpu:  # whose ranks wait for cores
+            told = unseen(step_difference(before or Trace(), newest))
+            result = replace(result, notes=(*result.notes, *told))
         if judgement.verdict == "new":
             near = nearest_line(self._spec, self._caller.nodeid, run.stored_baselines, judgement.checks)
             return replace(result, reason="; ".join(filter(None, [result.reason, near])))
-        newest = next((launch.trace for launch in reversed(launches) if launch.trace), None)
-        before = baseline.trace.trace if baseline and baseline.trace else None
         if baseline is None or judgement.verdict == "pass":
-            told = unseen(step_difference(before, newest)) if before and newest and not run.on_cpu else ()
-            return replace(result, notes=(*result.notes, *told))
+            return result
         slow = self._held_up(launches) if not self._held_up(baseline.newest) else ()
         return diagnosed(beside_verdict(result, baseline.launches[-1], before), before, newest, slow)
 

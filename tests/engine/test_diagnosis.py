@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
 from pytest_llmperf.run.baseline_comparison import diagnosed
 from pytest_llmperf.run.findings import DidNotTrainError
-from tests.engine.conftest import Engine
+from tests.engine.conftest import SPEC, Engine
 from tests.golden import Golden
 
 RESULT = CaseResult(id="case", digest="0", nodeid="", machine="h200", verdict="regressed", reason="slower")
@@ -35,6 +37,29 @@ def test_a_rank_that_all_wait_for_is_told_before_the_means_of_all(golden: Golden
     # One rank waits in an exchange for the other, whose device waits for its host.
     assert "communication +20.0 ms" in said
     assert said.endswith("unexplained 0.00 ms")
+
+
+GPUS = Machine(gpus=(Gpu(index=0, uuid="a", name="Fake GPU", memory_bytes=2**35),), cpu_name="Fake CPU", cores=8)
+
+
+def test_what_no_count_says_is_noted_of_a_first_recording_and_of_a_pass_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.on(GPUS)
+
+    def noted(*ranks: Trace, **options: str) -> list[str]:
+        monkeypatch.setattr("tests.fakes.trace_of", lambda _: merged(ranks))
+        engine.fake(trace={"kernel": {"nvjet": 1}})
+        notes = engine.check(SPEC, gpus=1, **options).result.notes
+        return [note for note in notes if note.startswith(("the others wait", "overlap lost"))]
+
+    late, hides = [rank(exposed=0.04), rank(idle=0.04)], replace(rank(), exposed_seconds=0.0)
+    wait = "the others wait for rank 1, 40.0 ms a step in exchanges (25 % of it): its host takes 40.0 ms more"
+    assert noted(*late, update="all") == [wait]
+    assert noted(*late) == []
+    noted(hides, hides, update="all", reason="r")
+    assert noted(hides, hides) == []
+    assert noted(rank(), rank()) == ["overlap lost: exposed communication 0 -> 17 % of the step"]
 
 
 def test_it_is_told_without_traces_too() -> None:

@@ -134,7 +134,6 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 # Scale: what a step takes of one of so many ranks, the fullest.
 
-UNCOUNTED = "tensor, context and pipeline parallelism are not counted: no spec has them"
 _Scaled = tuple[TrainSpec, StaticStep]
 
 
@@ -158,16 +157,19 @@ def _numbers(text: str) -> list[int] | None:
 
 def _scale(arguments: argparse.Namespace, screen: Screen) -> Answer:
     troubles: list[str] = []
-    words, ranks = [*arguments.specs], arguments.ranks
+    words, ranks, node = [*arguments.specs], arguments.ranks, arguments.ranks_per_node
     if any("=" in word for word in words) and not any(word.startswith("gpus=") for word in words):
         words.append(f"gpus={ranks[0]}")
     cases = [each.spec for each in named(words, arguments.perf_baselines, arguments.machine)]
     troubles += [f"{spec.id}: a script, whose ranks are not told without a launch" for spec in cases if spec.is_script]
+    for number in ranks:
+        if number > node and number % node:
+            raise CaseError(f"--ranks {number}: expected whole nodes of {node}; --ranks-per-node says of how many")
     try:
         wide = [[replace(spec, gpus=number) for number in ranks] for spec in cases if isinstance(spec, TrainSpec)]
     except ValueError as error:
         raise CaseError(str(error)) from error
-    found = _scaled(wide, arguments.ranks_per_node, troubles)
+    found = _scaled(wide, node, troubles)
     if arguments.json:
         return Answer((json.dumps(scale_document(one)) for rows in found for one in rows), troubles, for_programs=True)
     return Answer((line for rows in found if rows for line in _scale_page(rows, screen)), troubles)
@@ -195,8 +197,14 @@ def scale_document(one: _Scaled) -> dict[str, Any]:
         "padding_bytes": step.padding,
         "collectives": {name: {"count": n, "bytes": size} for name, (n, size) in sorted(step.exchanges.items())},
         "versions": dict(step.versions),
-        "notes": [UNCOUNTED],
+        "notes": _notes(spec),
     }
+
+
+def _notes(spec: TrainSpec) -> list[str]:
+    uncounted = "tensor, context and pipeline parallelism are not counted: no spec has them"
+    elsewhere = "fsdp_hybrid is counted on one node"  # by plan alone
+    return [*(line for line in formulas.caveats(spec) if not line.startswith(elsewhere)), uncounted]
 
 
 def _scale_page(rows: Sequence[_Scaled], screen: Screen) -> Iterator[str]:
@@ -217,4 +225,4 @@ def _scale_page(rows: Sequence[_Scaled], screen: Screen) -> Iterator[str]:
         columns.append(Column("padding of shards", [formats.memory(step.padding, 2) for step in steps]))
     yield f"{spec.id.rpartition('-gpus')[0]}: a step of one rank, the fullest"
     yield from table(columns, screen)
-    yield f"  note: {UNCOUNTED}"
+    yield from (f"  note: {line}" for line in _notes(spec))

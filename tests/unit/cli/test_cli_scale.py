@@ -57,11 +57,12 @@ def test_programs_get_a_document_a_line(run: Run) -> None:
     [
         ["model=llama-tiny", "--ranks", "8,x"],
         ["model=llama-tiny", "--ranks", "1"],
-        ["model=llama-tiny", "parallelism=fsdp_hybrid", "mixed_precision=no", "--ranks", "8,9"],
+        ["model=llama-tiny", "--ranks", "8,12"],
+        ["model=llama-tiny", "parallelism=fsdp_hybrid", "mixed_precision=no", "--ranks", "8,2"],
         ["model=llama-tiny", "optimizer=adafactor", "--ranks", "8"],
         ["command=python train.py", "--ranks", "8"],
     ],
-    ids=["no number", "one rank", "odd", "not modelled", "a script"],
+    ids=["no number", "one rank", "half a node", "too few", "not modelled", "a script"],
 )
 def test_what_cannot_be_told_is_one_line(
     run: Run, golden: Golden, words: list[str], capsys: pytest.CaptureFixture[str]
