@@ -55,6 +55,8 @@ _SCRIPT_FILE = "script.json"
 _WAY_IN = "LLMPERF_SCRIPT"
 # Whose first file is the script.
 _STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
+# What a trace has of ranks that train one model.
+_EXCHANGED = ("exchange", "collective")
 # Before it has made a step a launch gets half of its time, and no less than this.
 _FIRST_STEP_SECONDS = 300.0
 
@@ -186,10 +188,14 @@ class ScriptLaunch:
         evidence = merged_evidence([each.evidence for each in shares])
         if any(each.evidence.get("tokens") == "unknown" for each in shares):  # a stage of a pipeline embeds none
             evidence["tokens"] = "unknown"
+        remarks = [*evidence.get("remarks", ())]
         if self.spec.end == "script" and (ended.timed_out or ended.returncode):
             how = "was ended at its time limit" if ended.timed_out else f"ended with {ended.returncode}"
-            remark = f"the command {how}, after what was measured"
-            evidence["remarks"] = [*evidence.get("remarks", ()), remark]
+            remarks.append(f"the command {how}, after what was measured")
+        rows = [row for each in shares for row in each.trace.rows]
+        if rows and len(shares) > 1 and not any(row.kind in _EXCHANGED or "c10d::" in row.name for row in rows):
+            remarks.append(f"its {len(shares)} ranks exchange nothing in a step: each trains a model of its own")
+        evidence |= {"remarks": remarks} if remarks else {}
         first = shares[0]
         launch = launch_of(
             self.spec,

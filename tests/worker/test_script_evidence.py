@@ -1,8 +1,11 @@
 """What is known of a user's own training, and where it waits: one script of several files, launched twice."""
 
+# ruff: noqa: PLC0415 - torch may not be here
+
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torchrun
 
@@ -140,3 +143,35 @@ def test_the_lines_that_wait_are_all_that_wait(launches: list[Launch]) -> None:
     assert places == {"scripts/train.py:16 loss.item()": 3.0, "scripts/train.py:17 optimizer.step()": 2.0}
     assert launches[0].trace.count("synchronisations_per_step") == sum(places.values())
     assert launches[0].trace.counts == launches[1].trace.counts
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Of four ranks, of which there is one; none answers."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+    torch.distributed.destroy_process_group()
+
+
+def test_what_weights_are_spread_over_is_named(mesh: Any) -> None:
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    from pytest_llmperf.worker.script.model import _parallelism
+
+    def found(*, fsdp: bool, tensor: bool) -> Any:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        if tensor:
+            parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+        if fsdp:
+            fully_shard(model, mesh=mesh["dp_shard"])
+        return _parallelism(model, 4)["parallelism"]
+
+    assert found(fsdp=False, tensor=False) == "none"
+    assert found(fsdp=True, tensor=False) == "fsdp"
+    assert found(fsdp=False, tensor=True) == "tp 2"
+    assert found(fsdp=True, tensor=True) == "fsdp tp 2"

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,18 @@ def _parallelism(whole: nn.Module, ranks: int) -> Mapping[str, Any]:
             return {"parallelism": f"zero-{module.zero_optimization_stage()}"}
         if type(module).__name__ == "FullyShardedDataParallel":
             return {"parallelism": f"fsdp1 {module.sharding_strategy.name.lower()}"}
-    return stored_evidence(_twin("parallelism").seen_parallelism(whole, ranks))
+    seen = stored_evidence(_twin("parallelism").seen_parallelism(whole, ranks))
+    # FSDP's own dimensions have no other word; what else weights are spread over does, as context or tensor parallel.
+    states = (get() for each in whole.modules() if (get := getattr(each, "_get_fsdp_state", None)))
+    groups = (getattr(state, "_fsdp_param_group", None) for state in states)
+    own = {*chain.from_iterable(group.mesh_info.mesh.mesh_dim_names or () for group in groups if group is not None)}
+    meshes = {parameter.device_mesh for parameter in whole.parameters() if hasattr(parameter, "device_mesh")}
+    named = {(name, mesh.size(at)) for mesh in meshes for at, name in enumerate(mesh.mesh_dim_names or ())}
+    others = sorted(f"{name} {size}" for name, size in named if size > 1 and (name not in own or "cp" in name))
+    if not others:
+        return seen
+    base = "fsdp_hybrid" if sum(size > 1 for name, size in named if name in own) > 1 else "fsdp"
+    return {**seen, "parallelism": " ".join([*([base] if own else []), *others])}
 
 
 def _sources(spec: ScriptSpec, project: Project) -> dict[str, Any]:
