@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -115,10 +116,10 @@ def shown(gpus: Sequence[Gpu], *, by_index: bool = False) -> dict[str, str]:
     return {VISIBLE: ",".join(str(gpu.index) for gpu in gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def foreign_processes(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """Compute processes on these GPUs, on which nothing of ours runs yet; one line each."""
+def foreign_processes(gpus: Sequence[Gpu], own: AbstractSet[int] = frozenset()) -> tuple[str, ...]:
+    """Compute processes on these GPUs, one line each, but a launch's ``own``, which began behind the end of another."""
     with sensors(gpus) as known:
-        return tuple(line for one in known for line in one.processes().values())
+        return tuple(line for one in known for line in (one.others(own) if own else one.processes().values()))
 
 
 def wait_until_left(gpus: Sequence[Gpu], pids: set[int]) -> None:
@@ -208,7 +209,7 @@ class Sensors:
             lines[process.pid] = f"GPU {self.gpu.index}: pid {process.pid} ({name}){size}"
         return lines
 
-    def others(self, own: set[int]) -> list[str]:
+    def others(self, own: AbstractSet[int]) -> list[str]:
         """The lines of those that are none of ``own``."""
         running = self.processes()
         others = [line for pid, line in running.items() if pid not in own]

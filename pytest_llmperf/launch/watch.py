@@ -127,7 +127,7 @@ class HealthWatch:
 
     def __enter__(self) -> HealthWatch:  # noqa: PYI034 - typing has no Self before Python 3.11
         self._sensors = self._stack.enter_context(device.sensors(self._gpus))
-        self._foreign |= dict.fromkeys(device.foreign_processes(self._gpus))
+        self._foreign |= dict.fromkeys(device.foreign_processes(self._gpus, self._own()))
         self._errors = [sensors.memory_errors() for sensors in self._sensors]
         return self
 
@@ -142,15 +142,18 @@ class HealthWatch:
         if not (trains and self._sensors) or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LOOK_SECONDS
-        own = {os.getpid()}
-        for path in self._folder.glob("rank-*.pid"):
-            with suppress(OSError, ValueError):
-                own.add(int(path.read_text(encoding="ascii")))
-        # A script's processes are known before they are ranks.
-        own |= {int(path.name.partition("-")[2]) for path in self._folder.glob("seen-*")}
+        own = {os.getpid(), *self._own()}
         for sensors in self._sensors:
             self._seen[sensors.gpu.index].append(sensors.sample())
             self._foreign |= dict.fromkeys(sensors.others(own))
+
+    def _own(self) -> set[int]:
+        """The launch's processes; a script's are known before they are ranks."""
+        own = {int(path.name.partition("-")[2]) for path in self._folder.glob("seen-*")}
+        for path in self._folder.glob("rank-*.pid"):
+            with suppress(OSError, ValueError):
+                own.add(int(path.read_text(encoding="ascii")))
+        return own
 
     def health(self) -> Health:
         """What was seen while the ranks trained; of several GPUs the worst."""

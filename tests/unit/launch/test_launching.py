@@ -39,6 +39,7 @@ from tests.golden import Golden
 from tests.waiting import until
 
 SPEC = TrainSpec(model="llama-tiny")
+FOREIGN_PROCESSES = device.foreign_processes
 GPUS = tuple(Gpu(index, f"GPU-{index}{'abcdef'[index]}", "NVIDIA H200", 150 * 10**9) for index in range(4))
 
 
@@ -186,7 +187,7 @@ class TestMemoryErrors:
     ) -> None:
         nvml = FakeNvml(list(uncorrected), list(rows))
         monkeypatch.setattr(device, "session", lambda: nullcontext(nvml))
-        monkeypatch.setattr(device, "foreign_processes", lambda _: ())
+        monkeypatch.setattr(device, "foreign_processes", lambda *_: ())
         with HealthWatch(GPUS[:1], Path("nowhere")) as watch:
             assert watch.health().memory_errors == new
 
@@ -207,7 +208,7 @@ class TestWhatWasSeenOfTheChip:
             nvmlDeviceGetCurrentClocksEventReasons=lambda _: 0x04 if clock.watts > 500 else 0x01,
         )
         monkeypatch.setattr(device, "session", lambda: nullcontext(chip))
-        monkeypatch.setattr(device, "foreign_processes", lambda _: ())
+        monkeypatch.setattr(device, "foreign_processes", lambda *_: ())
         monkeypatch.setattr(time, "time", lambda: clock.now)
         monkeypatch.setattr(time, "monotonic", lambda: clock.now)
         return clock
@@ -248,6 +249,19 @@ class TestWhatWasSeenOfTheChip:
         with HealthWatch(GPUS[:1], tmp_path) as watch:
             self._spend(clock, watch, self.TRAINING, 2)
             assert watch.health().foreign_processes == ("GPU 0: pid 13",)
+
+    @pytest.mark.parametrize(
+        ("began", "foreign"), [(True, ("GPU 0: pid 13",)), (False, ("GPU 0: pid 11", "GPU 0: pid 13"))]
+    )
+    def test_a_rank_that_began_behind_the_end_of_another_is_its_own_from_the_start(
+        self, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, began: bool, foreign: Any
+    ) -> None:
+        monkeypatch.setattr(device, "foreign_processes", FOREIGN_PROCESSES)
+        monkeypatch.setattr(device.Sensors, "processes", lambda _: {pid: f"GPU 0: pid {pid}" for pid in (11, 13)})
+        if began:
+            (tmp_path / "rank-0.pid").write_text("11", encoding="ascii")
+        with HealthWatch(GPUS[:1], tmp_path) as watch:
+            assert watch.health().foreign_processes == foreign
 
     @pytest.mark.parametrize(("pids", "looks"), [({11}, 4), ({11, 14}, 4), ({12}, 1), (set(), 1)])
     def test_a_killed_rank_is_waited_for_until_it_has_left_its_gpu(
@@ -503,7 +517,7 @@ class TestOutcomes:
         assert (failure.kind, failure.rank) == (kind, rank)
 
     def test_one_that_failed_tells_who_else_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(device, "foreign_processes", lambda _: ("GPU 0: pid 7",))
+        monkeypatch.setattr(device, "foreign_processes", lambda *_: ("GPU 0: pid 7",))
         failure = run("sys.exit(1)", tmp_path / "run")
         assert isinstance(failure, Failure)
         assert failure.health.foreign_processes == ("GPU 0: pid 7",)
