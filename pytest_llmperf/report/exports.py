@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from pytest_llmperf.records.metrics import RATE, label
 from pytest_llmperf.records.result import VERDICTS
@@ -108,24 +107,18 @@ _EXACT = 2**53
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Family:
-    """Samples of one name, each of which its labels tell from the others; all are gauges."""
+def families(run: ExportedRun, *, compared: bool) -> dict[str, tuple[str, dict[Labels, float]]]:
+    """Samples of all of ``run`` by name, each of which its labels tell from the others, and the name's help.
 
-    name: str
-    help: str
-    samples: dict[Labels, float] = field(default_factory=dict)
-
-
-def families(run: ExportedRun, *, compared: bool) -> list[Family]:
-    """All of ``run``; with baselines, changes and the run's own figures where they are ``compared`` nowhere else."""
-    found: dict[str, Family] = {}
+    With baselines, changes and the run's own figures where they are ``compared`` nowhere else; all are gauges.
+    """
+    found: dict[str, tuple[str, dict[Labels, float]]] = {}
     for name, told, labels, value in (*(_of_the_run(run) if compared else ()), *_of_cases(run, compared=compared)):
         # What is empty is as good as absent there. What two hostile names share stays the first one's: a second sample
         # of the same labels is no valid text.
         own = tuple((key, text) for key, text in labels.items() if text)
-        found.setdefault(_GAUGE + name, Family(_GAUGE + name, told)).samples.setdefault(own, value)
-    return list(found.values())
+        found.setdefault(_GAUGE + name, (told, {}))[1].setdefault(own, value)
+    return found
 
 
 _Sample = tuple[str, str, Mapping[str, str], float]
@@ -182,12 +175,11 @@ def prometheus(run: ExportedRun) -> Iterator[str]:
 
     No sample has a time: the textfile collector refuses a file that has one.
     """
-    for family in families(run, compared=True):
-        told = family.help.replace("\\", r"\\")
-        yield f"# HELP {family.name} {told}"
-        yield f"# TYPE {family.name} gauge"
-        for labels, value in family.samples.items():
-            yield sample(family.name, labels, exact(value))
+    for name, (told, samples) in families(run, compared=True).items():
+        yield "# HELP {} {}".format(name, told.replace("\\", r"\\"))
+        yield f"# TYPE {name} gauge"
+        for labels, value in samples.items():
+            yield sample(name, labels, exact(value))
 
 
 # GitLab's metrics report, which is OpenMetrics' text: a merge request shows what differs from the target branch.
@@ -199,11 +191,11 @@ def gitlab_metrics(run: ExportedRun) -> Iterator[str]:
 
     It takes all behind a ``#`` for a comment, also inside a label, whose quotation mark would then be missing.
     """
-    for family in families(run, compared=False):
-        yield f"# TYPE {family.name} gauge"
-        for labels, value in family.samples.items():
-            told = [(name, text.replace("#", "%23")) for name, text in labels]
+    for name, (_, samples) in families(run, compared=False).items():
+        yield f"# TYPE {name} gauge"
+        for labels, value in samples.items():
+            told = [(label, text.replace("#", "%23")) for label, text in labels]
             # Shown as it stands, and as changed where any digit is: whole numbers (bytes) are exact, others rounded.
             short = value if value.is_integer() else float(f"{value:.{_DIGITS}g}")
-            yield sample(family.name, told, exact(short))
+            yield sample(name, told, exact(short))
     yield "# EOF"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, formatted, label
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, is_choice
-from pytest_llmperf.report.text import detectable_words, one_line
+from pytest_llmperf.report.text import Column, detectable_words, draw, one_line
 from pytest_llmperf.support import formats
 
 MAX_LINES = 30
@@ -143,15 +144,10 @@ def _table(result: CaseResult) -> list[str]:
     checks = _gating(result)
     if not checks:
         return []
-    rows = [_HEAD, *(_row(check) for check in checks[:_MOST_METRICS])]
-    used = [
-        column for column in zip(*rows, strict=True) if any(cell not in ("", formats.ABSENT) for cell in column[1:])
-    ]
-    widths = [max(len(cell) for cell in column) for column in used]
-    lines = []
-    for name, *cells in zip(*used, strict=True):
-        aligned = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append((_INDENT + _INDENT.join([name.ljust(widths[0]), *aligned])).rstrip())
+    rows = map(_row, checks[:_MOST_METRICS])
+    columns = [Column(head, cells) for head, cells in zip(_HEAD, zip(*rows, strict=True), strict=True)]
+    used = [column for column in columns if {*column.cells} - {"", formats.ABSENT}]
+    lines = [_INDENT + line for line in draw([replace(used[0], right=False), *used[1:]])]
     return lines + _first_n([f"metric {check.metric}" for check in checks], _MOST_METRICS)[_MOST_METRICS:]
 
 

@@ -193,17 +193,17 @@ def detectable_words(figure: Figure | Check) -> str:
 def render(columns: Sequence[Column], width: int | None, color: bool, glyphs: Glyphs) -> list[str]:
     """The lines of the table; the first column is the case. ``width=None`` never folds."""
     if width is None or _total(columns) <= width:
-        return _draw(columns, color)
+        return draw(columns, color)
     case, *figures = columns
     room = width - _total(figures) - _GAP
     if room >= _NARROWEST_CASE:
         folded = ["\n".join(fold(cell, room)) for cell in case.cells]
-        return _draw([replace(case, cells=folded), *figures], color)
+        return draw([replace(case, cells=folded), *figures], color)
     # A published figure may stand beside the id; what was measured stays in columns.
     aside = figures.pop() if _total(figures) + len(_INDENT) > width and not figures[-1].colored else None
     if _total(figures) + len(_INDENT) > width:
         return _running(case, columns[1:], width, color, glyphs)
-    headings, *rows = _draw(figures, color)
+    headings, *rows = draw(figures, color)
     lines = [_INDENT + headings]
     for name, row, published in zip(case.cells, rows, aside.cells if aside else case.cells, strict=True):
         beside = f"  {aside.heading} {published}" if aside and published != formats.ABSENT else ""
@@ -215,7 +215,7 @@ def _total(columns: Sequence[Column]) -> int:
     return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
 
 
-def _draw(columns: Sequence[Column], color: bool) -> list[str]:
+def draw(columns: Sequence[Column], color: bool = False) -> list[str]:
     """The columns side by side, as wide as they are."""
     from rich.console import Console  # noqa: PLC0415 - only the end of a run pays for rich
     from rich.table import Table  # noqa: PLC0415 - the same

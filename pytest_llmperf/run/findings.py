@@ -53,6 +53,9 @@ class Concluded:
         return "\n".join(filter(None, [told, self.refused]))
 
 
+_KINDS: Mapping[str, type] = {"results": CaseResult, "planned": Planned, "skipped": Skipped}
+
+
 @dataclass
 class Findings:
     """The findings of one test; they travel on its report."""
@@ -81,17 +84,15 @@ class Findings:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
         if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.phases):
             return None
-        names = ("results", "planned", "skipped", "digests", "spent")
-        values = {name: codec.plain(getattr(self, name)) for name in names} | {"said": said}
+        values = {name: codec.plain(getattr(self, name)) for name in (*_KINDS, "digests", "spent")} | {"said": said}
         self.told |= bool(self.results)
         self.results, self.planned, self.skipped, self.digests, self.spent = [], [], [], [], Spent()
         return values
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Take in what another process sent."""
-        self.results += [codec.read(CaseResult, result) for result in values["results"]]
-        self.planned += [codec.read(Planned, planned) for planned in values["planned"]]
-        self.skipped += [codec.read(Skipped, skipped) for skipped in values["skipped"]]
+        for name, kind in _KINDS.items():
+            getattr(self, name).extend(codec.read(kind, each) for each in values[name])
         self.digests += values["digests"]
         self.spent += codec.read(Spent, values["spent"])
 
