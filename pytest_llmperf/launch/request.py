@@ -146,7 +146,7 @@ def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> 
     # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
     home = home_of_package(request.python, request.folder)
     visible = shown(request.gpus, by_index=request.spec.is_script)
-    return environment | visible | request.variables | python_path(home, environment)
+    return {**environment, **visible, **request.variables, **python_path(home, environment)}
 
 
 def lasting_environment(

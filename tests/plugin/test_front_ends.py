@@ -33,6 +33,7 @@ TYPED: dict[str, tuple[str, Any]] = {
     "baselines": ("figures", "figures"),
     "json": ("out.json", "out.json"),
     "start": ("cold", "cold"),
+    "overlap": ("no", False),
     "trace": ("no", False),
     "calibration": ("no", False),
     "all_steps": ("3", 3),
