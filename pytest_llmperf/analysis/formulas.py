@@ -106,13 +106,8 @@ _PEAKS: tuple[tuple[frozenset[str], Mapping[str, float]], ...] = (
 
 def peak_flops(gpu_name: str, compute_precision: str) -> float | None:
     """The chip's dense peak in FLOP/s for ``fp8``, ``bf16``, ``fp16``, ``tf32`` or ``fp32``; ``None``: not known.
-
-    ``gpu_name`` is NVML's: ``NVIDIA H200``, ``NVIDIA A100-SXM4-80GB``. A MIG slice has no peak here: it is a part of
-    the chip it is named after.
-
-    Source: NVIDIA's product datasheets (H200, H100, GH200, A100, L40S, V100; HGX B200), whose rates with sparsity are
-    twice these.
-    """
+    ``gpu_name`` is NVML's: ``NVIDIA H200``. A MIG slice has no peak here: it is a part of the chip it is named after.
+    Source: NVIDIA's product datasheets, whose rates with sparsity are twice these."""
     return _peak(gpu_name, compute_precision)
 
 

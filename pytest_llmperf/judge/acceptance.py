@@ -31,12 +31,10 @@ _PROVEN_BY = 2
 def accept(
     old: Baseline | None, *, judged: Baseline | None, spec: Spec, result: CaseResult, entry: Accepted
 ) -> Baseline:
-    """The baseline after the launches of ``result``, held against ``judged``, were accepted as ``entry``.
-
-    The anchor stays. Launches within tolerance join those that are there; ones beyond it replace them, since two speeds
-    are not one population. BaselineChangedError: there is another baseline than ``judged`` by now. BaselineError: the
-    launches are invalid, or, without a reason, worse beyond tolerance or of something that changed.
-    """
+    """The baseline after the launches of ``result``, held against ``judged``, were accepted as ``entry``. Launches
+    within tolerance join those that are there; ones beyond it replace them, since two speeds are not one population.
+    BaselineChangedError: there is another baseline than ``judged`` by now. BaselineError: the launches are invalid, or,
+    without a reason, worse beyond tolerance or of something that changed."""
     launches = result.launches
     if not launches:
         raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
@@ -154,7 +152,7 @@ def best(history: Sequence[Accepted], metric: str) -> float | None:
 
 def creep(baseline: Baseline, checks: Sequence[Check], launches: Sequence[Launch], noise: Noise) -> tuple[str, ...]:
     """A line for each metric of ``launches`` that its gate lets pass, and that has left the best by more than that."""
-    passed = [check for check in checks if check.tolerance and check.verdict in ("pass", "inconclusive", "improved")]
+    passed = (check for check in checks if check.tolerance and check.verdict in ("pass", "inconclusive", "improved"))
     return tuple(filter(None, (_crept(baseline, check, launches, noise) for check in passed)))
 
 

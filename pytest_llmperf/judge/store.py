@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, geometric_mean, median
 from typing import Any, ClassVar, Generic, TypeVar
 
 from filelock import FileLock
@@ -189,8 +188,6 @@ _NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
 
 # A file keeps six digits, of both sides.
 _ROUNDED = 2e-5
-# Steady states are looked for at so many places at most, as ``steady_state.py`` does.
-_MOST_CUTS = 50
 
 
 def same_settings(values: Mapping[str, Any], digest: str) -> None:
@@ -234,9 +231,11 @@ def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> Non
         if not 0 < entry.launches <= len(rest):
             return  # of older ones, some or all are gone
         rest, own = rest[: -entry.launches], rest[-entry.launches :]
-        # Of unequal steps it is a mean, and near any median there may be none.
-        low, high = (0.0, math.inf) if any(one.step_tokens for one in own) else _step_seconds(own)
-        missing = [] if low <= entry.metrics.get("step_seconds", low) <= high else ["step_seconds"]
+        # Wherever steady states are seen. Of unequal steps it is a mean, and near any of them there may be none.
+        steps = [second for one in own for second in one.step_seconds[one.warmup_steps :]]
+        low, high = min(steps) * (1 - _ROUNDED), max(steps) * (1 + _ROUNDED)
+        is_among = low <= entry.metrics.get("step_seconds", low) <= high or any(one.step_tokens for one in own)
+        missing = [] if is_among else ["step_seconds"]
         for name, row in METRICS.items():
             if row.is_raw and name in entry.metrics and not _is_near(entry.metrics[name], row.read(own)):
                 missing.append(name)
@@ -254,21 +253,6 @@ def _apart(metrics: Mapping[str, float], tokens: int, ranks: int) -> Iterator[st
         yield f"tokens_per_second {whole:g} and step_seconds {step:g}"
     if whole is not None and each is not None and not _is_near(each * ranks, whole):
         yield f"tokens_per_second_per_gpu {each:g} and tokens_per_second {whole:g}"
-
-
-def _step_seconds(launches: Sequence[Launch]) -> tuple[float, float]:
-    """The least and the most that the pooled step time of ``launches`` can be, wherever steady states are seen."""
-    spans = []
-    for launch in launches:
-        # Of every part that may be the steady one: at most half of the steps come before it.
-        steps, first = launch.step_seconds, launch.warmup_steps
-        last = max(first, len(steps) // 2)
-        stride = 1 + (last - first) // _MOST_CUTS
-        spans.append([median(steps[start:]) for start in range(first, last + 1, stride)])
-    low, high = ([choose(span) for span in spans] for choose in (min, max))
-    # Pooled by a mean of logarithms, a median of them, and once by a plain mean: none leaves these.
-    ways = (fmean, median, geometric_mean)
-    return min(way(low) for way in ways) * (1 - _ROUNDED), max(way(high) for way in ways) * (1 + _ROUNDED)
 
 
 def _is_near(a: float, b: float) -> bool:
@@ -330,13 +314,9 @@ class Store(Generic[T]):
             ) from error
 
     def update(self, machine: str, spec: Spec, change: Callable[[T | None], T]) -> tuple[T | None, T]:
-        """Replace what is stored by ``change`` of it, locked against other processes; returns the old and the new.
-
-        The old one is read inside the lock, and the file changes as a whole or not at all.
-
-        Raises:
-            BaselineError: as ``load``, whatever ``change`` raises, or the file cannot be written.
-        """
+        """Replace what is stored by ``change`` of it, locked against other processes; the old and the new. The file
+        changes as a whole or not at all; BaselineError: as ``load``, or it cannot be written; whatever ``change``
+        raises."""
         path = self.path(machine, spec)
         try:
             with _locked(path):

@@ -225,7 +225,7 @@ class Rounding:
             by_seed = _by_seed(alike)
             # No more than one rounding of all gradients together.
             tensors = ((one, tensor) for one in alike for tensor in one.tensors)
-            unclear = {_key(tensor) for one, tensor in tensors if tensor.true_norm <= _least(one, tensor)}
+            unclear = {tensor.key for one, tensor in tensors if tensor.true_norm <= _least(one, tensor)}
             for key, seeds in by_seed.items():
                 usual[key] = max(usual.get(key, 0.0), median_low(seeds))
             for kind, step in {(kind, step) for kind, _, step in by_seed}:
@@ -242,7 +242,7 @@ class Rounding:
     def limit(self, training: TrainingErrors, tensor: TensorError) -> float:
         """The relative error that ``tensor`` of another training may have."""
         factor = self.factors.get((tensor.kind, tensor.step), 1.0)
-        own = factor * self.tensors.get((tensor.kind, tensor.tensor, tensor.step), 0.0)
+        own = factor * self.tensors.get(tensor.key, 0.0)
         if tensor.kind == UPDATE and training.short_scalars:
             # How far an update may be off whose bias corrections were computed in fp32: the second enters by its root.
             first, second = (_FP32 / (1 - beta**tensor.step) for beta in _BETAS)
@@ -273,13 +273,9 @@ def _by_seed(trainings: Sequence[TrainingErrors]) -> dict[_Key, list[float]]:
             # Short states are short from the second step on: what the first one shows is no rounding of theirs.
             if tensor.kind == UPDATE and tensor.step == 1 and not training.true_optimizer:
                 continue
-            seeds = found.setdefault((tensor.kind, tensor.tensor, tensor.step), {})
+            seeds = found.setdefault(tensor.key, {})
             seeds[training.seed] = max(seeds.get(training.seed, 0.0), relative(training, tensor))
     return {key: list(seeds.values()) for key, seeds in found.items()}
-
-
-def _key(tensor: TensorError) -> _Key:
-    return tensor.kind, tensor.tensor, tensor.step
 
 
 def _least(training: TrainingErrors, tensor: TensorError) -> float:
@@ -360,7 +356,7 @@ def _nearest(trainings: Sequence[TrainingErrors], rounding: Rounding) -> dict[st
     for training in trainings:
         for tensor in training.tensors:
             error, limit = relative(training, tensor), rounding.limit(training, tensor)
-            found.setdefault(_key(tensor), []).append(_Figure(tensor.step, error, limit, tensor=tensor))
+            found.setdefault(tensor.key, []).append(_Figure(tensor.step, error, limit, tensor=tensor))
         losses = zip(loss_errors(training), training.losses, training.true_losses, strict=True)
         clipping = ((abs(error), 1 + error, 1.0) for error in training.clipping_errors)
         for kind, measured, figures in ((_LOSS, rounding.loss, losses), (_CLIPPING, rounding.clipping, clipping)):

@@ -270,9 +270,9 @@ class TensorError:
     rank: int = 0
 
     @property
-    def relative(self) -> float:
-        """The error as a fraction of the true norm."""
-        return self.error / self.true_norm if self.true_norm else math.inf
+    def key(self) -> tuple[str, str, int]:
+        """Its kind, name and step."""
+        return self.kind, self.tensor, self.step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ def test_without_peaks_the_tries_grow_with_the_logarithm_of_what_the_guess_is_of
     assert tries <= 4 + 2 * math.log2(off) + math.log2(stride)
 
 
-@given(st.integers(1, 10_000), st.integers(1, 10_000), st.lists(st.integers(0, 70 * GIB), min_size=1, max_size=20))
+@given(st.integers(1, 10_000), st.integers(1, 10_000), st.lists(st.integers(0, 64 * GIB), min_size=1, max_size=20))
 def test_whatever_the_peaks_tell_the_tries_are_bounded(answer: int, guess: int, peaks: list[int]) -> None:
     search, tries = found(answer, guess, limit=64 * GIB, peak=lambda size: peaks[size % len(peaks)])
     assert (search.fits, search.fails) == (answer, answer + 1)
