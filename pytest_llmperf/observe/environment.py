@@ -43,7 +43,9 @@ _VARIABLE_PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_", "LLMPERF_INJECT"),
     # Where packages come from, and with them all that is imported.
     *("LD_PRELOAD", "MALLOC_", "GLIBC_TUNABLES", "TORCHDYNAMO_", "USE_HUB_KERNELS"),
-    *("ATEN_", "ONEDNN_", "DNNL_"),
+    *("ATEN_", "ONEDNN_", "DNNL_", "GOMP_", "OPENBLAS_", "TCMALLOC_", "LD_AUDIT", "LD_BIND_NOW"),
+    # Of networks, of other vendors' GPUs, of what profiles or measures coverage from outside.
+    *("UCX_", "FI_", "RCCL_", "HIP_", "HSA_", "MIOPEN_", "KINETO_", "COVERAGE_PROCESS_", "NVTX_", "NSYS_"),
     *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "LIGER_", "FLASH_ATTENTION_", "ACCELERATE_", "NVIDIA_TF32"),
 )
 # The interpreter's own; images name theirs PYTHON_VERSION and the like.
@@ -51,6 +53,7 @@ _OF_PYTHON = re.compile(r"PYTHON([A-Z]|_(GIL|JIT|PERF|CPU))")
 # Set afresh by every launch, or naming things that differ between machines without changing the work.
 _NOT_CAUSES = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    | {"HIP_VISIBLE_DEVICES"}
     | {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME"}
     | {"TRITON_PTXAS_PATH"}  # inductor sets it where it compiles
     | {"KMP_DUPLICATE_LIB_OK"}  # threadpoolctl sets it, for whoever imports that, and no library runs otherwise for it

@@ -385,6 +385,8 @@ def test_modes_of_the_interpreter_are_told_where_they_are_on(monkeypatch: pytest
     assert environment._python_settings()["tracemalloc"] is True
     variables = {"PYTHONDEVMODE": "1", "PYTHONTRACEMALLOC": "5", "PYTHON_VERSION": "3.11", "PYTHONUNBUFFERED": "1"}
     assert environment._variables(variables) == {"PYTHONDEVMODE": "1", "PYTHONTRACEMALLOC": "5"}
+    network = dict.fromkeys(("FI_PROVIDER", "UCX_TLS", "OPENBLAS_NUM_THREADS", "COVERAGE_PROCESS_START"), "x")
+    assert environment._variables({**network, "HIP_VISIBLE_DEVICES": "0"}) == network
 
 
 def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
