@@ -128,7 +128,8 @@ class LocalLauncher:
                 place.is_whole = ended.returncode == 0
                 if former and request.warm and agent and ended.left:
                     held.callback(wait_until_left, request.gpus, {one.pid for one in ended.left})
-                    former.leaves(agent, ended.left, held.pop_all(), request.warm.say, request.spec.id, request.gpus)
+                    former.of, say, name = request.gpus, request.warm.say, request.spec.id
+                    former.leaves(agent, ended, held.pop_all(), lambda wrong: say(f"{name}: {wrong}"))
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:
             return outcome.refused(request.folder, error)

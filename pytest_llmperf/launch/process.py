@@ -56,9 +56,6 @@ class Ended:
     """What still ends by itself, of one that was over before."""
 
 
-Say = Callable[[str], None]
-
-
 class Started(Protocol):
     """A process that was started, by whomever: what ``subprocess.Popen`` has of the same names."""
 
@@ -233,14 +230,14 @@ class Former:
     def is_leaving(self) -> bool:
         return self._thread is not None
 
-    def leaves(  # noqa: PLR0913, PLR0917 - what it is, has, and who hears of it
-        self, process: Started, left: Iterable[psutil.Process], held: ExitStack, say: Say, name: str, of: object
-    ) -> None:
-        """From now on ``process`` with all that is ``left`` of it ends. ``say`` hears where it does not end well."""
-        self.of, self._process, self._say, self._name = of, process, say, name
+    def leaves(self, process: Started, ended: Ended, held: ExitStack, tell: Callable[[str], None]) -> None:
+        """From now on ``process`` ends, with all that is left of it; ``tell`` hears where it does not end well."""
+        self._process, self._tell = process, tell
         self._is_over = self._was_killed = False
         # In a thread: others wait for what is held, and nobody here may look for a while.
-        self._thread = threading.Thread(target=self._end, args=({*left}, held), name="llmperf-former", daemon=True)
+        self._thread = threading.Thread(
+            target=self._end, args=({*ended.left}, held), name="llmperf-former", daemon=True
+        )
         self._thread.start()
 
     def _end(self, left: set[psutil.Process], held: ExitStack) -> None:
@@ -274,7 +271,7 @@ class Former:
         if not self._was_killed:
             wrong = f"ended with {signal_name(returncode) or returncode}"
         if returncode or self._was_killed:
-            self._say(f"{self._name}: {wrong} after its record was there, which stands")
+            self._tell(f"{wrong} after its record was there, which stands")
 
 
 def _returncode(process: Started) -> int:

@@ -6,11 +6,11 @@ import fcntl
 import json
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_llmperf.records.launch import TURN_FILE
 from pytest_llmperf.records.learning import ParityOrder
@@ -19,9 +19,6 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.redaction import without_secrets
-
-if TYPE_CHECKING:
-    from pytest_llmperf.observe.vital_signs import Heartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +42,13 @@ class Request:
     recipe: str = "huggingface"
     """Who trains: a module of ``worker/recipes``."""
 
-    def await_turn(self, beat: Heartbeat) -> None:
-        """Until the launch before this one has left the device: so long its launcher has the file locked, if there is
-        one."""
+    def await_turn(self, enter: Callable[[str], None]) -> None:
+        """Until the launch before has left the device: so long this one's launcher has the file locked, if it is there;
+        ``enter`` hears of the phase."""
         with suppress(FileNotFoundError), (self.folder / TURN_FILE).open("rb") as file:
-            beat.enter("yielding")
+            enter("yielding")
             fcntl.flock(file, fcntl.LOCK_SH)
-            beat.enter("preparing")
+            enter("preparing")
 
     @classmethod
     def read(cls, folder: Path) -> Request:

@@ -67,7 +67,8 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
 ) -> None:
     beat.enter("building")
     spec, folder, device = request.spec, request.folder, own_device()
-    request.await_turn(beat)  # with a context, and before anything is timed, takes memory or looks at what is left
+    # With a context, and before anything is timed, takes memory or looks at what is left.
+    request.await_turn(beat.enter)
     with ExitStack() as stack:
         if not is_gpu(device):
             room = folder / f"room-{rank}.json"
