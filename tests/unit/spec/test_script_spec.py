@@ -112,4 +112,5 @@ def test_a_command_shows_no_secret(words: str) -> None:
 
 
 def test_a_command_may_name_tokens_of_a_text_and_what_others_fill_in() -> None:
-    assert ScriptSpec(command="python train.py --eos-token </s> --pad_token=PAD --sort-key size --key-dim 64").id
+    spec = ScriptSpec(command="python train.py --eos-token </s> --pad_token=PAD --sort-key size --key-dim 64")
+    assert spec.id.startswith("train-")
