@@ -43,7 +43,7 @@ GPUS = Machine(gpus=(Gpu(index=0, uuid="a", name="Fake GPU", memory_bytes=2**35)
 
 
 def test_what_no_count_says_is_noted_of_a_first_recording_and_of_a_pass_once(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     engine.on(GPUS)
 
@@ -54,12 +54,11 @@ def test_what_no_count_says_is_noted_of_a_first_recording_and_of_a_pass_once(
         return [note for note in notes if note.startswith(("the others wait", "overlap lost"))]
 
     late, hides = [rank(exposed=0.04), rank(idle=0.04)], replace(rank(), exposed_seconds=0.0)
-    wait = "the others wait for rank 1, 40.0 ms a step in exchanges (25 % of it): its host takes 40.0 ms more"
-    assert noted(*late, update="all") == [wait]
+    golden(noted(*late, update="all"))
     assert noted(*late) == []
     noted(hides, hides, update="all", reason="r")
     assert noted(hides, hides) == []
-    assert noted(rank(), rank()) == ["overlap lost: exposed communication 0 -> 17 % of the step"]
+    golden(noted(rank(), rank()))
 
 
 def test_it_is_told_without_traces_too() -> None:
