@@ -50,7 +50,7 @@ def test_nothing_of_a_torchrun_in_a_shell_runs_after_its_record(tmp_path: Path) 
     record = launch(project, f"bash -c '{TORCHRUN} && touch {out}/uploaded'", gpus=2)
     assert isinstance(record, Launch), record
     assert len(record.ranks) == 2
-    assert record.evidence["remarks"] == ["its 2 ranks exchange nothing in a step: each trains a model of its own"]
+    assert "exchange nothing" in str(record.evidence["remarks"])
     assert not [*out.iterdir()]
     assert not processes_of(tmp_path)
     assert {*Path("/dev/shm").iterdir()} <= before
