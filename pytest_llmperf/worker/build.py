@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,14 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     TrainingArguments,
 )
 
 from pytest_llmperf.observe.device import is_gpu
+from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import compilation, data, liger, parallelism, precision
@@ -147,7 +152,25 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
     )
 
 
-def not_done(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
+# Of what a configuration describes: what no step would do.
+_NOT_OF_A_STEP = (
+    NOT_WORK
+    # Told by themselves.
+    | {"auto_map", "quantization_config", "model_type", "text_config"}
+    # How a file is stored and read.
+    | {"torch_dtype", "dtype", "use_cache", "initializer_range", "attn_implementation"}
+    # Older files say how text is generated, and for which tasks; layers for further tokens and experts are work.
+    | ({*GenerationConfig().to_dict()} - {"use_mtp", "top_k"})
+    | {"task_specific_params", "tokenizer_class", "prefix"}
+)
+_OF_OTHERS = ("_token_id", "_token_index", "_config")
+
+# What all families share, beside the files of their own.
+_SHARED = r"transformers\.(modeling_\w+|masking_utils|activations|cache_utils|loss\.loss_utils|integrations\.moe)"
+_FURTHER, _MOST = re.compile(r"mtp|nextn"), 6
+
+
+def unused_settings(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
     """A line for each thing that ``config``, as its file has it, asks for and ``model`` does not do."""
     built = type(model).__name__
     named = [str(name) for name in config.get("architectures") or ()]
@@ -162,3 +185,38 @@ def not_done(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]
         method = quantization.get("quant_method", "") if isinstance(quantization, Mapping) else ""
         kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
         yield f"its configuration's quantization_config ({method or 'no method'}) is not applied: weights are {kinds}"
+    unused = sorted(_unused(config, model))
+    if unused:
+        more = f" and {len(unused) - _MOST} more" if len(unused) > _MOST else ""
+        yield f"its configuration has settings that {built} does not use: {', '.join(unused[:_MOST])}{more}"
+
+
+def _unused(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
+    """What the code of the model, of its configuration and of what all models share does not say the name of."""
+    text, kind = config.get("text_config"), type(model.config)
+    settings = {**config, **text} if isinstance(text, Mapping) else config
+    if isinstance(text, Mapping) and kind.model_type != config.get("model_type"):
+        settings = text  # the rest is of other parts
+    modules = {type(module).__module__ for module in model.modules()}
+    modules |= {name for name in list(sys.modules) if re.fullmatch(_SHARED, name)}
+    sources = (_source(name) for name in modules if not name.startswith("torch."))
+    words = {word for source in sources for word in re.findall(r"[A-Za-z_]\w+", source)}
+    own = _source(kind.__module__)  # that computes with a name: a field that is declared alone has no effect
+    has_further = any(_FURTHER.search(name) for name, _ in model.named_modules())
+    for name, value in settings.items():
+        # Of what is off, empty or another part's nothing is asked.
+        if not value or name in _NOT_OF_A_STEP or name.endswith(_OF_OTHERS):
+            continue
+        names = {name, kind.attribute_map.get(name, name)} | {k for k, v in kind.attribute_map.items() if v == name}
+        # Layers that predict further tokens are spoken of where text is generated; who has some names them so.
+        is_further = _FURTHER.search(name) and not has_further
+        any_of_them = "|".join(map(re.escape, names))
+        computed = re.search(rf"(self\.|kwargs\.\w+\(\s*[\"\'])({any_of_them})\b", own)
+        if is_further or not (computed or names & words):
+            yield name
+
+
+def _source(module: str) -> str:
+    with suppress(OSError, TypeError, KeyError):
+        return Path(inspect.getsourcefile(sys.modules[module]) or "").read_text(encoding="utf-8")
+    return ""

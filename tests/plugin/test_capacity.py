@@ -49,7 +49,7 @@ def test_one_sequence_less_is_a_loss(capacity: Capacity) -> None:
 
 def test_all_that_was_launched_for_it_is_counted(capacity: Capacity) -> None:
     capacity.project.fake(most=2)  # of 1, 2, 6, 4 and 3 sequences
-    capacity.run().stdout.fnmatch_lines(["1 new * 50* s in 5 launches: 30 s failed launches*"])
+    capacity.run().stdout.fnmatch_lines(["* in 5 launches: 30 s*"])
 
 
 class TestNeighbours:

@@ -183,7 +183,7 @@ class TestLaunchesThatDisagree:
         result.assert_outcomes(failed=1, deselected=1)
         golden.lines(result.stdout, "launches of one")
         # What was just tried is not advised again, but what would record them.
-        result.stdout.fnmatch_lines(['record it: *--update-baselines=new --perf-reason "why"'])
+        result.stdout.fnmatch_lines(['*=new --perf-reason "why"'])
         assert (len(project.launches), project.baselines) == (2, [])
 
     def test_a_reason_records_them(self, project: Project, golden: Golden) -> None:

@@ -35,7 +35,7 @@ from pytest_llmperf.observe import device, environment  # noqa: E402
 from pytest_llmperf.observe.measurement import Clock, Exchange, HostMemory  # noqa: E402
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import evidence, imports  # noqa: E402
-from pytest_llmperf.worker.build import build_model, hf_config_of, not_done  # noqa: E402
+from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface.data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.settings import seen_optimizer  # noqa: E402
 from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings  # noqa: E402
@@ -340,19 +340,37 @@ class TestOptionalFunctions:
         assert evidence.optional_functions(on_meta(dict(models.resolve("llama-tiny").config))) == {}
 
 
-def test_what_is_asked_for_and_not_done_is_told() -> None:
-    config = dict(models.resolve("llama-tiny").config)
-    assert [*not_done(config, on_meta(config))] == []
-    asked = {
-        "architectures": ["LlamaForSequenceClassification"],
-        "auto_map": {"AutoModelForCausalLM": "mine.Model"},
-        "quantization_config": {"quant_method": "fp8"},
-    }
-    assert [line.partition(",")[0] for line in not_done({**config, **asked}, on_meta(config))] == [
-        "its configuration names the class LlamaForSequenceClassification",
-        "its configuration's own code (auto_map) is not run",
-        "its configuration's quantization_config (fp8) is not applied: weights are float32",
-    ]
+class TestUnusedSettings:
+    def test_what_is_asked_for_and_not_done_is_told(self) -> None:
+        config = dict(models.resolve("llama-tiny").config)
+        asked = {
+            "architectures": ["LlamaForSequenceClassification"],
+            "auto_map": {"AutoModelForCausalLM": "mine.Model"},
+            "quantization_config": {"quant_method": "fp8"},
+            "num_nextn_predict_layers": 1,
+            "aux_loss_alpha": 0.1,
+            "hidden_layers_extra": 0,
+        }
+        lines = [*unused_settings({**config, **asked}, on_meta(config))]
+        assert [line.partition(",")[0] for line in lines] == [
+            "its configuration names the class LlamaForSequenceClassification",
+            "its configuration's own code (auto_map) is not run",
+            "its configuration's quantization_config (fp8) is not applied: weights are float32",
+            "its configuration has settings that LlamaForCausalLM does not use: aux_loss_alpha",
+        ]
+        assert "num_nextn_predict_layers" in lines[-1]
+        assert "hidden_layers_extra" not in lines[-1]
+
+    def test_how_text_is_generated_is_no_work(self) -> None:
+        config = dict(models.resolve("llama-tiny").config)
+        older = {"temperature": 0.6, "cache_implementation": "hybrid", "task_specific_params": {"a": {"max_length": 9}}}
+        assert [*unused_settings({**config, **older}, on_meta(config))] == []
+        assert "use_mtp" in next(unused_settings({**config, **older, "use_mtp": True}, on_meta(config)))
+
+    @pytest.mark.parametrize("name", [path.stem for path in Path(models.__file__).parent.glob("configs/*-tiny.json")])
+    def test_a_built_in_model_uses_all_of_its_own(self, name: str) -> None:
+        config = dict(models.resolve(name).config)
+        assert [*unused_settings(config, on_meta(config))] == []
 
 
 def test_auto_leaves_attentions_kernels_as_the_environment_has_them() -> None:

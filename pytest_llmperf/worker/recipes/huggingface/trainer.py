@@ -23,7 +23,7 @@ from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.launch import Later, Trained
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.support.formats import memory
-from pytest_llmperf.worker.build import build_model, not_done, training_arguments
+from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
 from pytest_llmperf.worker.evidence import attention_kernel, watched
 from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, training_data
@@ -53,7 +53,7 @@ def train(
     rates = hardware_rates(device, request.calibrations, request.folder.parent, beat)
     observed = ObservedTraining(plan, device, beat, [("inspecting", inspection)] if inspection else ())
     model = build_model(spec, request.model_config, device)
-    remarks = list(not_done(request.model_config, model))
+    remarks = list(unused_settings(request.model_config, model))
     compile_layers(spec, model)
     checkpoint = None
     if spec.save_checkpoint:
