@@ -48,6 +48,7 @@ def test_more_steps_and_another_process_learn_the_same_to_the_last_digit(tmp_pat
     assert changes([longer], [before]) == ()
 
 
+@pytest.mark.wide
 def test_attention_that_lost_its_kernel_is_named(tmp_path: Path, before: Launch) -> None:
     patch = 'module.sdpa_attention_forward.__globals__["torch"].nn.functional.scaled_dot_product_attention = plain'
     plain = """

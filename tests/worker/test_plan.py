@@ -71,6 +71,7 @@ FAMILIES = {"gemma3_text", "gpt2", "llama", "mistral", "mixtral", "opt", "qwen3"
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.timeout(1200)
 def test_a_stored_case_of_each_family_is_predicted(answers: Answers) -> None:
     pytest.importorskip("liger_kernel")

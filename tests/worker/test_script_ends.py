@@ -24,6 +24,7 @@ from tests.worker.user import REPOSITORY
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun]
+WIDE = pytest.mark.wide
 
 TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node 2 train.py"
 # Whoever hears of the end would leave a word: a handler, what comes after training, what the shell does then.
@@ -139,7 +140,9 @@ HELPERS = {
 }
 
 
-@pytest.mark.parametrize("helper", HELPERS)
+@pytest.mark.parametrize(
+    "helper", [pytest.param(name, marks=WIDE if name in {"ends early", "raises"} else ()) for name in HELPERS]
+)
 def test_a_helper_that_goes_backward_first_is_no_rank(tmp_path: Path, helper: str) -> None:
     how, code = HELPERS[helper]
     before = f"import subprocess\nsubprocess.{how}([sys.executable, '-c', {code!r}])\n"
@@ -182,9 +185,10 @@ FAULTS: dict[str, dict[str, Any]] = {
     "torchrun finds no script": {"command": "bash -c '" + TORCHRUN.replace("train", "other") + "'"},
     "python -I": {"command": "python -I train.py", "steps": 2},
 }
+RARE = {"no rank raised", "it hangs before it trains", "it hangs", "torchrun finds no script", "python -I"}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=WIDE if name in RARE else ()) for name in FAULTS])
 def test_a_script_without_a_record_says_why_in_a_line(
     tmp_path: Path, fault: str, golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:

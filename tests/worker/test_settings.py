@@ -117,6 +117,7 @@ class TestSharded:
         assert trained["replicas"].learning
         assert list(unlearnt(SHARDED["replicas"], trained["replicas"])) == []
 
+    @pytest.mark.wide
     def test_the_type_that_weights_are_gathered_in_is_seen(self, trained: dict[str, Launch]) -> None:
         evidence = trained["gathered"].evidence
         assert (evidence["autocast_dtype"], evidence["gathered_dtype"]) == (None, "torch.bfloat16")

@@ -100,6 +100,7 @@ def test_every_micro_batch_of_a_step_counts(clean: Mapping[TrainSpec, StaticStep
     assert four.operators["aten::_foreach_sqrt"] == once.operators["aten::_foreach_sqrt"] == 1
 
 
+@pytest.mark.wide
 def test_ligers_kernels_are_counted_by_their_names(clean: Mapping[TrainSpec, StaticStep]) -> None:
     assert clean[LIGER].operators["liger::_rms_norm_forward_kernel"] == 2 * 2 + 1
     assert not [name for name in clean[SMALL].operators if name.startswith("liger::")]
@@ -139,6 +140,7 @@ MONKEY_PATCH = "liger_kernel.transformers.monkey_patch"
                 LIGER: ("gone: liger::_rms_norm_backward_kernel",),
             },
             id="eager attention, and no kernel for norms",
+            marks=pytest.mark.wide,
         ),
     ],
 )

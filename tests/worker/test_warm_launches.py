@@ -207,6 +207,7 @@ class TestTheSame:
             assert changes([launch], [cold]) == ()
             assert launch.differences(cold) == ()
 
+    @pytest.mark.wide
     def test_the_phases_of_both_add_up_to_what_a_stopwatch_says(self, shared: Warm, cold_pair: ColdPair) -> None:
         shared.launch()  # the server has imported what it needs
         began = time.monotonic()
@@ -394,6 +395,7 @@ class TestFresh:
 
 
 class TestStale:
+    @pytest.mark.wide
     def test_another_environment_variable_has_another_server(
         self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -301,6 +301,7 @@ def test_ids_that_are_no_text_move_no_cursor(llmperf: Run, store: HistoryStore) 
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_ten_thousand_cases_are_listed_in_seconds(llmperf: Run, store: HistoryStore) -> None:
     for night in range(10):
         store.append(nights(1, 10_000, seed=night, first=night))

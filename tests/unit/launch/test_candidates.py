@@ -280,6 +280,7 @@ class TestVersions:
             PackageHistory("--index-url=x")
         golden(raised)
 
+    @pytest.mark.wide
     def test_an_environment_has_its_version_and_everything_else_from_this_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
