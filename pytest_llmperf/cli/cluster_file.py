@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,9 @@ from pytest_llmperf.support.user_input import hint
 
 # It names files, and is a word of sbatch's and of a mail's.
 _NAME = re.compile(r"[\w.-]+")
+# [sbatch 1-2], [sbatch 4 8], [sbatch 16+]: values of these widths.
+_OF_WIDTHS = re.compile(r"sbatch\s+(?P<widths>.+)")
+_RANGE = re.compile(r"(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9})|(?P<wider>\+))?")
 _TIME = re.compile(r"(?:(?P<days>[0-9]{1,6})-)?(?P<rest>[0-9]{1,9}(?::[0-9]{1,6}){0,2})")
 
 
@@ -124,6 +127,10 @@ class ClusterFile:
 
     path: Path
     values: Mapping[str, Mapping[str, str]]
+    own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Sections for some widths only, by their names: what they say in place of ``[sbatch]``."""
+    chosen: str = ""
+    """The one of these that is in ``values``."""
 
     @classmethod
     def read(cls, path: Path) -> ClusterFile:
@@ -135,15 +142,26 @@ class ClusterFile:
             raise ClusterError(f"{path}: not read ({error}); llmperf submit --example has some to start from") from None
         except configparser.Error as error:
             raise ClusterError(f"{path}: not an ini file ({' '.join(str(error).split())})") from None
+        own: dict[str, Mapping[str, str]] = {}
         for section in parser.sections():
-            _refuse_unknown(path, "section", section, KEYS)
+            is_of_widths = _OF_WIDTHS.fullmatch(section) is not None
+            known = "sbatch" if is_of_widths else section
+            _refuse_unknown(path, "section", known, KEYS)
             for key in parser[section]:
-                _refuse_unknown(path, f"key in [{section}]", key, KEYS[section])
-        file = cls(
-            path, {section: {key: _text(path, parser, section, key) for key in keys} for section, keys in KEYS.items()}
-        )
-        file.check()
+                _refuse_unknown(path, f"key in [{section}]", key, KEYS[known])
+            if is_of_widths:
+                own[section] = {key: _text(path, parser, section, key) for key in parser[section]}
+        found = {section: {key: _text(path, parser, section, key) for key in keys} for section, keys in KEYS.items()}
+        file = cls(path, found, own)
+        for each in (file, *(file.at(width) for width in (file.widths if own else ()))):
+            each.check()
         return file
+
+    def at(self, width: int) -> ClusterFile:
+        """What the file says of a job of this width."""
+        chosen = next((section for section in self.own if _covers(section, width)), "")
+        values = {**self.values, "sbatch": {**self.values["sbatch"], **self.own.get(chosen, {})}}
+        return replace(self, values=values, chosen=chosen)
 
     def text(self, section: str, key: str) -> str:
         return self.values[section][key]
@@ -217,13 +235,7 @@ class ClusterFile:
         if "\\" in str(self.results):  # with one in it, SLURM fills in nothing of a log's name
             raise self.wrong("suite", "results", f"a folder whose path, {self.results}, has no backslash")
         self._check_options()
-        # A launch puts the same number of ranks on each node.
-        per_node = self.value("cluster", "gpus_per_node")
-        for width in (width for width in self.widths if not _fits(width, per_node)):
-            below = next(each for each in range(width, 0, -1) if _fits(each, per_node))
-            above = next(each for each in range(width, 2 * width + 1) if _fits(each, per_node))
-            expected = f"the same number on each node, of which each has {per_node} (gpus_per_node); not {width}"
-            raise self.wrong("suite", "gpus", f"{expected}, but {below} or {above}")
+        self._check_widths()
         if self.value("suite", "budget_gpu_hours") is not None and self.is_local:
             raise self.wrong("suite", "budget_gpu_hours", "none with scheduler = local, where nothing ends the run")
         for section, values in self.values.items():
@@ -247,9 +259,47 @@ class ClusterFile:
         if has_budget and any(word.partition("=")[0] == "--perf-budget" for word in words):
             raise self.wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")
 
+    def _check_widths(self) -> None:
+        """A launch puts the same number of ranks on each node; a section of widths is for one of the night's at least.
+
+        No width is in two such sections.
+        """
+        per_node = self.value("cluster", "gpus_per_node")
+        for width in (width for width in self.widths if not _fits(width, per_node)):
+            below = next(each for each in range(width, 0, -1) if _fits(each, per_node))
+            above = next(each for each in range(width, 2 * width + 1) if _fits(each, per_node))
+            expected = f"the same number on each node, of which each has {per_node} (gpus_per_node); not {width}"
+            raise self.wrong("suite", "gpus", f"{expected}, but {below} or {above}")
+        for section, values in self.own.items():
+            covered = [width for width in self.widths if _covers(section, width)]
+            both = [other for other in sorted({*self.own} - {section}) if covered and _covers(other, covered[0])]
+            expected = ""
+            if not self.is_array:
+                expected = "mode = array, where widths have jobs of their own"
+            elif "merge_options" in values:
+                expected = "merge_options in [sbatch], since one job merges all widths"
+            elif not covered:
+                have = self.text("suite", "gpus")
+                expected = f"a width of [suite] gpus = {have}, as [sbatch 1-2], [sbatch 4] or [sbatch 8+]"
+            elif both:
+                expected = f"{covered[0]} GPU(s) in one section, not in [{both[0]}] too"
+            if expected:
+                raise ClusterError(f"{self.path}: [{section}]: expected {expected}")
+
     def wrong(self, section: str, key: str, expected: str) -> ClusterError:
         """Why a value cannot serve, to be raised."""
-        return ClusterError(f"{self.path}: [{section}] {key} = {self.text(section, key)}: expected {expected}")
+        where = self.chosen if section == "sbatch" and key in self.own.get(self.chosen, {}) else section
+        return ClusterError(f"{self.path}: [{where}] {key} = {self.text(section, key)}: expected {expected}")
+
+
+def _covers(section: str, width: int) -> bool:
+    """Whether a section like ``sbatch 1-2, 8+`` is for ``width``."""
+    match = _OF_WIDTHS.fullmatch(section)
+    ranges = [_RANGE.fullmatch(word) for word in (_listed(match["widths"]) if match else ())]
+    return all(ranges) and any(
+        int(found["first"]) <= width and (found["wider"] or width <= int(found["last"] or found["first"]))
+        for found in filter(None, ranges)
+    )
 
 
 def _fits(width: int, per_node: int) -> bool:
@@ -257,7 +307,7 @@ def _fits(width: int, per_node: int) -> bool:
 
 
 def _text(path: Path, parser: configparser.ConfigParser, section: str, key: str) -> str:
-    known = KEYS[section][key]
+    known = KEYS[section if section in KEYS else "sbatch"][key]
     value = parser.get(section, key, fallback=known.default)
     if value is None:
         raise ClusterError(f"{path}: [{section}] {key} is missing; for a whole file see llmperf submit --example")

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import ClusterError
@@ -40,13 +39,17 @@ def jobs(cluster: ClusterFile) -> list[Job]:
     """What one night submits, the widest first."""
     per_node, widths, is_array = cluster.value("cluster", "gpus_per_node"), cluster.widths, cluster.is_array
     nodes = {width: -(-width // per_node) for width in widths}
-    each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * cluster.value("sbatch", "time")
+    # All tasks of an array have the same number of nodes, and the same options.
+    alike: dict[tuple[int, str], list[int]] = {}
+    for width in widths:
+        options = (nodes[width], str(cluster.at(width).values["sbatch"])) if is_array else (0, "")
+        alike.setdefault(options, []).append(width)
     found = []
-    # All tasks of an array have the same number of nodes.
-    for _, alike in groupby(widths, key=lambda width: nodes[width] if is_array else 0):
-        same = tuple(alike)
+    for same in alike.values():
+        of_first = cluster.at(same[0]) if is_array else cluster
+        each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * of_first.value("sbatch", "time")
         hours = (len(same) if is_array else 1) * nodes[same[0]] * each
-        found.append(Job(widths=same, nodes=nodes[same[0]], is_array=is_array, gpu_hours=hours))
+        found.append(Job(widths=tuple(same), nodes=nodes[same[0]], is_array=is_array, gpu_hours=hours))
     total, budget = sum(job.gpu_hours for job in found), cluster.value("suite", "budget_gpu_hours")
     if budget is None or not total:
         return found
@@ -191,6 +194,7 @@ _SIGNAL_SECONDS = 60
 
 def filled(template: str, cluster: ClusterFile, job: Job, results: Path) -> str:
     """The nightly script of ``job``, without lines of sbatch that have no value. ClusterError: unknown placeholders."""
+    cluster = cluster.at(job.widths[0])
     values = _values(cluster, job, results)
     lines = []
     for line in template.splitlines():

@@ -267,8 +267,8 @@ def _test(night: _Submission, paths: Sequence[Path], merging: Path) -> None:
     options, own = sbatch.merge_options(cluster, []), cluster.words("sbatch", "merge_options")
     without = [*options[: len(options) - len(own)], str(merging)] if own else []
     sbatch.check_taken(cluster, [*options, str(merging)], key="merge_options", without=without)
-    for path in paths:
-        sbatch.check_taken(cluster, [str(path)])
+    for job, path in zip(night.planned, paths, strict=True):
+        sbatch.check_taken(cluster.at(job.widths[0]), [str(path)])
 
 
 def _submit(night: _Submission, paths: Sequence[Path], merging: Path, ids: list[str]) -> Iterator[str]:

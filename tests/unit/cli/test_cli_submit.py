@@ -122,7 +122,16 @@ class TestClusterFile:
                 (f"{MINIMAL}mail = {words}\n", f"mail = {words}: expected an add")
                 for words in ("-v", "a@b,-s", "--x=y")
             ),
-            (f"{MINIMAL}[sbatch 1]\ntime = 5\n", "unknown section: 'sbatch 1', did you mean 'sbatch'?"),
+            (f"[sbatch 1]\ntime = 5\n{MINIMAL}", "[sbatch 1]: expected mode = array, where widths have jobs"),
+            (f"{MINIMAL}mode = array\n[sbatch 3]\n", "[sbatch 3]: expected a width of [suite] gpus = 1 2 4 8 32, as"),
+            (f"{MINIMAL}mode = array\n[sbatch 1-x]\n", "[sbatch 1-x]: expected a width of [suite] gpus"),
+            (
+                f"{MINIMAL}mode = array\n[sbatch 1-4]\n[sbatch 2+]\n",
+                "[sbatch 1-4]: expected 4 GPU(s) in one section, not",
+            ),
+            (f"{MINIMAL}mode = array\n[sbatch 2]\ntme = 5\n", "unknown key in [sbatch 2]: 'tme', did you mean 'time'?"),
+            (f"{MINIMAL}mode = array\n[sbatch 2]\ntime = x\n", "[sbatch 2] time = x: expected a time above 0"),
+            (f"{MINIMAL}mode = array\n[sbatch 2]\nmerge_options = -v\n", "expected merge_options in [sbatch]"),
             ("gpus = 1", "not an ini file"),
             (MINIMAL + "gpus = 2", "not an ini file"),
         ],
@@ -301,6 +310,27 @@ class TestJobs:
     def test_without_a_budget_nothing_is_shared(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)
         assert [job.share for job in jobs(file)] == [None]
+
+
+class TestSectionsOfWidths:
+    TEXT = (
+        MINIMAL + "mode = array\n[sbatch]\npartition = main\ntime = 60\n"
+        "[sbatch 1-2]\npartition = small\ntime = 30\n[sbatch 8, 32+]\nqos = big\n"
+    )
+
+    def test_each_width_is_in_a_job_of_its_values(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path, self.TEXT)
+        planned = jobs(file)
+        assert [job.widths for job in planned] == [(32,), (8,), (4,), (2, 1)]
+        scripts = [{*headers(filled(TEMPLATE, file, job, tmp_path))} for job in planned]
+        assert all({"--qos=big", "--partition=main", "--time=60"} <= lines for lines in scripts[:2])
+        assert {"--partition=main", "--time=60"} <= scripts[2]
+        assert {"--partition=small", "--time=30", "--array=2,1"} <= scripts[3]
+        assert [job.gpu_hours for job in planned] == [32, 8, 4, 4]
+
+    def test_one_budget_is_shared_by_what_each_may_cost(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path, self.TEXT.replace("mode = array", "mode = array\nbudget_gpu_hours = 96"))
+        assert [job.share for job in jobs(file)] == [64, 16, 8, 4]
 
 
 class TestScript:
