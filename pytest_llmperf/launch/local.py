@@ -143,6 +143,7 @@ class LocalLauncher:
             with process.locked(request.folder / TURN_FILE) if is_leaving else nullcontext() as is_held:
                 if former and not is_held:
                     former.gone()
+                    (request.folder / TURN_FILE).unlink(missing_ok=True)  # ranks could not lock it either
                 agent = warm.agent(request, environment, progress.poll) if warm else None
                 if former:
                     former.gone()

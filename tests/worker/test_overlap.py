@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,23 @@ def test_its_lease_is_held_until_it_is_gone(turns: Turns, monkeypatch: pytest.Mo
         lock = machine._Lock(folder, "cpu")
         until(lock.is_acquired)
         lock.release()
+
+
+# A file system without locks, to the rank that comes to its turn.
+_UNLOCKED = """import types
+    def flock(*_):
+        raise OSError(37, "No locks available")
+    module.fcntl = types.SimpleNamespace(flock=flock, LOCK_SH=module.fcntl.LOCK_SH)"""
+
+
+def test_where_files_cannot_be_locked_launches_do_not_overlap(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = after_import("pytest_llmperf.worker.folder", _UNLOCKED)
+    (turns.folder / "sitecustomize.py").write_text(LIGHT_TOO + patch)
+    monkeypatch.setenv("PYTHONPATH", f"{turns.folder}:{REPOSITORY}")
+    monkeypatch.setattr(process, "locked", lambda path: nullcontext(path.touch() or False))
+    launches = [turns.launch(), turns.launch()]
+    assert all(isinstance(each, Launch) for each in launches), launches
+    assert "yielding" not in turns.reached(2)
 
 
 def test_who_waits_for_the_hardware_is_not_passed_over(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
