@@ -335,10 +335,16 @@ class ServerKey:
 class ServerPool:
     """Starts servers, keeps the ones that were used last, and ends them all."""
 
-    def __init__(self, folder: Callable[[], Path], marks: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Callable[[], Path],
+        marks: Mapping[str, str] | None = None,
+        before_end: Callable[[], object] = lambda: None,
+    ) -> None:
         """``folder``, made when the first server starts, is where they may leave logs; by the variables ``marks``
-        others tell whose processes they are."""
-        self._folder, self._marks = folder, marks or {}
+        others tell whose processes they are. ``before_end`` waits for a launch of one that another takes the place of.
+        """
+        self._folder, self._marks, self._before_end = folder, marks or {}, before_end
         self._servers: dict[ServerKey, ServerProcess] = {}
         self._cold: dict[ServerKey, str] = {}
         self._num_started = 0
@@ -373,6 +379,7 @@ class ServerPool:
             raise ColdStartError(self._cold[key])
         server = self._servers.pop(key, None)
         if server is not None and (server.is_over or server.is_stale):
+            self._before_end()
             server.end()
             server = None
         self._servers[key] = server or self._started(key)  # the last is the one that was used last

@@ -128,11 +128,21 @@ class LocalLauncher:
                 place.is_whole = ended.returncode == 0
                 if former and request.warm and agent and ended.left:
                     held.callback(wait_until_left, request.gpus, {one.pid for one in ended.left})
-                    former.of, say, name = request.gpus, request.warm.say, request.spec.id
-                    former.leaves(agent, ended, held.pop_all(), lambda wrong: say(f"{name}: {wrong}"))
+                    former.of = request.gpus
+                    former.leaves(agent, ended, held.pop_all(), self._told(request, former, request.warm.say, agent))
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except REFUSALS as error:
             return outcome.refused(request.folder, error)
+
+    @staticmethod
+    def _told(request: LaunchRequest, former: Former, say: Say, agent: ForkedAgent) -> Callable[[str, bool], None]:
+        def tell(wrong: str, is_its_own: bool) -> None:
+            line = f"{request.spec.id}: {wrong}"
+            say(line)
+            if is_its_own and agent.state is not State.LOST:  # then nobody knows how it ended
+                former.bad_ends.append(f"{line}; its logs are in {request.folder}")
+
+        return tell
 
     @staticmethod
     def _begun(request: LaunchRequest, environment: Mapping[str, str], progress: ProgressReader) -> ForkedAgent | None:
@@ -177,9 +187,9 @@ class LocalSite(Site):
     for_more = f"check {LOOK_AT}"
 
     def __init__(self, wanted: Wanted) -> None:
-        self._wanted, self._servers = wanted, ServerPool(wanted.folder)
+        self._wanted, self._former = wanted, Former()
+        self._servers = ServerPool(wanted.folder, before_end=self._former.gone)
         self._said: set[str] = set()
-        self._former = Former()
         self._asked: tuple[int, Sequence[Gpu], bool] | None = None
         self._leased: tuple[Gpu, ...] = ()
 
@@ -223,6 +233,10 @@ class LocalSite(Site):
     def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
         self._former.gone()
         return LocalLauncher().training_errors(request, watch)
+
+    def bad_ends(self) -> Sequence[str]:
+        self._former.gone()
+        return self._former.bad_ends
 
     def close(self) -> None:
         try:

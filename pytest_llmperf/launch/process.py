@@ -223,6 +223,8 @@ class Former:
     """What it ran on."""
 
     def __init__(self) -> None:
+        self.bad_ends: list[str] = []
+        """Of each that ended with an error after its record, a line."""
         self._lock, self._lease, self._is_over = threading.Lock(), ExitStack(), True
         self._thread: threading.Thread | None = None
 
@@ -230,8 +232,9 @@ class Former:
     def is_leaving(self) -> bool:
         return self._thread is not None
 
-    def leaves(self, process: Started, ended: Ended, held: ExitStack, tell: Callable[[str], None]) -> None:
-        """From now on ``process`` ends, with all that is left of it; ``tell`` hears where it does not end well."""
+    def leaves(self, process: Started, ended: Ended, held: ExitStack, tell: Callable[[str, bool], None]) -> None:
+        """From now on ``process`` ends, with all that is left of it; ``tell`` hears where it does not end well, and
+        whether by an error of its own."""
         self._process, self._tell = process, tell
         self._is_over = self._was_killed = False
         # In a thread: others wait for what is held, and nobody here may look for a while.
@@ -271,7 +274,7 @@ class Former:
         if not self._was_killed:
             wrong = f"ended with {signal_name(returncode) or returncode}"
         if returncode or self._was_killed:
-            self._tell(f"{wrong} after its record was there, which stands")
+            self._tell(f"{wrong} after its record was there, which stands", not self._was_killed)
 
 
 def _returncode(process: Started) -> int:

@@ -140,5 +140,9 @@ class Site(Protocol):
     def training_errors(self, request: LaunchRequest, watch: Watch) -> list[TrainingErrors] | Failure:
         """What the small trainings of ``request.parity`` did; where the site ``is_here``."""
 
+    def bad_ends(self) -> Sequence[str]:
+        """Once the last launch is over: a line for each that left its record, and ended with an error after it."""
+        return ()
+
     def close(self) -> None:
         """End what runs beside the launches."""

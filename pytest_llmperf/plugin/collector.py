@@ -194,6 +194,7 @@ class Collector:
         elif output["llmperf"] is not None:
             self.session.coverage.add(output["llmperf"])
             self.session.collected |= set(output.get("llmperf_collected", ()))
+            self.session.workers_bad_ends += output.get("llmperf_bad_ends", ())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
@@ -212,6 +213,7 @@ class Collector:
         if hasattr(config, "workeroutput"):
             config.workeroutput["llmperf"] = run.coverage.to_dict()
             config.workeroutput["llmperf_collected"] = sorted(run.collected)
+            config.workeroutput["llmperf_bad_ends"] = run.bad_ends
             return
         if session.exitstatus == pytest.ExitCode.INTERRUPTED:
             if run.could_not_collect:  # pytest ends so too, and says it itself

@@ -58,6 +58,7 @@ class Run(Hardware):
         """The one that made the run; empty where it is not known."""
         self.static_versions: Mapping[str, str] = {}
         """The versions of what counted steps without a launch."""
+        self.workers_bad_ends: list[str] = []
         self.idle: list[str] = []
         """Tests that passed, take ``perf`` and called nothing of it."""
         self.num_gates = 1
@@ -121,6 +122,11 @@ class Run(Hardware):
         found, asked = self.findings, self.settings
         files = asked.json or asked.report or asked.markdown or asked.update == "prune"
         return bool(found.results or found.planned or found.digests or self.idle or files)
+
+    @property
+    def bad_ends(self) -> list[str]:
+        """A line for each launch, workers' too, that ended with an error after its record; waits for the last one."""
+        return [*self.workers_bad_ends, *(self.site.bad_ends() if "site" in self.__dict__ else ())]
 
     def finish(self, exit_code: int, observer: Observer, *, stopped: bool = False) -> Finished | None:
         """Judge the run as a whole and write what was asked for; ``None``: there is nothing to say.

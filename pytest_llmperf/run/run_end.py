@@ -123,6 +123,7 @@ def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
         "not shown to hold, by what the whole run knows": _late(run, whole_run.undecided),
         "all cases": [whole_run.line] if whole_run.fails else [],
         "the whole run": [whole_run.unjudged],
+        "launches that ended with an error": run.bad_ends,
         "prune": [prune(run) if settings.update == "prune" else ""],
         "unused baselines": listed(run) if is_strict and run.has_suite and not run.unfinished else [],
         "tests that measure nothing": [idle_line(run.idle)] if is_strict and run.idle else [],

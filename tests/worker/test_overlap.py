@@ -23,7 +23,7 @@ from pytest_llmperf.records.failure import END
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import MOST_GROWTH
 from tests.waiting import until
-from tests.worker import launching
+from tests.worker import launching, user
 from tests.worker.import_patch import LIGHT_TOO, after_import
 from tests.worker.user import LIGHT_PATH, REPOSITORY
 
@@ -142,15 +142,15 @@ def test_what_is_timed_begins_after_the_former_processes_are_gone(
 
 
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("then", "said", "is_error"),
     [
-        ("time.sleep(1000)", "did not end within 1 s, and was killed"),
-        ("time.sleep(0.5); os.kill(os.getpid(), 9)", "ended with 1"),
-        ("time.sleep(0.5); os._exit(3)", "ended with 1"),
+        ("time.sleep(1000)", "did not end within 1 s, and was killed", False),
+        ("time.sleep(0.5); os.kill(os.getpid(), 9)", "ended with 1", True),
+        ("time.sleep(0.5); os._exit(3)", "ended with 1", True),
     ],
 )
 def test_an_end_that_is_not_well_is_told_and_costs_no_figure(
-    turns: Turns, monkeypatch: pytest.MonkeyPatch, then: str, said: str
+    turns: Turns, monkeypatch: pytest.MonkeyPatch, then: str, said: str, is_error: bool
 ) -> None:
     monkeypatch.setattr(process, "_LEAVE_SECONDS", 1.0)
     lingering(turns.folder, monkeypatch, f"'run-1' in str(folder) and ({then.replace('; ', ', ')})")
@@ -158,7 +158,36 @@ def test_an_end_that_is_not_well_is_told_and_costs_no_figure(
     assert all(isinstance(each, Launch) for each in launches), launches
     (line,) = turns.said
     assert said in line
+    assert [each.startswith(line) for each in turns.site.bad_ends()] == [True] * is_error
     assert ranks(turns.folder / "run-1") == []
+
+
+_CASE = """
+from pytest_llmperf import TrainSpec
+
+def test_it(perf):
+    perf.check(TrainSpec(model="llama-tiny", sequence_length=32, steps=5, min_steps=5, warmup_steps=1))
+"""
+
+
+def test_an_error_after_the_last_record_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lingering(tmp_path, monkeypatch, "time.sleep(0.5); os._exit(3)")
+    with user.start(user.make(tmp_path, _CASE), "--update-baselines=new", path=f"{tmp_path}:{REPOSITORY}") as run:
+        run.wait(240)
+    document, log = json.loads((tmp_path / user.RESULTS).read_text()), (tmp_path / "log").read_text()
+    assert (run.returncode, document["exit_code"]) == (1, 1), log
+    assert [result["verdict"] for result in document["results"]] == ["new"]
+    assert "ended with 1 after its record was there, which stands; its logs are in" in log
+
+
+def test_a_former_launch_whose_server_is_replaced_ends_by_itself(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    lingering(turns.folder, monkeypatch, "time.sleep(1.5); (folder / 'ended').touch()")
+    turns.launch()
+    with (turns.folder / "sitecustomize.py").open("a") as source:
+        source.write("# changed\n")
+    assert isinstance(turns.launch(), Launch)
+    assert (turns.folder / "run-1" / "ended").exists()
+    assert turns.said == []
 
 
 def test_ctrl_c_in_the_overlap_leaves_nothing(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
