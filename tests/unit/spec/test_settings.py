@@ -105,7 +105,7 @@ EXCEPTIONS = {
     "cli/commands/report.py": "tables of the chapter: of its rungs by their settings, of scaling by parallelism",
     "run/learning_cases.py": "random tokens have no curve to learn",
     "run/tuning/tuner.py": "which settings ask for less memory, where nothing can be predicted",
-    "run/tuning/final.py": "a launch of a compiled case compiles for some seconds",
+    "run/tuning/winner.py": "a launch of a compiled case compiles for some seconds",
     "judge/store.py": "a text that is not here has its identity in the file",
     "judge/validity.py": "a line about an update names the optimizer",
     "launch/prediction.py": "an estimate with Liger imports Liger",
