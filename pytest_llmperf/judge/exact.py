@@ -259,10 +259,8 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
         newest, then = told[-1]
         for name in sorted({*facts, *then}):
             value, seen = facts.get(name, _ABSENT), [theirs.get(name, _ABSENT) for _, theirs in told]
-            if topic == "setup.dropout" and not all(_HOW_OFTEN.search(str(each)) for each in (value, *seen)):
-                # Older records tell a probability, and not how many modules have it.
-                value, *seen = (_HOW_OFTEN.sub("", str(each)) for each in (value, *seen))
-            if _UNKNOWN in (value, seen[-1]) or any(_same(value, each) for each in seen):
+            same = _same_dropout if topic == "setup.dropout" else _same
+            if _UNKNOWN in (value, seen[-1]) or any(same(value, each) for each in seen):
                 continue
             if not _is_explained(topic, name, (seen[-1], value), partial(_upgraded, launch, newest)):
                 yield f"{_label(topic, name)}: {_shown(seen[-1])} -> {_shown(value)}"
@@ -341,6 +339,13 @@ def _same(a: Any, b: Any) -> bool:
 
 
 _HOW_OFTEN = re.compile(r" x\d+")
+
+
+def _same_dropout(a: Any, b: Any) -> bool:
+    """Older records tell a probability, and not how many modules have it."""
+    if _HOW_OFTEN.search(str(a)) and _HOW_OFTEN.search(str(b)):
+        return _same(a, b)
+    return _HOW_OFTEN.sub("", str(a)) == _HOW_OFTEN.sub("", str(b))
 
 
 def _shown(value: Any) -> str:

@@ -147,8 +147,10 @@ class BaselineComparison:
     def _circumstances(self, baseline: Baseline | None, launch: Launch) -> Circumstances:
         is_figure = not _are_unusable([launch])
         policy = self._policy.at([launch], baseline) if baseline and is_figure else self._policy
-        # Where throughput gates nothing, its drift spoils nothing.
-        return validity.circumstances(launch, policy.tolerances.get(RATE, math.inf), self._run.experience)
+        # Where throughput gates nothing, drift spoils nothing; nor does a CPU's, unless somebody named its tolerance.
+        is_noise = self._run.on_cpu and RATE not in self._caller.terms.tolerances
+        tolerance = math.inf if is_noise else policy.tolerances.get(RATE, math.inf)
+        return validity.circumstances(launch, tolerance, self._run.experience)
 
     def _judge(self, baseline: Baseline | None) -> Judgement:
         spec, launches, inactive = self._spec, self._launches, self._caller.terms.inactive

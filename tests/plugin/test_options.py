@@ -26,6 +26,7 @@ OPTIONS = [
     "--perf-strict",
     "--perf-against=PYTHON|git:REVISION",
     "--perf-start={auto,warm,cold}",
+    "--perf-overlap={auto,no}",
     "--perf-trace={yes,no}",
     "--perf-calibration={auto,no}",
     "--perf-all-steps=NIGHTS",

@@ -352,6 +352,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
         rule=Rule(),
         experience=Experience.of([], Policy.for_gpu().noise),
         knowledge=None,
+        judges_later=False,
         result_cache=SimpleNamespace(launches=[]),
         on_cpu=False,
         machine_kind="m",
