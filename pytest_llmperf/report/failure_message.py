@@ -82,11 +82,15 @@ def _explained(result: CaseResult, reason: str) -> str:
     lost = [check for check in result.checks if check.verdict == result.verdict]
     is_exact = bool(lost) and all(check.tolerance == 0 for check in lost)
     is_on_host = any(launch.trace and launch.trace.is_on_host for launch in result.launches)
-    is_speed = not lost or any(METRICS[check.metric].rule == "speed" for check in lost if check.metric in METRICS)
+    is_speed = not lost or any(map(_is_speed, lost))
     if is_on_host and is_speed and not is_exact and result.verdict in ("regressed", "inconclusive"):
         return "; ".join(filter(None, _exact_first(result, reason, told)))
     is_after = is_exact or is_on_host or not is_speed
     return "; ".join(filter(None, (reason, told) if is_after else (told, reason)))
+
+
+def _is_speed(check: Check) -> bool:
+    return check.metric in METRICS and METRICS[check.metric].rule == "speed"
 
 
 # A line of the user's code as a diagnosis has it among others.
@@ -98,7 +102,13 @@ def _exact_first(result: CaseResult, reason: str, told: str) -> list[str]:
     figures, *words = reason.split("; ")
     starts = sorted(at for check in result.checks if (at := figures.find(f"{check.metric} ")) > 0)
     own = [figures[at:to].removesuffix(", ") for at, to in pairwise([0, *starts, len(figures)])]
-    moved = [check for check in result.checks if check.tolerance == 0 and check.verdict in ("regressed", "changed")]
+    # What regressed and is no speed, such as a leak, is no noise of a CPU's either.
+    firm = {check.metric for check in result.checks if check.verdict == "regressed" and not _is_speed(check)}
+    moved = [
+        check
+        for check in result.checks
+        if check.metric in firm or (check.tolerance == 0 and check.verdict in ("regressed", "changed"))
+    ]
     exact = [line for line in own if any(line.startswith(f"{check.metric} ") for check in moved)]
     exact += [
         f"{label(check.metric)} {formatted(check.metric, check.baseline, check.unit)} -> "

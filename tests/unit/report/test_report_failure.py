@@ -143,6 +143,15 @@ def test_on_a_cpu_changes_that_lose_nothing_come_before_a_rate_that_is_noise(gol
     golden(failure_message(result, RERUN, ACCEPT).splitlines()[0])
 
 
+def test_on_a_cpu_a_leak_comes_before_the_counts_that_it_changed() -> None:
+    leak = replace(WAITED, metric="allocated_growth_bytes", unit="bytes", value=2e6, baseline=0.0, tolerance=0.01)
+    checks = (*REGRESSED.checks, replace(WAITED, metric="kernels_per_step", verdict="changed"), leak)
+    reason = f"{RATE_LOST}, allocated_growth_bytes 1.9 MiB, baseline 0 KiB, limit 64 KiB"
+    result = on_a_cpu(replace(REGRESSED, checks=checks, reason=reason))
+    header = failure_message(result, RERUN, ACCEPT).splitlines()[0]
+    assert header.partition(": regressed: ")[2].startswith("allocated_growth_bytes 1.9 MiB")
+
+
 def test_a_place_in_the_users_code_is_named_once(golden: Golden) -> None:
     told = f"waits of the host: aten::item +1, {PLACE}, 2 a step at a.py:3 (`f(a, b)`); unexplained 0.00 ms"
     result = replace(REGRESSED, reason=f"synchronisations_per_step 3, baseline 2; {PLACE}", diagnosis=told)
