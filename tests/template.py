@@ -55,6 +55,14 @@ _LATER = (
 )
 
 
+def _line(connection: socket.socket) -> bytes:
+    """One line and no byte more: of a pytest that ends at once the next one may be there already."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := connection.recv(1)):
+        line += byte
+    return line
+
+
 class Forked:
     """A pytest that was forked, as ``subprocess.Popen`` would have it."""
 
@@ -62,7 +70,7 @@ class Forked:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self.pid = int(connection.makefile().readline())
+        self.pid = int(_line(connection))
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -70,7 +78,7 @@ class Forked:
         if self.returncode is None:
             self._connection.settimeout(timeout)
             try:
-                self.returncode = int(self._connection.makefile().readline())
+                self.returncode = int(_line(self._connection))
             except TimeoutError:
                 raise subprocess.TimeoutExpired("pytest", timeout or 0.0) from None
             self._connection.close()
