@@ -93,7 +93,9 @@ class ScriptLaunch:
             # What is in no revision, data say, is there as it is.
             entries = [*here.iterdir(), *(spec.folder(request.root).iterdir() if request.tree else ())]
             for name, entry in {entry.name: entry for entry in reversed(entries)}.items():
-                (work / name).symlink_to(entry)
+                # Not the launch itself: who follows links, in the script or after it, would walk in a circle.
+                if not folder.resolve().is_relative_to(entry.resolve()):
+                    (work / name).symlink_to(entry)
         words = [_in_full(word, here) for word in spec.argv]
         variables = set_for(request, os.environ) | {_WAY_IN: str(folder)}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -116,13 +118,16 @@ class ScriptLaunch:
 
     def check(self, path: str) -> None:
         """Raise FileNotFoundError where its program, on this ``path``, or its script is not there."""
-        program = self.command[0]
-        if shutil.which(program, path=path) is None:
-            raise FileNotFoundError(f"{program} is not found on PATH={path}; install it, or name it in full")
-        script = self.command[self.spec.script]
+        program, script = self.command[0], self.command[self.spec.script]
         starts_it = Path(program).name.startswith(_STARTERS) and script.endswith(".py") and " " not in script
-        if starts_it and not (self.work / script).is_file():
-            raise FileNotFoundError(f"{script} is not in the folder of the command (cwd={self.spec.cwd!r})")
+        if shutil.which(program, path=path) is None:
+            missing = f"{program} is not found on PATH={path}; install it, or name it in full"
+        elif starts_it and not (self.work / script).is_file():
+            missing = f"{script} is not in the folder of the command (cwd={self.spec.cwd!r})"
+        else:
+            return
+        self._unlink()
+        raise FileNotFoundError(missing)
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What keeps the script quiet, its own variables, and the way in; ``inherited`` is of where it starts."""
@@ -229,16 +234,19 @@ class ScriptLaunch:
         return ""
 
     def closed(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
-        """``recorded``, and without links, lest a copy of the folder holds what they point to, and unneeded scratch."""
+        """``recorded``, and without links and unneeded scratch."""
         ended = self.recorded(ended, gpus)
         wait_until_left(gpus, {int(path.name.partition("-")[2]) for path in self.folder.glob("seen-*")})
-        folders = [self.folder / name for name in ("package", "libraries", "work")]
         if ended.returncode == 0 and self.spec.end == "park":
-            shutil.rmtree(folders.pop(), ignore_errors=True)  # of a link it removes the link
-        for entry in (entry for folder in folders if folder.is_dir() for entry in folder.iterdir()):
-            if entry.is_symlink():
-                entry.unlink()
+            shutil.rmtree(self.folder / "work", ignore_errors=True)  # of a link it removes the link
+        self._unlink()
         return ended
+
+    def _unlink(self) -> None:
+        """Remove links, lest a copy of the folder holds what they point to."""
+        folders = [folder for name in ("package", "libraries", "work") if (folder := self.folder / name).is_dir()]
+        for entry in (entry for folder in folders for entry in folder.iterdir() if entry.is_symlink()):
+            entry.unlink()
 
     def _with_tokens(self, record: RankRecord, evidence: Mapping[str, Any], ranks: int) -> RankRecord:
         """``record`` with the tokens that the user told; where nobody knows them each step counts as one."""

@@ -104,11 +104,7 @@ def _exact_first(result: CaseResult, reason: str, told: str) -> list[str]:
     own = [figures[at:to].removesuffix(", ") for at, to in pairwise([0, *starts, len(figures)])]
     # What regressed and is no speed, such as a leak, is no noise of a CPU's either.
     firm = {check.metric for check in result.checks if check.verdict == "regressed" and not _is_speed(check)}
-    moved = [
-        check
-        for check in result.checks
-        if check.metric in firm or (check.tolerance == 0 and check.verdict in ("regressed", "changed"))
-    ]
+    moved = [one for one in result.checks if one.metric in firm or (one.tolerance == 0 and one.verdict == "changed")]
     exact = [line for line in own if any(line.startswith(f"{check.metric} ") for check in moved)]
     exact += [
         f"{label(check.metric)} {formatted(check.metric, check.baseline, check.unit)} -> "

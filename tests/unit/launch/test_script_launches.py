@@ -64,6 +64,7 @@ def test_what_is_not_there_is_told_before_anything_starts(
     failure = launched(project, command, **fields)
     golden(failure.reason.replace(str(Path(sys.executable).parent), "<programs>"))
     assert not (project.with_name("launch") / "torchrun.log").exists()
+    assert not [path for path in project.with_name("launch").rglob("*") if path.is_symlink()]
 
 
 @pytest.mark.parametrize(
@@ -337,6 +338,14 @@ def test_the_users_files_are_shown_and_never_removed(project: Path) -> None:
     outcome.read(script.folder, script.spec, ended, Progress(phase="finishing"))
     assert not script.work.exists()
     assert (project / "checkpoint-5" / "model.pt").exists()
+
+
+def test_a_launch_within_the_users_folder_is_not_shown_to_itself(project: Path) -> None:
+    request = replace(request_of(project, "python train.py"), folder=project / ".llmperf" / "run" / "case-1")
+    request.folder.mkdir(parents=True)
+    script = ScriptLaunch.of(request)
+    assert script is not None
+    assert [path.name for path in script.work.iterdir()] == ["train.py"]
 
 
 def test_what_a_failed_launch_made_is_kept_without_links(project: Path) -> None:
