@@ -72,7 +72,6 @@ _HOMES = {
 }
 _COMMANDS = {
     "baselines": "stored figures: list, show, history, diff",
-    "explain": "of what a traced step consists, and of what the difference between two does",
     "history": "what a case took, run by run, and where that changed; without one all, worst first",
     "plan": "the memory that specs will need, predicted without a GPU",
     "scale": "what a step takes of each of many ranks, without a GPU: collectives, their bytes, memory, arithmetic",

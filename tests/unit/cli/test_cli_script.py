@@ -147,10 +147,11 @@ def test_a_spec_that_cannot_be_is_refused(
     golden(capsys.readouterr().err)
 
 
-def test_a_script_has_nothing_to_search(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+@pytest.mark.parametrize("words", ["tune --script train.py", "explain CASE", "explain"])
+def test_what_there_is_not_says_what_to_use(words: str, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     with pytest.raises(SystemExit):
-        main(["tune", "--script", "python train.py"])
-    golden.lines(capsys.readouterr().err, "cannot be: ")
+        main(words.split())
+    golden.lines(capsys.readouterr().err, "error: ")
 
 
 _WORDS = st.text(st.characters(codec="utf-8", exclude_characters=",=\0"), min_size=1)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,13 +21,9 @@ from pytest_llmperf.analysis.likely_causes import (
     category,
 )
 from pytest_llmperf.analysis.step_difference import overlap_lost, parts_of, points_to, short_kernel, step_difference
-from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.records.trace import Trace, TraceRow
-from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import codec
-from tests.fakes import Fake, launch_of, trace_of
+from tests.fakes import trace_of
 from tests.golden import Golden
-from tests.shelf import Run, baseline_at, keep, llmperf_on
 
 # Names as profilers of an H200 and of a CPU give them.
 NAMES = [
@@ -234,97 +227,3 @@ def test_a_short_name_says_what_is_done_in_ascii(name: str, short: str) -> None:
 
 def test_every_category_is_shown() -> None:
     assert {expected for _, _, expected in NAMES} == set(CATEGORIES)
-
-
-SPEC = TrainSpec(model="llama-tiny", sequence_length=16)
-KERNELS: dict[str, dict[str, float]] = {
-    "kernel": {"nvjet_gemm": 100, "_rms_norm_kernel": 33},
-    "wait": {"cudaStreamSynchronize": 2},
-}
-
-
-class TestExplain:
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        traced = replace(baseline_at(SPEC, 1000.0), trace=StoredTrace.of([launch_of(SPEC, Fake(trace=KERNELS))]))
-        untraced = baseline_at(replace(SPEC, sequence_length=32), 1000.0)
-        return keep(tmp_path / "baselines", traced, untraced)
-
-    @pytest.fixture
-    def run(self, capsys: pytest.CaptureFixture[str], root: Path) -> Run:
-        return llmperf_on(root, capsys)
-
-    def results(self, path: Path, *traces: dict[str, Any]) -> Path:
-        launches = [launch_of(SPEC, Fake(trace=trace)) for trace in traces]
-        results = [{"id": f"case-{number}", "launches": [codec.plain(each)]} for number, each in enumerate(launches)]
-        file = path / "results.json"
-        file.write_text(json.dumps({"results": results}))
-        return file
-
-    def test_a_stored_case_is_told_part_by_part(self, run: Run, golden: Golden) -> None:
-        code, out, _ = run("explain", SPEC.id)
-        assert code == 0
-        golden(out)
-
-    def test_results_are_held_against_what_is_stored(self, tmp_path: Path, run: Run, golden: Golden) -> None:
-        file = self.results(tmp_path, {**KERNELS, "kernel": {"nvjet_gemm": 100, "elementwise": 66}})
-        code, out, _ = run("explain", SPEC.id, str(file))
-        assert code == 0
-        golden(out)
-
-    def test_of_several_results_one_is_named(self, tmp_path: Path, run: Run, golden: Golden) -> None:
-        file = self.results(tmp_path, KERNELS, KERNELS)
-        code, _, err = run("explain", str(file))
-        assert code == 1
-        golden(err)
-        assert run("explain", f"{file}:case-1")[0] == 0
-        assert "no case case-7" in run("explain", f"{file}:case-7")[2]
-
-    def test_a_case_without_a_trace_says_so(self, run: Run, golden: Golden) -> None:
-        code, _, err = run("explain", replace(SPEC, sequence_length=32).id)
-        assert code == 1
-        golden(err)
-
-    def test_a_file_that_is_not_there_is_no_case(self, run: Run, golden: Golden) -> None:
-        code, _, err = run("explain", SPEC.id, "nobody.json")
-        assert code == 1
-        golden(err)
-
-    def test_two_cases_are_said_to_be_two(self, tmp_path: Path, run: Run, golden: Golden) -> None:
-        _, out, _ = run("explain", SPEC.id, str(self.results(tmp_path, KERNELS)))
-        golden(out)
-        file = self.results(tmp_path, KERNELS)
-        file.write_text(file.read_text().replace("case-0", SPEC.id))
-        assert "two cases" not in run("explain", SPEC.id, str(file))[1]
-
-    @pytest.mark.parametrize(
-        "text", ["", "[" * 100_000, "[]", '{"results": 3}', '{"results": [{"id": "a", "launches": [{}]}]}']
-    )
-    def test_a_broken_file_is_one_line(self, tmp_path: Path, run: Run, text: str) -> None:
-        file = tmp_path / "broken.json"
-        file.write_text(text)
-        code, out, err = run("explain", f"{file}:a")
-        assert (code, out, err.count("\n")) == (1, "", 1)
-
-    def test_exchanges_are_told_as_far_as_they_show_and_as_far_as_they_do_not(
-        self, tmp_path: Path, run: Run, golden: Golden
-    ) -> None:
-        launch = launch_of(SPEC, Fake(trace={**KERNELS, "collective": {"ncclDevKernel_AllReduce": 50}}))
-        hidden = replace(launch.trace, exposed_seconds=0.01, busy_seconds=0.143, step_seconds=0.15)
-        file = tmp_path / "results.json"
-        launches = [codec.plain(replace(launch, trace=hidden))]
-        file.write_text(json.dumps({"results": [{"id": "case", "launches": launches}]}))
-        _, out, _ = run("explain", file)
-        (line,) = (line.split() for line in out.splitlines() if line.startswith(COMMUNICATION))
-        assert line[1:] == ["10.00", "6.7", "%", "50", "ncclDevKernel_AllReduce"]
-        golden(out)
-        _, out, _ = run("explain", SPEC.id, str(file))
-        assert [line.split()[-2:] for line in out.splitlines() if line.startswith("the step ")] == [["+17.0", "ms"]]
-        assert [line.split()[1:] for line in out.splitlines() if line.startswith("unexplained ")] == [
-            ["0.00", "ms"] * 3
-        ]
-
-    def test_two_ways_to_say_the_other_one_are_refused(self, run: Run) -> None:
-        with pytest.raises(SystemExit) as ended:
-            run("explain", SPEC.id, "b", "--against", "c")
-        assert ended.value.code == 2

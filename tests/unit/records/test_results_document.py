@@ -95,7 +95,6 @@ _READERS: dict[str, Callable[[str], list[str]]] = {
     "merge": lambda path: ["merge", path],
     "export": lambda path: ["export", path, "--format", "markdown"],
     "report, a page": lambda path: ["report", path, "--html", f"{path}.html"],
-    "explain": lambda path: ["explain", path],
 }
 _NEWER = "schema 2 is newer than this version understands (1); upgrade pytest-llmperf"
 
