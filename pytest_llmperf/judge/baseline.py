@@ -9,21 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pytest_llmperf.judge import store
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import labels
-from pytest_llmperf.judge.store import (
-    Accepted,
-    BaselineError,
-    Document,
-    Store,
-    file_name,
-    read,
-    same_anchor,
-    same_figures,
-    same_settings,
-    shared,
-)
+from pytest_llmperf.judge.store import Accepted, BaselineError, Document, Store, file_name, read
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import HELD
 from pytest_llmperf.records.launch import Launch
@@ -75,7 +65,7 @@ class StepBaseline(Document):
     noun: ClassVar[str] = "static figures"
 
     def check(self) -> None:
-        same_settings(self.spec, self.digest)
+        store.same_settings(self.spec, self.digest)
 
 
 #: Sessions from which on a baseline says how sessions differ.
@@ -145,12 +135,12 @@ class Baseline(Document):
             for name in ("trace", "phases"):
                 record.pop(name, None)
             record.update({"phases": held} if held else {})
-            record["environment"] = shared(record["environment"], environments)
+            record["environment"] = store.shared(record["environment"], environments)
             if "setup" in record["evidence"]:
-                record["evidence"]["setup"] = shared(record["evidence"]["setup"], setups)
+                record["evidence"]["setup"] = store.shared(record["evidence"]["setup"], setups)
             for rank in record["ranks"]:
                 if "calibration" in rank:
-                    rank["calibration"] = shared(rank["calibration"], calibrations)
+                    rank["calibration"] = store.shared(rank["calibration"], calibrations)
                 if (launch.allocated_growth or 0.0) <= MOST_GROWTH:  # a growth that was accepted alone has to be known
                     rank.pop("allocated_bytes", None)
         shelves = {"environments": environments, "setups": setups, "calibrations": calibrations}
@@ -167,11 +157,11 @@ class Baseline(Document):
             raise ValueError("it holds no launch, or no history")
         if {launch.digest for launch in self.launches} != {self.digest}:
             raise ValueError("its launches are of other settings than its digest")
-        same_settings(self.spec, self.digest)
+        store.same_settings(self.spec, self.digest)
         for line in (line for launch in self.launches for line in unusable(launch)):
             raise ValueError(line)
-        same_anchor(self.anchor, self.history)
-        same_figures(self.launches, self.history)
+        store.same_anchor(self.anchor, self.history)
+        store.same_figures(self.launches, self.history)
 
 
 _SHELVES = ("launches", "environments", "setups", "calibrations")
@@ -252,7 +242,7 @@ class CapacityBaseline(Document):
     def check(self) -> None:
         if not self.history:
             raise ValueError("it holds no history")
-        same_anchor(self.anchor, self.history)
+        store.same_anchor(self.anchor, self.history)
         size = self.history[-1].metrics.get(CAPACITY_METRIC)
         if not (size or 0.0) >= 1:
             raise ValueError(f"{CAPACITY_METRIC} is {size}, expected 1 or more")
@@ -311,7 +301,7 @@ class CurveBaseline(Document):
     noun: ClassVar[str] = "loss curves"
 
     def check(self) -> None:
-        same_settings(self.spec, self.digest)
+        store.same_settings(self.spec, self.digest)
         seeds = [curve.seed for curve in self.curves]
         if len(set(seeds)) < max(len(seeds), FEWEST_SEEDS):
             raise ValueError(f"its seeds are {', '.join(map(str, seeds)) or 'none'}, expected {FEWEST_SEEDS} or more")

@@ -9,15 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_llmperf.judge.change_points import (
-    LEAST_CHANGE,
-    LEAST_RUNS,
-    ChangePoint,
-    Point,
-    Timeline,
-    find_changes,
-    levels_between,
-)
+from pytest_llmperf.judge import change_points
+from pytest_llmperf.judge.change_points import ChangePoint, Point, Timeline, find_changes
 from pytest_llmperf.judge.stats import Noise, quantile
 from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
 from pytest_llmperf.records.result import PastResult, is_choice
@@ -27,7 +20,7 @@ from pytest_llmperf.support.formats import percent
 # CaseHistory: the levels of one case over its runs, and what was different where it went from one to the next.
 
 # With fewer there is no change point that could be shown.
-_LEAST_POINTS = 2 * LEAST_RUNS
+_LEAST_POINTS = 2 * change_points.LEAST_RUNS
 # Of a step with another host: hosts seldom differ by so much; and so many errors of what days and launches do.
 _LEAST_STEP, _CASE_HISTORY_SEEN = math.log1p(0.03), 3.0
 # Of an interval of 95 %.
@@ -164,7 +157,7 @@ def host_steps(timeline: Timeline, noise: Noise, changes: Sequence[ChangePoint])
         log = median(point.log for point in sides[1]) - median(point.log for point in sides[0])
         least = max(_LEAST_STEP, _CASE_HISTORY_SEEN * sd * math.sqrt(sum(1 / count for count in counts)))
         is_told = any(abs(change.index - middle) <= 1 for change in changes)
-        if min(counts) >= LEAST_RUNS and abs(log) >= least and not is_told:
+        if min(counts) >= change_points.LEAST_RUNS and abs(log) >= least and not is_told:
             before, after = (timeline.results[side[place].run] for side, place in zip(sides, (-1, 0), strict=True))
             found.append(HostStep(after.began, math.expm1(-log), differences(before, after)))
     return tuple(found)
@@ -200,7 +193,7 @@ def segments(
     """Those of ``timeline`` between ``changes``; ``shared``: by a change's index what of its logarithm all cases have
     in common."""
     found: list[Segment] = []
-    for number, level in enumerate(levels_between(timeline.logs, timeline.scatter(noise), changes)):
+    for number, level in enumerate(change_points.levels_between(timeline.logs, timeline.scatter(noise), changes)):
         runs = dict.fromkeys(timeline.runs[level.start : level.end])
         results = tuple(timeline.results[run] for run in runs)
         times = quantile(_UPPER, level.df)
@@ -368,7 +361,7 @@ def _history(
     kept = [
         change
         for change in changes.values()
-        if change.index not in shared or abs(change.log) >= max(LEAST_CHANGE, _SEEN * change.error)
+        if change.index not in shared or abs(change.log) >= max(change_points.LEAST_CHANGE, _SEEN * change.error)
     ]
     kept.sort(key=lambda change: change.index)
     own_segments = segments(timeline, known.noise, kept, shared)

@@ -9,31 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
-from pytest_llmperf.judge.gpu_panel import (
-    EFFECTS_DF,
-    FACTORS,
-    LOADING_SD,
-    CellSums,
-    Incidence,
-    Loading,
-    Measurement,
-    Model,
-    Observation,
-    Panel,
-    Posterior,
-    Prediction,
-    Rest,
-    Unit,
-    calibrations_of,
-    cell_variances,
-    design_of,
-    expected_loading,
-    loading_variances,
-    observations_of,
-    predicted,
-    robust,
-    unit_of,
-)
+from pytest_llmperf.judge import gpu_panel
+from pytest_llmperf.judge.gpu_panel import FACTORS, Loading, Measurement, Model, Observation, Panel, Unit
 from pytest_llmperf.judge.stats import Noise, Scatter, Spread, prior_of, within_sessions
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.interpreter import Array, np, one_thread, sparse, special
@@ -56,13 +33,11 @@ _LEAST_UNITS, _LEAST_SERIES = 3, 3
 
 
 def learn(observations: Sequence[Observation]) -> Model | None:
-    """From what is stored of a machine kind; ``None``: too little to tell its GPUs and its cases apart.
-
-    Expectation maximisation (Dempster, Laird and Rubin 1977) of a mixed model with common factors: given loadings and
-    variances the effects are best linear unbiased predictions (Henderson 1975); given these, a series' loadings are a
-    regression that is shrunk towards what its clock lets expect, what is left of each series moderates what is left of
-    all (Smyth 2004), and variances are what the predictions and their errors show.
-    """
+    """From what is stored of a machine kind; ``None``: too little to tell its GPUs and its cases apart. Expectation
+    maximisation (Dempster, Laird and Rubin 1977) of a mixed model with common factors: given loadings and variances the
+    effects are best linear unbiased predictions (Henderson 1975); given these, a series' loadings are a regression that
+    is shrunk towards what its clock lets expect, what is left of each series moderates what is left of all (Smyth
+    2004), and variances are what the predictions and their errors show."""
     panel = Panel.of(observations)
     on_units: dict[str, set[Unit]] = {}
     for each in observations:
@@ -77,17 +52,17 @@ def learn(observations: Sequence[Observation]) -> Model | None:
     limited = {
         name: min(1.0, (1 - median(told) / highest) / _LIMITED) if told else 0.5 for name, told in clocks.items()
     }
-    model = Model(loadings={name: expected_loading(share, name) for name, share in limited.items()})
+    model = Model(loadings={name: gpu_panel.expected_loading(share, name) for name, share in limited.items()})
     with one_thread():
         for _ in range(_ROUNDS):
             model = _better(model, panel)
-    hosts = Incidence(panel.units)["host"].shape[1]
-    return replace(model, effects_df=EFFECTS_DF + hosts - 1)
+    hosts = gpu_panel.Incidence(panel.units)["host"].shape[1]
+    return replace(model, effects_df=gpu_panel.EFFECTS_DF + hosts - 1)
 
 
 def _better(model: Model, panel: Panel) -> Model:
-    variances = cell_variances(model, panel)
-    found = predicted(panel, design_of(model, panel), model.covariance(panel.units), variances)
+    variances = gpu_panel.cell_variances(model, panel)
+    found = gpu_panel.predicted(panel, gpu_panel.design_of(model, panel), model.covariance(panel.units), variances)
     loadings, totals, dfs = _regressed(model, panel, found, 1 / variances)
     # What is usual of a series.
     several = [(total / df, df) for total, df in zip(totals, dfs, strict=True) if df >= 1 and total > 0]
@@ -117,7 +92,7 @@ def _own(total: float, df: float, usual: Spread) -> Spread:
 
 
 def _regressed(
-    model: Model, panel: Panel, found: Prediction, weights: Array
+    model: Model, panel: Panel, found: gpu_panel.Prediction, weights: Array
 ) -> tuple[dict[str, Loading], list[float], list[float]]:
     """The loading of each series; and what is left of it, as of one launch's variance each, and its degrees of freedom.
     ``weights``: of each cell."""
@@ -140,7 +115,7 @@ def _regressed(
             shared = (by_unit * (by_unit @ block)).sum(axis=1) / whole
             unknown[:, a, b] = sums(weights * np.diag(block)[panel.of_unit]) - shared
             known[:, a, b] = unknown[:, a, b] + sums(weights * moved[a] * moved[b])
-    prior = np.eye(len(factors)) / LOADING_SD**2
+    prior = np.eye(len(factors)) / gpu_panel.LOADING_SD**2
     expected = np.array([model.loading(name).expected for name in panel.series])
     spread = np.linalg.inv(prior + known)
     towards = expected @ prior + np.stack([sums(weights * each * about) for each in moved], axis=1)
@@ -152,17 +127,17 @@ def _regressed(
     return loadings, totals.tolist(), np.maximum(0.0, sizes - 1 - spent).tolist()
 
 
-def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str, float]]:
+def _spread(model: Model, panel: Panel, found: gpu_panel.Prediction) -> dict[str, dict[str, float]]:
     num = len(panel.units)
     spreads: dict[str, dict[str, float]] = {}
     for number, factor in enumerate(FACTORS):
         place = slice(number * num, (number + 1) * num)
-        for component, shares in Incidence(panel.units).items():
+        for component, shares in gpu_panel.Incidence(panel.units).items():
             variance_of = model.effects[factor][component] ** 2
             # The expected sum of squares of this component's own deviations.
             total = shares.shape[1] * variance_of + variance_of**2 * found.excess(shares, place)
-            before = _BEFORE.effects[factor][component] ** 2 * EFFECTS_DF
-            sd = math.sqrt((before + total) / (EFFECTS_DF + shares.shape[1]))
+            before = _BEFORE.effects[factor][component] ** 2 * gpu_panel.EFFECTS_DF
+            sd = math.sqrt((before + total) / (gpu_panel.EFFECTS_DF + shares.shape[1]))
             spreads.setdefault(factor, {})[component] = sd
     return spreads
 
@@ -212,7 +187,7 @@ class _Sums:
         self.units = list(dict.fromkeys(each.unit for several in stored.series.values() for each in several))
         self._left_out, self._left = frozenset[str](), self._of(stored.series)
 
-    def without(self, series: str, others: Collection[str], num: int) -> Rest:
+    def without(self, series: str, others: Collection[str], num: int) -> gpu_panel.Rest:
         """All but ``series`` and ``others``, of the effects of so many units, of which its own are the first."""
         names = frozenset(others)
         if names != self._left_out:  # a run launches one case after another, so it is a few more
@@ -237,8 +212,8 @@ class _Sums:
         if not stored:
             return 0.0, 0.0
         panel = Panel.of(stored, first=self.units)
-        variances = cell_variances(self._model, panel) + loading_variances(self._model, panel)
-        told = CellSums.of(panel, design_of(self._model, panel), variances)
+        variances = gpu_panel.cell_variances(self._model, panel) + gpu_panel.loading_variances(self._model, panel)
+        told = gpu_panel.CellSums.of(panel, gpu_panel.design_of(self._model, panel), variances)
         return told.information, told.sums
 
 
@@ -251,13 +226,15 @@ class Knowledge:
     """Of all baselines, from before this run recorded anything."""
     seen: Sequence[Observation] = field(default=())
     """By this run so far."""
-    _told: dict[tuple[str, frozenset[Observation]], Posterior] = field(default_factory=dict, compare=False, repr=False)
+    _told: dict[tuple[str, frozenset[Observation]], gpu_panel.Posterior] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     _shown: dict[int, tuple[Launch, list[Observation]]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[Launch]]) -> Knowledge | None:
         """From the stored launches of each case; ``None``: too little to tell GPUs and cases apart."""
-        shown = observations_of([launch for launches in cases for launch in launches])
+        shown = gpu_panel.observations_of([launch for launches in cases for launch in launches])
         # Calibrations that are nowhere near the others of their series are none, whoever wrote them.
         usual = _usual_of_calibrations(shown)
         stored = [each for each in shown if abs(each.log - usual.get(each.series, each.log)) <= _FURTHEST]
@@ -269,7 +246,10 @@ class Knowledge:
         A calibration of today may be stored by now, and launches that another start of a SLURM job has made."""
         for launch in launches:  # which a run keeps, and shows again with each case
             if id(launch) not in self._shown:
-                self._shown[id(launch)] = launch, [each for each in observations_of([launch]) if self._believes(each)]
+                self._shown[id(launch)] = (
+                    launch,
+                    [each for each in gpu_panel.observations_of([launch]) if self._believes(each)],
+                )
         shown = (each for launch in launches for each in self._shown[id(launch)][1])
         seen = {each.measurement: each for each in shown}
         stored = self._of_stored.without(frozenset(self._of_stored.measurements & seen.keys()))
@@ -287,8 +267,8 @@ class Knowledge:
 
     def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
         """Of the launches of ``baseline`` and then ``candidates``, by what all other cases, and calibrations, tell."""
-        series, calibrations = candidates[0].digest, [*calibrations_of(candidates)]
-        units = [unit_of(each) for each in (*baseline, *candidates)]
+        series, calibrations = candidates[0].digest, [*gpu_panel.calibrations_of(candidates)]
+        units = [gpu_panel.unit_of(each) for each in (*baseline, *candidates)]
         size, loading, own = len(units), self.model.loading(series), self.model.own_spread(series)
         # Half of the variance is shared by all launches on a unit, half is the launch's; those that were repeated know
         # that better.
@@ -310,11 +290,13 @@ class Knowledge:
             launch=half.moderated(within_sessions(baseline, candidates)),
             # A host that a launch waits for, say, is there in the next one too.
             lasting=same,
-            gpu_df=math.inf if self.tells_of(map(unit_of, candidates), series, calibrations) else EFFECTS_DF,
+            gpu_df=math.inf
+            if self.tells_of(map(gpu_panel.unit_of, candidates), series, calibrations)
+            else gpu_panel.EFFECTS_DF,
             stands_alone=series in self.model.alone and own.df >= _KNOWN_BY,
         )
 
-    def told(self, series: str, more: Iterable[Observation] = ()) -> Posterior:
+    def told(self, series: str, more: Iterable[Observation] = ()) -> gpu_panel.Posterior:
         """What all but ``series``, and ``more``, tell of the effects of GPUs."""
         added = self._added(more)
         key = (series, added)
@@ -332,7 +314,7 @@ class Knowledge:
             names = dict.fromkeys([*(each.series for each in known), *self._sums.changed(self._of_stored)])
             stored = [each for name in names if name != series for each in self._of_stored.series.get(name, ())]
             panel = Panel.of(stored, known, self._sums.units)
-            self._told[key] = robust(self.model, panel, self._sums.without(series, names, len(panel.units)))
+            self._told[key] = gpu_panel.robust(self.model, panel, self._sums.without(series, names, len(panel.units)))
         return self._told[key]
 
     def tells_of(

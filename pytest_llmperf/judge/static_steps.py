@@ -8,16 +8,8 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.judge.baseline import (
-    ANY_MACHINE,
-    Baseline,
-    BaselineStore,
-    CurveBaseline,
-    Entry,
-    StepBaseline,
-    StoredStep,
-    entry_of,
-)
+from pytest_llmperf.judge import baseline as baselines
+from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, CurveBaseline, StepBaseline, StoredStep
 from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Store, file_name, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
@@ -79,7 +71,7 @@ class StepStore:
         return self._alone.replace(spec, judged, alone)
 
 
-def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[Entry]:
+def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[baselines.Entry]:
     """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
     CPU or for GPUs as the run's are. ``is_static``: of a run without launches, which asks for static figures alone;
     BaselineError: a file that cannot be read."""
@@ -88,7 +80,7 @@ def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = 
     for kind in kinds:
         for path in sorted((root / kind.machine).glob("*.json")):
             one = read(path, kind)
-            found += [entry_of(path, one)] if one is not None and one.on_cpu == on_cpu else []
+            found += [baselines.entry_of(path, one)] if one is not None and one.on_cpu == on_cpu else []
     return found
 
 

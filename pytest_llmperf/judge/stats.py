@@ -342,13 +342,11 @@ class Effects(Protocol):
 
 
 def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects: Effects) -> Difference:
-    """``candidates`` against what ``baseline`` expects of them where they ran.
-
-    The expectation is the best linear unbiased prediction of a mixed model with an unknown mean (Henderson 1975; in
-    geostatistics, ordinary kriging): launches that share most weigh most. What is known of the GPUs of both is taken
-    off first, and what is not known of it is a part of the error; where nothing is known of any GPU, these are nested
-    deviations of hosts, sites and sessions. Degrees of freedom are Satterthwaite's (1946).
-    """
+    """``candidates`` against what ``baseline`` expects of them where they ran. The expectation is the best linear
+    unbiased prediction of a mixed model with an unknown mean (Henderson 1975; in geostatistics, ordinary kriging):
+    launches that share most weigh most. What is known of the GPUs of both is taken off first, and what is not known of
+    it is a part of the error; where nothing is known of any GPU, these are nested deviations of hosts, sites and
+    sessions. Degrees of freedom are Satterthwaite's (1946)."""
     baseline = without_outliers(baseline, effects.usual(candidates))
     everyone, num = [*baseline, *candidates], len(baseline)
     found = effects.scatter(candidates, baseline)

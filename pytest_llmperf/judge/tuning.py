@@ -1,7 +1,6 @@
 """What a trial says, what the best has least of, and which to try next: coordinate ascent, by gain a second.
 
-A step changes one choice, or two that did well alone. What a choice brought beside others is believed beside these.
-"""
+A step changes one choice, or two that did well alone. What a choice brought beside others is believed beside these."""
 
 from __future__ import annotations
 
@@ -318,10 +317,8 @@ class Search:
         return _FIRST[compiles]
 
     def promising(self, seconds: float) -> Iterator[int]:
-        """What to try next with so many seconds left, and after that what else, if nothing new were known.
-
-        Nothing where no trial is worth its seconds.
-        """
+        """What to try next with so many seconds left, and after that what else, if nothing new were known. Nothing
+        where no trial is worth its seconds."""
         logs = self._logs()
         if not logs and self._is_left(0):
             yield 0
@@ -403,11 +400,9 @@ class Search:
         return found
 
     def _size_gains(self, best: int) -> dict[tuple[str, str], float]:
-        """Of micro-batches beside the one of ``best`` what they may bring, by their choice.
-
-        Up to twice as large, while none is tried: half of what the last doubling brought, anywhere; down to half, while
-        none is tried: half of what the last halving brought here.
-        """
+        """Of micro-batches beside the one of ``best`` what they may bring, by their choice. Up to twice as large, while
+        none is tried: half of what the last doubling brought, anywhere; down to half, while none is tried: half of what
+        the last halving brought here."""
         axis, sizes, logs = self._field.size_axis, self._field.sizes, self._logs()
         if not axis:
             return {}

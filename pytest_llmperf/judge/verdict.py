@@ -7,20 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high, median_low
 
+from pytest_llmperf.judge import policy as policies
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import (
-    CONFIRMED_BY,
-    Policy,
-    Reference,
-    Rule,
-    decide,
-    interval,
-    lasting,
-    limit,
-    may_be_its_gpu,
-    middle,
-)
+from pytest_llmperf.judge.policy import CONFIRMED_BY, Policy, Reference, Rule, decide, lasting, limit, middle
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import CHECKPOINT
@@ -65,10 +55,7 @@ def judge(
 
 
 def judge_pairs(
-    pairs: Sequence[tuple[Launch, Launch]],
-    policy: Policy,
-    troubles: Sequence[str] = (),
-    extra: Sequence[Check] = (),
+    pairs: Sequence[tuple[Launch, Launch]], policy: Policy, troubles: Sequence[str] = (), extra: Sequence[Check] = ()
 ) -> Judgement:
     """The verdict on the second of each pair against the first, which took turns on the same hardware."""
     before, after = [a for a, _ in pairs], [b for _, b in pairs]
@@ -173,7 +160,7 @@ def _speed(
     rule = policy.rule
     speed = speed_check(replace(check, known_tolerance=known), difference, rule)
     is_lost = speed.check.verdict == "regressed" and check.tolerance is not None
-    if is_lost and policy.waits and may_be_its_gpu(difference, check.tolerance or 0.0, rule):
+    if is_lost and policy.waits and policies.may_be_its_gpu(difference, check.tolerance or 0.0, rule):
         # No launch of its own tells more.
         return Decided(replace(speed.check, verdict="inconclusive", detail=WAITS))
     # One launch that would not pass if its GPU were known: once it is, one alone condemns nobody.
@@ -239,7 +226,7 @@ def within_tolerance(launches: Sequence[Launch]) -> str:
 def speed_check(check: Check, difference: Difference, rule: Rule) -> Decided:
     """``check``, of which the value and the tolerance are known, by how much slower its launches are."""
     ratio = math.exp(-difference.log if check.higher_is_better else difference.log)
-    low, high = sorted(math.expm1(-log if check.higher_is_better else log) for log in interval(difference))
+    low, high = sorted(math.expm1(-log if check.higher_is_better else log) for log in policies.interval(difference))
     check = replace(check, baseline=check.value / ratio, change=ratio - 1, low=low, high=high)
     if check.tolerance is None:
         return Decided(check)

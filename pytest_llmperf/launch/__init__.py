@@ -2,5 +2,4 @@
 
 ``site`` is what a run asks: ``local`` launches here, ``slurm/`` on a job's nodes. ``device`` knows the GPUs and
 ``request`` what is launched; ``process`` watches and reaps, ``outcome`` reads what the ranks left. May import:
-``records``, ``settings``, ``support``.
-"""
+``records``, ``settings``, ``support``."""

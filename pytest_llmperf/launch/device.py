@@ -1,7 +1,6 @@
 """The GPUs of this host as NVML has them: the one file of those that launch that names CUDA, NCCL or NVML.
 
-Another vendor's is a second file with the same names.
-"""
+Another vendor's is a second file with the same names."""
 
 from __future__ import annotations
 
@@ -88,11 +87,9 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ``None`` leaves all.
-
-    As CUDA does: indices or UUIDs (also abbreviated), and the list ends at the first entry that names no GPU. Raises
-    ValueError where an entry names a MIG slice.
-    """
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ``None`` leaves all. As CUDA does: indices or UUIDs
+    (also abbreviated), and the list ends at the first entry that names no GPU. Raises ValueError where an entry names a
+    MIG slice."""
     if visible is None:
         return tuple(gpus)
     chosen: list[Gpu] = []

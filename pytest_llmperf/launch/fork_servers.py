@@ -1,6 +1,5 @@
 """Fork servers as the launcher has them: started, told what to import, asked for launches, and ended; one run's are a
-pool, which knows which of them a launch may begin from, and why there is none.
-"""
+pool, which knows which of them a launch may begin from, and why there is none."""
 
 from __future__ import annotations
 
@@ -74,10 +73,8 @@ class LaunchOrder:
 
 
 class State(Enum):
-    """Where a forked launch stands: ``ForkedAgent.poll`` alone moves it on, by what its server says of it.
-
-    How far its ranks are while it is going, and whether they still measure, they tell by ``progress.json``.
-    """
+    """Where a forked launch stands: ``ForkedAgent.poll`` alone moves it on, by what its server says of it. How far its
+    ranks are while it is going, and whether they still measure, they tell by ``progress.json``."""
 
     GOING = "it was begun, and nobody told its end"
     GONE = "it has ended, and how is known"
@@ -126,11 +123,7 @@ class Conversation:
         self.sources = self._answer(_IMPORT_SECONDS, waiting, "imported")["ready"]
 
     def launch(
-        self,
-        order: LaunchOrder,
-        waiting: Callable[[], object],
-        seconds: float,
-        more: Mapping[str, Any] | None = None,
+        self, order: LaunchOrder, waiting: Callable[[], object], seconds: float, more: Mapping[str, Any] | None = None
     ) -> ForkedAgent:
         """A torchrun, forked within so many ``seconds``; ``more`` is what a node's server has to know beside the order.
         ColdStartError where there is none, OSError where its log cannot be written."""

@@ -1,7 +1,6 @@
 """Histories: revisions of a git project, each in a clone of its own; versions of a package, each installed by pip
 beside what is installed here; or versions by a command for each. The interpreter of each, a candidate, is in a folder
-of the cache that one process makes once: complete, or made anew.
-"""
+of the cache that one process makes once: complete, or made anew."""
 
 from __future__ import annotations
 
@@ -127,11 +126,9 @@ def run(command: Sequence[str], *, cwd: Path | None = None) -> str:
 
 
 def finished(command: Sequence[str], seconds: float, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """``command`` at its end, or after so many ``seconds``; OSError or TimeoutExpired as of ``subprocess.run``.
-
-    However it ends, what it has started ends with it: a compiler would go on writing to a folder that is removed. It
-    hears nothing of what a hook of git tells of the repository that runs it.
-    """
+    """``command`` at its end, or after so many ``seconds``; OSError or TimeoutExpired as of ``subprocess.run``. However
+    it ends, what it has started ends with it: a compiler would go on writing to a folder that is removed. It hears
+    nothing of what a hook of git tells of the repository that runs it."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     with subprocess.Popen(
         command,

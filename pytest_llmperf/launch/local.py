@@ -11,19 +11,12 @@ from typing import Any
 
 from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
+from pytest_llmperf.launch import request as requests
 from pytest_llmperf.launch.device import LOOK_AT, Gpu, has_room, wait_until_left
 from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool, State
 from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
 from pytest_llmperf.launch.process import Former
-from pytest_llmperf.launch.request import (
-    REFUSALS,
-    LaunchRequest,
-    WarmStart,
-    server_key,
-    torchrun_command,
-    worker_environment,
-    write_request,
-)
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart, worker_environment
 from pytest_llmperf.launch.scratch import Scratch, scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
@@ -87,7 +80,7 @@ class _Run:
 class LocalLauncher:
     """Launches on this machine."""
 
-    def __init__(self, command: Callable[[LaunchRequest], list[str]] = torchrun_command) -> None:
+    def __init__(self, command: Callable[[LaunchRequest], list[str]] = requests.torchrun_command) -> None:
         self._command = command
 
     def launch(self, request: LaunchRequest, watch: Watch) -> Launch | Failure:
@@ -131,7 +124,7 @@ class LocalLauncher:
                     former.of = request.gpus
                     former.leaves(agent, ended, held.pop_all(), self._told(request, former, request.warm.say, agent))
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
-        except REFUSALS as error:
+        except requests.REFUSALS as error:
             return outcome.refused(request.folder, error)
 
     @staticmethod
@@ -166,7 +159,7 @@ class LocalLauncher:
     @contextmanager
     def _prepared(self, request: LaunchRequest) -> Iterator[tuple[HostPart, Scratch]]:
         """What can be had before anything of a launch runs, for as long as that lasts: its files, place and words."""
-        write_request(request)
+        requests.write_request(request)
         with scratch() as place, process.lifeline(request.folder) as line:
             script = ScriptLaunch.of(request)
             environment = {**worker_environment(request, os.environ), **place.variables, **request.variables, **line}
@@ -198,7 +191,7 @@ class LocalSite(Site):
 
     def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:
         for python in dict.fromkeys(pythons) if self._wanted.start != "cold" else ():
-            self._servers.prepare(server_key(python, os.environ, on_gpu=not on_cpu))
+            self._servers.prepare(requests.server_key(python, os.environ, on_gpu=not on_cpu))
 
     def warm_start(self, say: Say) -> WarmStart | None:
         start = self._wanted.start

@@ -2,8 +2,7 @@
 
 Two processes on one host never train on the same GPU, and CPU runs take turns: each holds a lease, a file lock, which
 the system releases however its holder ends. Small trainings that nobody times share one with each other, and none with
-what is timed.
-"""
+what is timed."""
 
 from __future__ import annotations
 
@@ -97,12 +96,10 @@ def _nobody(_: str) -> None:
 def lease_gpus(
     num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool = False, wait: Say = _nobody
 ) -> Iterator[tuple[Gpu, ...]]:
-    """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased.
-
-    GPUs with foreign processes come last, and it is said. ``shared``: others that say so too may hold them meanwhile.
-    ``wait`` hears again and again what is waited for; what it raises ends the wait. OSError, in one line, where the
-    folder of leases or a lock in it cannot be used, ValueError where there are fewer GPUs.
-    """
+    """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased. GPUs with foreign
+    processes come last, and it is said. ``shared``: others that say so too may hold them meanwhile. ``wait`` hears
+    again and again what is waited for; what it raises ends the wait. OSError, in one line, where the folder of leases
+    or a lock in it cannot be used, ValueError where there are fewer GPUs."""
     if num_gpus > len(gpus):
         raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")
     first = os.getpid() % (len(gpus) or 1)  # another in each process, so that those who share do not all share one
@@ -157,10 +154,8 @@ def undisturbed_first(gpus: Iterable[Gpu]) -> list[Gpu]:
 
 
 class _Lock:
-    """A lock of the file ``name`` in the folder of leases: held alone, or ``shared`` with others that say so too.
-
-    Not a ``FileLock``, which opens for writing: Linux lets nobody do that to another user's file in a sticky folder.
-    """
+    """A lock of the file ``name`` in the folder of leases: held alone, or ``shared`` with others that say so too. Not a
+    ``FileLock``, which opens for writing: Linux lets nobody do that to another user's file in a sticky folder."""
 
     def __init__(self, folder: tuple[Path, int], name: str, *, shared: bool = False) -> None:
         self.name, (path, self._folder), self._shared = name, folder, shared
@@ -197,10 +192,8 @@ class _Lock:
 def _gathered(
     number: int, left: Callable[[Sequence[str]], list[str]], queue: str, waiting: _Waiting, *, shared: bool = False
 ) -> Iterator[list[str]]:
-    """Hold so many of what is ``left`` beside those that are taken.
-
-    One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for each other.
-    """
+    """Hold so many of what is ``left`` beside those that are taken. One process gathers at a time: those that wait do
+    so in turn, and two half-gathered sets never wait for each other."""
     chosen: list[str] = []
     with _folder() as folder, ExitStack() as held:
         with _acquired(_Lock(folder, queue), replace(waiting, what="a place in the queue")):

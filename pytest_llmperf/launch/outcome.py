@@ -1,7 +1,6 @@
 """What became of a launch, read from its run folder: the record, or the reason there is none.
 
-Return codes and records decide; logs are only quoted. Whatever a rank printed, nothing here raises.
-"""
+Return codes and records decide; logs are only quoted. Whatever a rank printed, nothing here raises."""
 
 from __future__ import annotations
 
@@ -158,10 +157,8 @@ class _Dead:
 
 
 def _dead(folder: Path) -> list[_Dead]:
-    """Ranks that did not end well, and where, by torchrun's reports: of each, what it saw first comes first.
-
-    SIGTERM is torchrun's own way to end the peers of a failed rank; only what it saw first can be somebody else's.
-    """
+    """Ranks that did not end well, and where, by torchrun's reports: of each, what it saw first comes first. SIGTERM is
+    torchrun's own way to end the peers of a failed rank; only what it saw first can be somebody else's."""
     found = []
     # Of several nodes each has a log, named after it.
     for log in sorted(folder.glob("torchrun-*.log")) or [folder / "torchrun.log"]:
@@ -176,10 +173,8 @@ def _dead(folder: Path) -> list[_Dead]:
 
 
 def _reasons(folder: Path) -> list[Failure]:
-    """What ranks left that ended by an error: want of memory first, and then the earliest.
-
-    It may surface in one rank while another already waits for it. Peers of a rank that failed only saw it go.
-    """
+    """What ranks left that ended by an error: want of memory first, and then the earliest. It may surface in one rank
+    while another already waits for it. Peers of a rank that failed only saw it go."""
     found = []
     for path in folder.glob("failure-*.json"):
         with suppress(*_UNUSABLE):
@@ -306,9 +301,7 @@ def _listed(ranks: list[int]) -> str:
 
 def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], oom_kills: int) -> str | None:
     """How it is known that ``rank`` had no memory left when ``signal`` (empty: its own exit) ended it, or ``None``.
-
-    ``words`` are its last lines, and ``oom_kills`` the processes that the kernel has ended for it meanwhile.
-    """
+    ``words`` are its last lines, and ``oom_kills`` the processes that the kernel has ended for it meanwhile."""
     room = codec.load(Room, folder / f"room-{rank}.json")
     if signal == "SIGKILL":
         # A rank on a GPU leaves no file: the host's memory is none of its card's.

@@ -1,6 +1,5 @@
 """What is known of a spec or a model without a GPU: ``worker.estimate`` tells it, a process that imports torch beside
-this one, which does not.
-"""
+this one, which does not."""
 
 from __future__ import annotations
 

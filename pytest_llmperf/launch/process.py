@@ -1,7 +1,6 @@
 """One process tree from its start to its end: nothing of it outlives ``watch``, whoever started it.
 
-Ranks that came to their time limit are asked what they do before they are reaped; ``outcome`` reads their answers.
-"""
+Ranks that came to their time limit are asked what they do before they are reaped; ``outcome`` reads their answers."""
 
 from __future__ import annotations
 
@@ -73,10 +72,8 @@ def package_path() -> str:
 
 
 def home_of_package(python: str, folder: Path) -> str:
-    """What ``PYTHONPATH`` needs first so that ``python`` finds this package, and nothing else of ours beside it.
-
-    For another Python than this one that is a link, which is made in ``folder``.
-    """
+    """What ``PYTHONPATH`` needs first so that ``python`` finds this package, and nothing else of ours beside it. For
+    another Python than this one that is a link, which is made in ``folder``."""
     if python == sys.executable:
         return package_path()
     place = folder / OTHER_PATH
@@ -116,11 +113,9 @@ def start(  # noqa: PLR0913 - what Popen takes
 
 @contextmanager
 def lifeline(folder: Path) -> Iterator[dict[str, str]]:
-    """Hold a lock while the launch runs; yields the variables that make the ranks watch it.
-
-    The system lets go of it however this process ends. A pid would say less: before the ranks look, it may be gone,
-    and a pid that is not there may as well be one of another container.
-    """
+    """Hold a lock while the launch runs; yields the variables that make the ranks watch it. The system lets go of it
+    however this process ends. A pid would say less: before the ranks look, it may be gone, and a pid that is not there
+    may as well be one of another container."""
     with locked(folder / "launcher.lock") as is_held:  # else the ranks watch torchrun alone, as without an id
         yield {"LLMPERF_LAUNCHER_BOOT": boot_id()} if is_held else {}
 
@@ -149,13 +144,11 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
     tree: WholeTree | None = None,
 ) -> Ended:
     """Call ``poll`` while what ``starting`` starts runs, and reap its whole tree; the time is that from its start.
-
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
-    parent is gone is found only there; where ranks of other hosts write theirs too, pids mean nothing.
-    ``at_timeout`` is called with its pid before what took too long, or ``is_stuck`` after so many seconds, is ended.
-    What has a ``tree``, a user's own command, is killed where it stands: once it ``is_over``, and however it ends.
-    One that ``leaves`` has done all that it was asked for, and nothing waits here for its end.
-    """
+    parent is gone is found only there; where ranks of other hosts write theirs too, pids mean nothing. ``at_timeout``
+    is called with its pid before what took too long, or ``is_stuck`` after so many seconds, is ended. What has a
+    ``tree``, a user's own command, is killed where it stands: once it ``is_over``, and however it ends. One that
+    ``leaves`` has done all that it was asked for, and nothing waits here for its end."""
     begun, oom_kills = time.monotonic(), _oom_kills()
     process = starting()
     timed_out, is_leaving, born = False, False, float("inf")
@@ -196,10 +189,8 @@ def _oom_kills() -> int:
 
 
 def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> int:
-    """End a process and its ``descendants``; its return code. Ctrl-C only hurries.
-
-    Politely first, since only SIGTERM makes torchrun end its ranks.
-    """
+    """End a process and its ``descendants``; its return code. Ctrl-C only hurries. Politely first, since only SIGTERM
+    makes torchrun end its ranks."""
     survivors = descendants()
     try:
         if process.poll() is None:
@@ -326,11 +317,9 @@ class WholeTree:
         )
 
     def end(self, descendants: Callable[[], set[psutil.Process]]) -> None:
-        """Stop them and ``descendants``, so that none sees another go, and kill them: no handler of theirs runs.
-
-        What they alone had in shared memory goes, unless it was there before them; and the locks of extensions that
-        they built for torch: who finds one of those waits for ever.
-        """
+        """Stop them and ``descendants``, so that none sees another go, and kill them: no handler of theirs runs. What
+        they alone had in shared memory goes, unless it was there before them; and the locks of extensions that they
+        built for torch: who finds one of those waits for ever."""
         stopped, shared, locks = set[psutil.Process](), set[Path](), set[Path]()
         try:
             for _ in range(_ROUNDS):
@@ -425,10 +414,8 @@ def ask_ranks(folder: Path, torchrun: int, node: str = "") -> None:
 
 
 def ask(ranks: Mapping[str, psutil.Process], folder: Path, node: str, by: int) -> None:
-    """Let these, which have a handler for the signal ``by``, write down what they do.
-
-    What is known of one that does not, on ``node``, is left in its place: it may be stopped, or sleep in the kernel.
-    """
+    """Let these, which have a handler for the signal ``by``, write down what they do. What is known of one that does
+    not, on ``node``, is left in its place: it may be stopped, or sleep in the kernel."""
     for process in ranks.values():
         with suppress(psutil.Error):
             process.send_signal(by)

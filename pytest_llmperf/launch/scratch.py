@@ -1,7 +1,6 @@
 """A host's own folders: one for each launch on it, and the caches that launches share there.
 
-``python -m pytest_llmperf.launch.scratch`` removes those of a SLURM job from the node that it runs on.
-"""
+``python -m pytest_llmperf.launch.scratch`` removes those of a SLURM job from the node that it runs on."""
 
 from __future__ import annotations
 
@@ -52,9 +51,7 @@ class Scratch:
 @contextmanager
 def scratch(*, of_job: bool = False) -> Iterator[Scratch]:
     """A folder of the launch's own, and caches: ``of_job``, of all launches of this SLURM job on its node, else ours.
-
-    Where somebody else has prepared the place of the caches, the launch has its own, and stderr says so.
-    """
+    Where somebody else has prepared the place of the caches, the launch has its own, and stderr says so."""
     wanted = _job_folder() if of_job else _base() / f"llmperf-{os.getuid()}"
     home: Path | None = None
     try:
@@ -122,10 +119,8 @@ def _sweep(home: Path, inductor: Path) -> None:
 
 
 def drop_unfinished(cache: Path, since: float) -> None:
-    """Remove what was compiled after ``since``, a time of the clock, by processes that were ended.
-
-    What a process of ours has open stays: a compiler at work has its result.
-    """
+    """Remove what was compiled after ``since``, a time of the clock, by processes that were ended. What a process of
+    ours has open stays: a compiler at work has its result."""
     found, open_elsewhere = list[Path](), set[str]()
     for folder, folders, files in os.walk(cache):
         folders[:] = [name for name in folders if name != _TRITONS]

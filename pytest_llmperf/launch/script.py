@@ -1,8 +1,7 @@
 """A user's own training command as a launch: its folder and environment, and the record made of its ranks' shares.
 
 Nothing of the command is changed. A private folder on PYTHONPATH brings the hooks into its processes; once each rank
-has left its share, the whole tree of processes is ended where it stands.
-"""
+has left its share, the whole tree of processes is ended where it stands."""
 
 from __future__ import annotations
 
@@ -28,19 +27,9 @@ from pytest_llmperf.launch.device import VISIBLE, Gpu, wait_until_left
 from pytest_llmperf.launch.process import Ended, WholeTree, ask, signal_name
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.watch import ProgressReader
+from pytest_llmperf.records import launch as records
 from pytest_llmperf.records.failure import Failure, Progress, said
-from pytest_llmperf.records.launch import (
-    ASKS,
-    ENVIRONMENT_FILE,
-    NO_RANKS,
-    RECORD_FILE,
-    SHARE_FILE,
-    Environment,
-    RankRecord,
-    Share,
-    launch_of,
-    merged_evidence,
-)
+from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, Environment, RankRecord, Share
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
@@ -158,7 +147,7 @@ class ScriptLaunch:
                 if process.environ().get(_WAY_IN) == str(self.folder):
                     parents.add(process.ppid())
                     found[rank] = process
-        ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, ASKS)
+        ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, records.ASKS)
 
     def is_over(self) -> bool:
         """Whether every rank has left its share, or one the reason of its end; asked often."""
@@ -173,14 +162,12 @@ class ScriptLaunch:
 
     def recorded(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
         """Make one record of the shares of all ranks, where they are there: how the command ended is a remark then.
-
-        ``gpus`` are those that it was to use.
-        """
+        ``gpus`` are those that it was to use."""
         shares = self._shares()
         if any(self.folder.glob("failure-*.json")):
             return replace(ended, returncode=ended.returncode or 1)  # a rank says why, however the command ended
         if not shares:
-            for path in (self.folder / NO_RANKS).glob("failure-*.json") if not ended.timed_out else ():
+            for path in (self.folder / records.NO_RANKS).glob("failure-*.json") if not ended.timed_out else ():
                 if ended.returncode or json.loads(path.read_text(encoding="utf-8"))["kind"] == "refused":
                     path.replace(self.folder / path.name)
                     ended = replace(ended, returncode=ended.returncode or 1)
@@ -190,7 +177,7 @@ class ScriptLaunch:
             write_text(self.folder / "failure-0.json", json.dumps(refusal), lasts=False)
             return replace(ended, returncode=1, timed_out=False)
         where = codec.read(Environment, json.loads((self.folder / ENVIRONMENT_FILE).read_text(encoding="utf-8")))
-        evidence = merged_evidence([each.evidence for each in shares])
+        evidence = records.merged_evidence([each.evidence for each in shares])
         if any(each.evidence.get("tokens") == "unknown" for each in shares):  # a stage of a pipeline embeds none
             evidence["tokens"] = "unknown"
         remarks = [*evidence.get("remarks", ())]
@@ -202,7 +189,7 @@ class ScriptLaunch:
             remarks.append(f"its {len(shares)} ranks exchange nothing in a step: each trains a model of its own")
         evidence |= {"remarks": remarks} if remarks else {}
         first = shares[0]
-        launch = launch_of(
+        launch = records.launch_of(
             self.spec,
             self.started_at,
             first,
@@ -211,7 +198,7 @@ class ScriptLaunch:
             evidence=evidence | ({"tokens": self.spec.rate_unit} if self.spec.given_tokens else {}),
             environment=replace(where, loaded=first.loaded),
         )
-        write_text(self.folder / RECORD_FILE, json.dumps(codec.plain(launch)), lasts=False)
+        write_text(self.folder / records.RECORD_FILE, json.dumps(codec.plain(launch)), lasts=False)
         return replace(ended, returncode=0, timed_out=False)
 
     def _refused(self, shares: Sequence[Share], gpus: Sequence[Gpu]) -> str:
@@ -267,10 +254,8 @@ class ScriptLaunch:
 
 
 def _in_full(word: str, here: Path) -> str:
-    """A file of the command's folder ``here`` is the user's own wherever it runs, and what ``./`` begins.
-
-    A word without a dot or a slash may be a choice that a file happens to be named as.
-    """
+    """A file of the command's folder ``here`` is the user's own wherever it runs, and what ``./`` begins. A word
+    without a dot or a slash may be a choice that a file happens to be named as."""
     option, equals, path = word.rpartition("=")
     begins = path.startswith(("./", "../")) and os.path.normpath(path) != "."
     if begins and os.path.exists(here / path):  # noqa: PTH110 - one that is too long for a name is none
@@ -335,10 +320,8 @@ def _say_once(line: str, say: Callable[[str], None], said: set[str]) -> None:
 
 
 def set_for(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What a launch of a script sets: it sends nothing away, and finds the hooks and the Python that is asked for.
-
-    The latter's programs stand alone in ``PATH``, before those of wherever it starts.
-    """
+    """What a launch of a script sets: it sends nothing away, and finds the hooks and the Python that is asked for. The
+    latter's programs stand alone in ``PATH``, before those of wherever it starts."""
     own: dict[str, str] = {**request.variables, **cast("ScriptSpec", request.spec).env}
     is_ours = request.python == sys.executable
     # A package of the project that is installed here as editable is another revision's there.

@@ -1,6 +1,5 @@
 """Site: where the launches of a run go. This machine (``local``) and a SLURM job's nodes (``slurm/``) are two; whatever
-else schedules work is one more class with these methods.
-"""
+else schedules work is one more class with these methods."""
 
 from __future__ import annotations
 
@@ -67,10 +66,8 @@ class SlurmOptions:
     """``--cpu-bind`` of srun: torchrun's ranks share a task, which may use all CPUs that the job has on the node."""
 
     def wrapped(self, command: Sequence[str], variables: dict[str, str]) -> list[str]:
-        """``command`` as a node runs it: modules first, then the container, then the variables, inside of it.
-
-        A command line is public (``ps``): secrets come by srun's own environment, or not at all.
-        """
+        """``command`` as a node runs it: modules first, then the container, then the variables, inside of it. A command
+        line is public (``ps``): secrets come by srun's own environment, or not at all."""
         said = [f"{name}={value}" for name, value in sorted(variables.items()) if not is_secret(name, value)]
         words = [*self.prefix, "env", *said, *command]
         if not self.modules:

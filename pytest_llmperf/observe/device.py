@@ -1,7 +1,6 @@
 """A rank's GPU as torch and NVML have it: the one file of those that observe a training that names CUDA.
 
-Another vendor's is a second file with the same names. On the CPU each of them says what the host is.
-"""
+Another vendor's is a second file with the same names. On the CPU each of them says what the host is."""
 
 from __future__ import annotations
 
@@ -164,10 +163,7 @@ def give_back(device: torch.device) -> None:
 
 def room(device: torch.device | None = None) -> Room:
     """The memory left by the driver, of the current GPU where none is named, and how often its allocator was in need.
-
-    Raises:
-        RuntimeError: its context is lost.
-    """
+    RuntimeError: its context is lost."""
     free, total = torch.cuda.mem_get_info(device)
     counts = torch.cuda.memory_stats(device)
     return Room("the GPU", total, free, counts.get("num_alloc_retries", 0), counts.get("num_ooms", 0))

@@ -1,8 +1,7 @@
 """Where this rank runs (hardware, versions, variables that change speed), and what its training was set up with.
 
 The latter is read off the objects that train, whoever made them. All of it is exact and the same in every launch of the
-same training under the same software.
-"""
+same training under the same software."""
 
 from __future__ import annotations
 
@@ -104,10 +103,8 @@ def _versions() -> dict[str, str]:
 
 
 def _version(distribution: metadata.Distribution) -> str:
-    """Its version, and where it was not installed from an index the commit: ``5.24.0.dev0 @1a2b3c4d5e6f``.
-
-    Source: direct_url.json of the packaging specifications (PEP 610).
-    """
+    """Its version, and where it was not installed from an index the commit: ``5.24.0.dev0 @1a2b3c4d5e6f``. Source:
+    direct_url.json of the packaging specifications (PEP 610)."""
     about = json.loads(distribution.read_text("direct_url.json") or "{}")
     commit = about.get("vcs_info", {}).get("commit_id", "")
     if about.get("dir_info", {}).get("editable"):
@@ -292,9 +289,7 @@ _CALLABLES: Callables = {
 
 def of_a_step(model: nn.Module, optimizer: Any, callables: Callables) -> dict[str, str]:
     """By what is called: the modules that define it, the outermost first; of forward passes where there are several.
-
-    ``callables``: what the training's own framework calls.
-    """
+    ``callables``: what the training's own framework calls."""
     found = {
         f"{name}.{function}": " > ".join(defining(getattr(owner, function, None)))
         for name, (owner, functions) in {**_CALLABLES, **callables}.items()

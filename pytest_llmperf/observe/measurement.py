@@ -1,8 +1,7 @@
 """Measurement: one rank's timed steps, read off where they end by a clock and a memory; what comes later is no part.
 
 Nothing synchronises the device while training runs: on a GPU (``device``) an event is recorded at each step's end and
-read after the last one; on the CPU the work is done when the host says so.
-"""
+read after the last one; on the CPU the work is done when the host says so."""
 
 from __future__ import annotations
 
@@ -29,10 +28,8 @@ Instant = TypeVar("Instant")
 
 
 class Clock:
-    """Instants in the order of the work; the distances between them, read once the work is done.
-
-    This one is the host's, whose work is done when it says so; ``device`` has a GPU's.
-    """
+    """Instants in the order of the work; the distances between them, read once the work is done. This one is the
+    host's, whose work is done when it says so; ``device`` has a GPU's."""
 
     def __init__(self) -> None:
         self._marks: list[Any] = []
@@ -310,9 +307,7 @@ class Measurement:
         self, place: Place, rank: int, rates: Mapping[str, Any], *, keeps_losses: bool = True, **facts: Any
     ) -> Trained:
         """Return what was seen, with what a measurement does not know: its device's ``rates`` and ``Trained``'s others.
-
-        ``keeps_losses``: they are the training's own tensors, which would be gone otherwise.
-        """
+        ``keeps_losses``: they are the training's own tensors, which would be gone otherwise."""
         steps, passes = len(self._ends), self._so_far("passes")
         spans, each = [slice(*pair) for pair in pairwise(passes)], [b - a for a, b in pairwise(self._so_far("tokens"))]
         # Losses that are kept by this measurement are no growth of the training's.

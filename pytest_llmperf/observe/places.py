@@ -3,8 +3,7 @@
 The last traced step alone is looked at: nobody times it, and its device does nothing more. PyTorch warns of what waits
 for a GPU. Functions of which it does not warn, and those that copy, are wrapped meanwhile. Nothing waits on the CPU;
 there the functions that ask for a tensor's content are wrapped. Of exchanges, PyTorch keeps a record for ranks that
-hang, of every backend. It is read after the traced steps, to which nothing is added.
-"""
+hang, of every backend. It is read after the traced steps, to which nothing is added."""
 
 from __future__ import annotations
 
@@ -187,10 +186,8 @@ def recorded(dist: Any) -> bytes:
 
 
 def exchanges(record: bytes, ends: Sequence[int], place: Callable[[Frames], Sequence[str]]) -> Exchanges:
-    """Return those of a step: the mean of the steps between ``ends``, in nanoseconds since 1970.
-
-    Where the record does not reach back to the first one, or there is none, nothing is known: nothing is returned.
-    """
+    """Return those of a step: the mean of the steps between ``ends``, in nanoseconds since 1970. Where the record does
+    not reach back to the first one, or there is none, nothing is known: nothing is returned."""
     entries = pickle.loads(record)["entries"] if record else []  # noqa: S301 - this process wrote it
     ours = [entry for entry in entries if ends[0] < entry["time_created_ns"] <= ends[-1]]
     if not ours or (ours[0] is entries[0] and entries[0]["record_id"] > 0):

@@ -2,8 +2,7 @@
 
 The canary takes a tenth of a second in each launch: a chip that is slow at a plain matrix product explains a slow step.
 A calibration is long enough to tell two GPUs apart, and serves for a day. Nothing of either is left to the training:
-not its memory, not its random numbers, not how fp32 products are rounded.
-"""
+not its memory, not its random numbers, not how fp32 products are rounded."""
 
 from __future__ import annotations
 
@@ -25,17 +24,8 @@ import torch.distributed as dist
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.environment import device_name
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.calibration import (
-    ALL_REDUCE,
-    BF16_PRODUCT,
-    COPY,
-    FP32_PRODUCT,
-    OF_THE_RUN,
-    PROCEDURE,
-    TIME_FORMAT,
-    UNKEPT,
-    Calibration,
-)
+from pytest_llmperf.records import calibration
+from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY, FP32_PRODUCT, Calibration
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import boot_id, write_text
 
@@ -50,16 +40,14 @@ def hardware_rates(device: torch.device, calibrations: str, run: Path, beat: Hea
     canary = run_canary(device)
     if not calibrations:
         return {"canary": canary}
-    found = calibrated(device, Path(calibrations), lambda: beat.enter("calibrating"), run / OF_THE_RUN)
+    found = calibrated(device, Path(calibrations), lambda: beat.enter("calibrating"), run / calibration.OF_THE_RUN)
     beat.enter("assembling")
     return {"canary": canary, "calibration": found}
 
 
 def run_canary(device: torch.device) -> dict[str, float]:
-    """Rates of this rank: matrix product in FLOP/s, copy in bytes/s, and all-reduce in bytes/s where there are peers.
-
-    A copied byte counts twice, read and written; all-reduce by its bus bandwidth, 2·(n-1)/n of its bytes.
-    """
+    """Rates of this rank: matrix product in FLOP/s, copy in bytes/s, and all-reduce in bytes/s where there are peers. A
+    copied byte counts twice, read and written; all-reduce by its bus bandwidth, 2·(n-1)/n of its bytes."""
     on_gpu, ranks = gpu.is_gpu(device), _world_size()
     size, elements, repeats = (8192, 2**28, 10) if on_gpu else (512, 2**21, 5)
     dtype, num_bytes = torch.bfloat16 if on_gpu else torch.float32, 4 * elements
@@ -163,11 +151,9 @@ def calibrated(
     device: torch.device, folder: Path, begin: Callable[[], None] = lambda: None, of_run: Path | None = None
 ) -> Calibration | None:
     """The calibration of ``device`` of this UTC day, kept in ``folder``; made now, by all ranks, if one has none.
-
     ``begin`` is called before it is made. One that has a trouble is not kept; a folder that cannot be written is no
     error: then it is kept in ``of_run``, for the launches of this run. ``None``: the device has no room for it, which
-    says nothing of what is to be trained.
-    """
+    says nothing of what is to be trained."""
     file = f"{_name(device)}.json"
     paths = [each / file for each in (folder, of_run) if each is not None]
     with gpu.sensors(device) as sensed:
@@ -186,7 +172,7 @@ def calibrated(
     # Where not even the run's folder can be written the launch's own record cannot be, which says so itself.
     if why and of_run is not None and not codec.keep(of_run / file, _Kept(made, boot)):
         with suppress(OSError):
-            write_text(of_run / UNKEPT, f"{folder}: {why}\n", lasts=False)
+            write_text(of_run / calibration.UNKEPT, f"{folder}: {why}\n", lasts=False)
     return made
 
 
@@ -196,11 +182,9 @@ def _has_room(device: torch.device) -> bool:
 
 
 def calibrate(device: torch.device) -> Calibration:
-    """Measure what ``device`` gives now; takes some seconds on a GPU, and tenths of one on a CPU.
-
-    All ranks of a process group have to call it together.
-    """
-    made_at = time.strftime(TIME_FORMAT, time.gmtime())
+    """Measure what ``device`` gives now; takes some seconds on a GPU, and tenths of one on a CPU. All ranks of a
+    process group have to call it together."""
+    made_at = time.strftime(calibration.TIME_FORMAT, time.gmtime())
     sizes = _GPU if gpu.is_gpu(device) else _CPU
     random = torch.Generator(device)  # its own: the training's numbers are those that it would have had
     random.manual_seed(_SEED)
@@ -232,7 +216,7 @@ def calibrate(device: torch.device) -> Calibration:
         temperature_celsius=max((look.temperature or 0.0 for look in loaded), default=0.0),
         power_limit_watts=limit,
         trouble="; ".join([*gpu.disturbances(looks), *unsteady(_judged(steady, device))]),
-        procedure=PROCEDURE,
+        procedure=calibration.PROCEDURE,
     )
 
 
@@ -253,11 +237,9 @@ def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
 
 
 def _tapered_mean(times: Sequence[float]) -> float:
-    """Their mean with the least weight at both ends: a swing that is cut within a period is no drift.
-
-    With equal weights, halves of products that swing in the power limit were 0.6 to 1.0 % apart where the whole
-    repeated to 0.2 %; with these 0.1 to 0.4 %.
-    """
+    """Their mean with the least weight at both ends: a swing that is cut within a period is no drift. With equal
+    weights, halves of products that swing in the power limit were 0.6 to 1.0 % apart where the whole repeated to 0.2 %;
+    with these 0.1 to 0.4 %."""
     weights = [math.sin(math.pi * (number + 0.5) / len(times)) ** 2 for number in range(len(times))]
     return sum(map(operator.mul, times, weights)) / sum(weights)
 

@@ -4,8 +4,7 @@ CUPTI serves one client at a time, and one that stays attached may slow what com
 does with its device. Whatever the profiler raises makes the launch no worse: it has no trace then, and says why.
 
 Work belongs to the step in which the host asked for it, which needs no synchronisation: the host is ahead of its
-device, and says by its clock where its steps end.
-"""
+device, and says by its clock where its steps end."""
 
 from __future__ import annotations
 
@@ -152,10 +151,8 @@ def said(error: BaseException) -> str:
 
 
 def with_timed_waits(trace: Trace, fetched: Sequence[float], step_seconds: Sequence[float], warmup_steps: int) -> Trace:
-    """``trace`` with the waits for data of the timed steps, whose fetches took ``fetched``; with none, as it is.
-
-    While the host is inside the loader a device may still have work: it waits for no longer than it is idle.
-    """
+    """``trace`` with the waits for data of the timed steps, whose fetches took ``fetched``; with none, as it is. While
+    the host is inside the loader a device may still have work: it waits for no longer than it is idle."""
     # A mean: of several workers one is late, and the next ones' batches have come meanwhile.
     steps = list(zip(fetched, step_seconds, strict=False))[warmup_steps:]
     if not (trace and steps):
@@ -245,11 +242,8 @@ _Item = tuple[Key, int]
 
 
 def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: bool = True) -> Trace:
-    """Return what one of the traced steps did; of steps that need not be alike, their mean.
-
-    Raises:
-        IncompleteTraceError: its steps are not alike, or something in it has no match.
-    """
+    """Return what one of the traced steps did; of steps that need not be alike, their mean. IncompleteTraceError: its
+    steps are not alike, or something in it has no match."""
     if not found.work:
         raise IncompleteTraceError("the profiler saw no operator" if on_host else "the profiler saw no kernel")
     steps: list[list[_Item]] = [[] for _ in marks.ends[1:]]

@@ -1,8 +1,7 @@
 """ObservedTraining: one rank's training, by plain calls where its steps, batches and passes begin and end.
 
 Whoever drives it, a trainer's callbacks or hooks from outside, waits for nothing by any of these calls while steps are
-timed. After those come steps that are traced, or looked at in another way.
-"""
+timed. After those come steps that are traced, or looked at in another way."""
 
 from __future__ import annotations
 
@@ -134,11 +133,8 @@ class ObservedTraining:
         self.measurement.end_pass(loss, tokens, real_tokens)
 
     def step_ended(self, step: int, at: Boundary[Any] | None = None) -> Literal["goes on", "measured", "over"]:
-        """``step``, from 1: all its work has been issued, now or ``at`` a moment before.
-
-        "measured": it was the last timed one. Whoever drives may do what nobody times, and then calls ``go_on``.
-        "over": no step comes any more.
-        """
+        """``step``, from 1: all its work has been issued, now or ``at`` a moment before. "measured": it was the last
+        timed one. Whoever drives may do what nobody times, and then calls ``go_on``. "over": no step comes any more."""
         if self.burner is not None:
             self.burner.step(step)
         if self._running:

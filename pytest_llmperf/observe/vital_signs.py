@@ -1,8 +1,7 @@
 """Threads beside the training loop: how far it is, what it is doing, who still waits for it, and what memory is left.
 
 The loop itself only increments an integer; reading it, asking the allocator and writing happen here twice a second.
-Nothing here imports torch, which a rank may lack.
-"""
+Nothing here imports torch, which a rank may lack."""
 
 from __future__ import annotations
 
@@ -100,10 +99,8 @@ def _is_gone(process: psutil.Process | None) -> bool:
 
 
 def _launcher_lock(folder: Path) -> int | None:
-    """The file that the launcher keeps locked while it lives, open until this process ends.
-
-    ``None`` where nothing can be known from here.
-    """
+    """The file that the launcher keeps locked while it lives, open until this process ends. ``None`` where nothing can
+    be known from here."""
     # Between two kernels a lock may hold for nobody: on a network's file system, or on a copy of the folder.
     if not boot_id() or os.environ.get("LLMPERF_LAUNCHER_BOOT") != boot_id():
         return None
@@ -125,10 +122,8 @@ def _is_free(lock: int | None) -> bool:
 
 class LastWords:
     """Says what a rank is doing when a signal asks for it: at the time limit, before it is reaped.
-
     ``stacks-rank-N.txt`` is written by the signal's handler, in C: a rank that waits inside a collective still answers.
-    ``trace-rank-N``, collectives by the name that torchfrtrace takes, follows from the heartbeat's thread.
-    """
+    ``trace-rank-N``, collectives by the name that torchfrtrace takes, follows from the heartbeat's thread."""
 
     def __init__(self, folder: Path, rank: int, asked_by: int = signal.SIGUSR1) -> None:
         self._stacks, self._trace = folder / f"stacks-rank-{rank}.txt", folder / f"trace-rank-{rank}"
@@ -192,14 +187,9 @@ class Headroom:
         """The least that a look has found; a rank that dies without a word is judged by it."""
 
     def cap(self, device: torch.device, limit_bytes: int) -> None:
-        """Let this rank have no more memory than a card of ``limit_bytes`` would.
-
-        On a GPU the allocator is told: what the driver and the libraries took before it is part of the card's. On the
-        CPU the process may hold as much above what it holds now.
-
-        Raises:
-            ValueError: the card has less, or the limit is below what is held already.
-        """
+        """Let this rank have no more memory than a card of ``limit_bytes`` would. On a GPU the allocator is told: what
+        the driver and the libraries took before it is part of the card's. On the CPU the process may hold as much above
+        what it holds now. ValueError: the card has less, or the limit is below what is held already."""
         gpu = _gpu() if device.type != "cpu" else None
         if gpu is not None:
             room = gpu.room(device)
@@ -266,10 +256,8 @@ class Headroom:
 
 def lack_of_memory(error: BaseException, headroom: Headroom) -> str | None:
     """How it is known that memory ran out: empty where ``error`` says so itself; ``None`` where it is another error.
-
     One that only hints at it, or that comes out of native code and says nothing of it, is looked at again: by what is
-    left.
-    """
+    left."""
     if not isinstance(error, Exception):
         return None
     meanings = {_meaning(one) for one in _chain(error)}
@@ -345,10 +333,8 @@ _WIDTH = 256
 
 @contextmanager
 def watched(headroom: Headroom, path: Path, *, to_be_capped: bool) -> Iterator[None]:
-    """Keep at ``path`` the least room that was seen of ``headroom``: a rank that dies of it may say no word.
-
-    Entered before the limit is set: the thread's own stack is none of what the training takes.
-    """
+    """Keep at ``path`` the least room that was seen of ``headroom``: a rank that dies of it may say no word. Entered
+    before the limit is set: the thread's own stack is none of what the training takes."""
     stop, seconds = threading.Event(), _CAPPED_SECONDS if to_be_capped else _INTERVAL_SECONDS
 
     def watch() -> None:

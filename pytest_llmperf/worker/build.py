@@ -69,13 +69,9 @@ def check_direction(hf_config: Any) -> None:
 
 
 def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration of a causal language model, as transformers has it; without a cache, which training lacks.
-
-    Of a model that also sees or hears it is the text part's: the other parts would get no gradient.
-
-    Raises:
-        RefusedError: transformers has no such model, or does not take this configuration.
-    """
+    """The configuration of a causal language model, as transformers has it; without a cache, which training lacks. Of a
+    model that also sees or hears it is the text part's: the other parts would get no gradient. RefusedError:
+    transformers has no such model, or does not take this configuration."""
     if config["model_type"] not in CONFIG_MAPPING:
         raise RefusedError(
             f"{transformers_version()} has no model type {config['model_type']!r}, and code that comes with a model is "
@@ -98,12 +94,9 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
-    """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``.
-
-    Raises:
-        FileNotFoundError: the spec's folder of weights is not there.
-        RefusedError: transformers has no such model, or not with this attention, or it is not causal.
-    """
+    """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``. FileNotFoundError:
+    the spec's folder of weights is not there. RefusedError: transformers has no such model, or not with this attention,
+    or it is not causal."""
     choose_sdpa(spec)
     hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
     check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)

@@ -1,7 +1,6 @@
 """What was active in a launch and what it was set up with, read off the objects that trained and not off the request.
 
-All of a setup is the same in every launch of a spec under the same software: it is held against the baseline's.
-"""
+All of a setup is the same in every launch of a spec under the same software: it is held against the baseline's."""
 
 from __future__ import annotations
 
@@ -30,34 +29,23 @@ from pytest_llmperf.observe.environment import DEEPEST, name_of
 from pytest_llmperf.settings.registry import RunEvidence
 from pytest_llmperf.settings.setting import gathered
 from pytest_llmperf.settings.train_spec import INJECT, TrainSpec
-from pytest_llmperf.worker import imports
-from pytest_llmperf.worker.settings import (
-    Training,
-    attention,
-    compilation,
-    data,
-    liger,
-    parallelism,
-    precision,
-    seen_optimizer,
-)
+from pytest_llmperf.worker import imports, settings
+from pytest_llmperf.worker.settings import Training, attention, compilation, data, liger, parallelism, precision
 
 #: Tried last of all.
 attention_kernel = attention.attention_kernel
 
 
 def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
-    """Let each setting's witness watch a training, before its Trainer is made.
-
-    What is returned gives all that they saw, as a record holds it; called once, after all that is timed.
-    """
+    """Let each setting's witness watch a training, before its Trainer is made. What is returned gives all that they
+    saw, as a record holds it; called once, after all that is timed."""
     witnesses: Mapping[str, Callable[[Training], Any]] = {
         "run": _run,
         "precision": precision.Witness(spec, model),
         "attention": lambda training: {"attention": str(training.model.config._attn_implementation)},
         "liger": liger.Witness(),
         "compilation": lambda training: compilation.seen_compilation(training.wrapped),
-        "optimizer": lambda training: seen_optimizer(training.optimizer),
+        "optimizer": lambda training: settings.seen_optimizer(training.optimizer),
         "recomputation": compilation.recomputation_witness,
         "parallelism": lambda each: parallelism.seen_parallelism(each.wrapped, each.trainer.args.world_size),
         "data": data.witness,
@@ -117,10 +105,8 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 
 
 def optional_functions(model: nn.Module) -> dict[str, str]:
-    """By name, the packages whose code runs for what transformers has a fall-back of: ``causal_conv1d_fn: fla``.
-
-    A modeling module has them as functions, as names that are imported or ``None``, and as flags; modules keep some.
-    """
+    """By name, the packages whose code runs for what transformers has a fall-back of: ``causal_conv1d_fn: fla``. A
+    modeling module has them as functions, as names that are imported or ``None``, and as flags; modules keep some."""
     found: dict[str, str] = {}
     owners = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}  # FSDP makes classes anew
     for owner in sorted(name for name in owners if not _OF_ALL_MODELS.match(name)):

@@ -70,10 +70,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how: str = "") -> None:
-    """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it.
-
-    A refusal is its own line and nothing else. ``how`` is known that memory ran out, where ``error`` does not say so.
-    """
+    """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it. A refusal
+    is its own line and nothing else. ``how`` is known that memory ran out, where ``error`` does not say so."""
     message, lines = str(error), list[str]()
     if kind != "refused":
         # The first line alone may only announce what the others say; what is cut is no longer known for a secret.

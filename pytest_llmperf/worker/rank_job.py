@@ -20,17 +20,8 @@ from pytest_llmperf.observe.environment import environment
 from pytest_llmperf.observe.reference_work import slowest
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.vital_signs import Headroom, Heartbeat, watched
-from pytest_llmperf.records.launch import (
-    ENVIRONMENT_FILE,
-    MEASURED_FILE,
-    RECORD_FILE,
-    Environment,
-    Later,
-    RankRecord,
-    Trained,
-    launch_of,
-    merged_evidence,
-)
+from pytest_llmperf.records import launch as records
+from pytest_llmperf.records.launch import Environment, Later, RankRecord, Trained
 from pytest_llmperf.records.learning import merged_learning
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.support import codec
@@ -52,10 +43,8 @@ class Recipe(Protocol):
         beat: Heartbeat,
         measured: Callable[[Trained], None] = lambda _: None,
     ) -> Trained:
-        """Train ``spec``, the request's or nearly, on this rank and return what was seen.
-
-        What was ``measured`` is told before untimed steps: what breaks or hangs in these takes nothing from it.
-        """
+        """Train ``spec``, the request's or nearly, on this rank and return what was seen. What was ``measured`` is told
+        before untimed steps: what breaks or hangs in these takes nothing from it."""
 
 
 def recipe_of(request: Request) -> Recipe:
@@ -116,12 +105,12 @@ class Recorder:
         self._environment: Environment | None = None
         if rank == 0:  # what is not as it was is told of a launch that fails, too
             self._environment = environment(device)
-            write_json(folder / ENVIRONMENT_FILE, codec.plain(self._environment))
+            write_json(folder / records.ENVIRONMENT_FILE, codec.plain(self._environment))
 
     def measured(self, trained: Trained) -> None:
         """All that is timed is over: what follows has to end in time, or all are ended."""
         self._gather(trained)
-        self._leave([Later()] * len(self._shares), MEASURED_FILE)
+        self._leave([Later()] * len(self._shares), records.MEASURED_FILE)
         seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.record.step_seconds)
         self._limit = threading.Timer(seconds, self._end, [seconds])
         self._limit.daemon = True
@@ -131,11 +120,11 @@ class Recorder:
         """All is over; what was gathered before is not gathered again."""
         if self._limit is None:
             self._gather(trained)
-        self._leave(from_ranks(trained.later), RECORD_FILE)
+        self._leave(from_ranks(trained.later), records.RECORD_FILE)
         if self._limit:
             self._limit.cancel()
         if self._rank == 0:
-            (self._folder / MEASURED_FILE).unlink(missing_ok=True)
+            (self._folder / records.MEASURED_FILE).unlink(missing_ok=True)
 
     def _gather(self, trained: Trained) -> None:
         """All but what ranks see later; the launcher adds its wall time and health."""
@@ -146,21 +135,21 @@ class Recorder:
         """On rank 0, what was gathered with what was seen ``later`` by each rank."""
         if self._environment is None:
             return
-        records, spec = tuple(record for record, _ in self._shares), self._spec
+        ranks, spec = tuple(record for record, _ in self._shares), self._spec
         kernels = [
             {**own, "attention_kernel": one.attention_kernel} for (_, own), one in zip(self._shares, later, strict=True)
         ]
-        launch = launch_of(
+        launch = records.launch_of(
             spec,
             self._started_at,
             self._trained,
             [one.trace for one in later],
             gradient_norms=self._trained.gradient_norms,
             # Of one rank its canary is the launch's.
-            ranks=records if len(records) > 1 else (replace(records[0], canary={}),),
-            evidence=merged_evidence(kernels),
+            ranks=ranks if len(ranks) > 1 else (replace(ranks[0], canary={}),),
+            evidence=records.merged_evidence(kernels),
             environment=replace(self._environment, loaded=self._loaded),
-            canary=slowest([record.canary for record in records]),
+            canary=slowest([record.canary for record in ranks]),
             planned_steps=spec.steps if len(self._trained.record.step_seconds) < spec.steps else 0,
             learning=merged_learning([one.learning for one in later]),
         )

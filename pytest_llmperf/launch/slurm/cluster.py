@@ -1,7 +1,6 @@
 """The cluster as this job holds it, and how steps start on its nodes.
 
-Its nodes are asked what they are, once, by a step of their own: ``python -m …cluster`` prints a line of JSON.
-"""
+Its nodes are asked what they are, once, by a step of their own: ``python -m …cluster`` prints a line of JSON."""
 
 from __future__ import annotations
 
@@ -26,12 +25,7 @@ from pytest_llmperf.launch.process import package_path, start
 from pytest_llmperf.launch.scratch import SCRATCH
 from pytest_llmperf.launch.site import SlurmOptions, listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.controller import (
-    Allocation,
-    AllocationError,
-    NoNodeAnswersError,
-    place,
-)
+from pytest_llmperf.launch.slurm.controller import Allocation, AllocationError, NoNodeAnswersError, place
 from pytest_llmperf.launch.slurm.step_outcome import word
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import GIB
@@ -105,10 +99,8 @@ class Cluster:
 
     @property
     def machine(self) -> Machine:
-        """All of it as one machine: its GPUs in the order of the nodes, and as many cores as it has tasks.
-
-        A node that did not answer counts, as one like the others: a case that needs it has to say that it is lost.
-        """
+        """All of it as one machine: its GPUs in the order of the nodes, and as many cores as it has tasks. A node that
+        did not answer counts, as one like the others: a case that needs it has to say that it is lost."""
         first, answered = self.nodes[0], {node.node: node.gpus for node in self.nodes}
         unseen = tuple(replace(gpu, uuid="") for gpu in first.gpus)
         gpus = [gpu for name in self.allocation.nodes for gpu in answered.get(name, unseen)]

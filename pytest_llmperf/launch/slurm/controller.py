@@ -1,7 +1,6 @@
 """The job: what its variables say that it holds, and what SLURM's controller is asked, which may not answer.
 
-On a GPU what a node offers is counted in GPUs, on the CPU in tasks, as ``sbatch --ntasks-per-node`` asked for them.
-"""
+On a GPU what a node offers is counted in GPUs, on the CPU in tasks, as ``sbatch --ntasks-per-node`` asked for them."""
 
 from __future__ import annotations
 
@@ -130,10 +129,8 @@ def step_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_time(job_id: str) -> float | None:
-    """When the job reaches its time limit, in seconds since the epoch; ``None``: never, or nobody knows.
-
-    It is asked anew each time: a limit may be changed while the job runs.
-    """
+    """When the job reaches its time limit, in seconds since the epoch; ``None``: never, or nobody knows. It is asked
+    anew each time: a limit may be changed while the job runs."""
     return _time(job_id, "EndTime")
 
 

@@ -7,8 +7,7 @@ environment of the launch's own step. It ends when its standard input does, that
 ``python -m …node agent FOLDER SECONDS [OFFER] -- COMMAND``, for one launch: it runs torchrun on its node (COMMAND, or a
 fork of the server that OFFER names), watches the node's GPUs, keeps what a hanging rank was doing, reaps, and leaves in
 the shared folder that it began (``node-NAME.json``) and how it ended (``node-NAME.end.json``). A node that left the
-first and not the second is one that failed.
-"""
+first and not the second is one that failed."""
 
 from __future__ import annotations
 
@@ -30,19 +29,9 @@ from typing import Any
 
 import psutil
 
-from pytest_llmperf.launch import process
+from pytest_llmperf.launch import fork_servers, process
 from pytest_llmperf.launch.device import OF_A_STEP, RECORD, shown
-from pytest_llmperf.launch.fork_servers import (
-    ColdStartError,
-    Conversation,
-    ForkedAgent,
-    LaunchOrder,
-    LostServerError,
-    NoAnswerError,
-    ServerKey,
-    ServerPool,
-    State,
-)
+from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, State
 from pytest_llmperf.launch.local import HostPart
 from pytest_llmperf.launch.machine import find_machine
 from pytest_llmperf.launch.request import BEFORE_WORDS
@@ -256,7 +245,7 @@ def _begun_warm(
         try:
             end.connect(f"\0{name}-{part.node}")
         except OSError as error:
-            raise LostServerError(f"its fork server is gone ({error})") from None
+            raise fork_servers.LostServerError(f"its fork server is gone ({error})") from None
         pid, user = _credentials(end)
         if user != os.getuid():
             raise ColdStartError("another user's process has the name of its fork server")
@@ -272,12 +261,16 @@ def _begun_warm(
             "homes": [process.package_path(), str(part.folder / process.OTHER_PATH)],
             "processes": _process_namespace(),
         }
-        agent = Conversation(end).launch(order, lambda: None, min(_FORK_SECONDS, seconds / 2), use)
+        agent = fork_servers.Conversation(end).launch(order, lambda: None, min(_FORK_SECONDS, seconds / 2), use)
     except ColdStartError as error:
         end.close()
-        if isinstance(error, NoAnswerError) and server:
+        if isinstance(error, fork_servers.NoAnswerError) and server:
             process.kill_with_children(server)
-        return None, None, {"cold_because": str(error), "is_server_gone": isinstance(error, LostServerError)}
+        return (
+            None,
+            None,
+            {"cold_because": str(error), "is_server_gone": isinstance(error, fork_servers.LostServerError)},
+        )
     return agent, server, {}
 
 

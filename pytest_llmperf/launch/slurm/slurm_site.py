@@ -12,15 +12,9 @@ from functools import cached_property, partial
 from typing import NoReturn
 
 from pytest_llmperf.launch import outcome, process
+from pytest_llmperf.launch import request as requests
 from pytest_llmperf.launch.machine import Machine, lease_nodes
-from pytest_llmperf.launch.request import (
-    REFUSALS,
-    LaunchRequest,
-    WarmStart,
-    torchrun_words,
-    worker_environment,
-    write_request,
-)
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import AllNodesLostError, OutOfTimeError, Say, Site, SiteError, Wanted, Watch, listed
 from pytest_llmperf.launch.slurm import controller
@@ -129,7 +123,7 @@ class SlurmLauncher:
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
                 stack.enter_context(announced(request, self._say, self._said))
                 return self._run(request, nodes, request.spec.gpus // num_nodes, watch)
-        except REFUSALS as error:
+        except requests.REFUSALS as error:
             return outcome.refused(request.folder, error)
 
     def _run(
@@ -139,7 +133,7 @@ class SlurmLauncher:
         folder, names = request.folder, [node.node for node in nodes]
         step = f"llmperf-{zlib.crc32(str(folder).encode()):08x}"
         progress = ProgressReader(folder / "progress.json", watch)
-        write_request(request)
+        requests.write_request(request)
         script = ScriptLaunch.of(request)
         if script:
             script.leave()
@@ -151,7 +145,7 @@ class SlurmLauncher:
                     begun = time.monotonic()
                     offer = self._servers.offer(request, names, self._left)
                     seconds = max(1.0, seconds - (time.monotonic() - begun))
-                worker = worker_environment(request, os.environ) | line
+                worker = requests.worker_environment(request, os.environ) | line
                 agent = self._agent(request, nodes, per_node, offer, seconds)
                 if script:
                     agent[agent.index("--") + 1 :] = script.command
@@ -193,7 +187,7 @@ class SlurmLauncher:
             *offer,
             "--",
             # ``@node@`` becomes the node's name.
-            *torchrun_words(replace(request, python=python), meeting, per_node, "logs/@node@"),
+            *requests.torchrun_words(replace(request, python=python), meeting, per_node, "logs/@node@"),
         ]
 
     def _remaining(self, request: LaunchRequest) -> float:

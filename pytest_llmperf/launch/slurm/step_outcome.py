@@ -2,8 +2,7 @@
 
 The shared file system may show files late, some only after the folder was listed anew: what must come is waited for.
 When SLURM gives one node of a step up, it kills the ranks on the others at once: the node that went silent may be a
-healthy one, and the broken one, where nobody can kill anything, may even have left its last word.
-"""
+healthy one, and the broken one, where nobody can kill anything, may even have left its last word."""
 
 from __future__ import annotations
 
@@ -89,10 +88,8 @@ def _nodes(lists: Iterable[str]) -> set[str]:
 
 
 def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``nodes`` that fail at a step which needs nothing: no container, no Python, no shared folder.
-
-    A node that starts it is as good as another start of the job would find it.
-    """
+    """Those of ``nodes`` that fail at a step which needs nothing: no container, no Python, no shared folder. A node
+    that starts it is as good as another start of the job would find it."""
     states = controller.node_states(nodes) if nodes else {}
     gone = {node for node in nodes if _GONE.search(states.get(node, ""))}
     asked = [node for node in nodes if node not in gone]  # for a step with one that is down, srun would wait

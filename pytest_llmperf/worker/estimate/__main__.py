@@ -3,8 +3,7 @@
 Standard input holds a request a line, until its end: ``{"spec", "model_config"}``, and ``"operators": true`` where
 these are to be counted too. Standard output gets an answer a line as soon as it is known: ``{"number": of the request,
 from 0, "parts": {…}}``, or an ``error`` in the parts' place. A request of ``{"model_config", "sequence_length"}`` is
-for arithmetic, and has ``flops_per_token`` in that place.
-"""
+for arithmetic, and has ``flops_per_token`` in that place."""
 
 from __future__ import annotations
 

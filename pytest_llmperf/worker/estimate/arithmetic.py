@@ -8,8 +8,7 @@ The convention is that of the PaLM paper (Chowdhery et al. 2022, appendix B), by
 - The backward pass of an operator is two products for each of its forward pass. The scores that fused attention
   computes again are none of the model's: whichever kernel runs, the number is the same.
 
-A layer that checkpointing computes again is counted twice: a count is of the step that ran.
-"""
+A layer that checkpointing computes again is counted twice: a count is of the step that ran."""
 
 from __future__ import annotations
 
@@ -180,11 +179,9 @@ def replaced(where: Any, **values: Any) -> Iterator[None]:
 
 
 class Arithmetic(QuickMode):
-    """Counts the FLOPs of whatever runs under it, by operator: ``with Arithmetic() as arithmetic: step()``.
-
-    It sees each operator below autograd, those of the backward pass too; of a tensor in shards, this rank's products.
-    ``called`` is told each operator's name.
-    """
+    """Counts the FLOPs of whatever runs under it, by operator: ``with Arithmetic() as arithmetic: step()``. It sees
+    each operator below autograd, those of the backward pass too; of a tensor in shards, this rank's products.
+    ``called`` is told each operator's name."""
 
     supports_higher_order_operators = True
 
@@ -298,14 +295,9 @@ class OperatorCounter:
 
 def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:
     """FLOPs of training for one token of a full sequence, of the model that ``config`` describes in its plain form.
-
     Those of one forward and one backward pass, in which nothing is computed twice and nothing fused. Not in a process
-    where Liger was ever applied: it patches a family's classes for good.
-
-    Raises:
-        RefusedError: transformers has no such model.
-        Exception: whatever the model's code raises where tensors have no content.
-    """
+    where Liger was ever applied: it patches a family's classes for good. RefusedError: transformers has no such model.
+    Exception: whatever the model's code raises where tensors have no content."""
     hf_config = hf_config_of(config)
     there = attentions_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
     with FakeTensorMode(allow_non_fake_inputs=True):

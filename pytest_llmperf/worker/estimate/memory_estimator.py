@@ -1,8 +1,7 @@
 """The memory a spec will need on a GPU, without one; docs/explanation/memory.md says how well.
 
 The real model takes a training step on fake tensors, which have sizes and no content. What CUDA keeps otherwise than a
-CPU is put in its place.
-"""
+CPU is put in its place."""
 
 from __future__ import annotations
 
@@ -43,11 +42,8 @@ _OPTIMIZERS = {"adamw_torch": torch.optim.AdamW, "adamw_torch_fused": torch.opti
 def plan(
     spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter | None = None, ranks_per_node: int = 0
 ) -> dict[str, int]:
-    """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs and exchanges.
-
-    Raises:
-        ValueError: it is not modelled, or transformers does not have the model, or not so (a ``RefusedError``).
-    """
+    """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs and exchanges. ValueError: it is
+    not modelled, or transformers does not have the model, or not so (a ``RefusedError``)."""
     _refuse_unmodelled(spec)
     hf_config = hf_config_of(config)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
@@ -179,10 +175,8 @@ def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Call
 
 def _updated(model: Any, counter: StorageCounter) -> tuple[list[torch.nn.Parameter], dict[int, int]]:
     """What stands for the model's parameters where the optimizer works on them, with gradients; none of it is counted.
-
     An optimizer works element by element: parameters of one shape are as good as one as large as all of them, if they
-    fill whole blocks. That leaves a tenth of the calls. Beside them: by its bytes, how many each stands for.
-    """
+    fill whole blocks. That leaves a tenth of the calls. Beside them: by its bytes, how many each stands for."""
     own = [on_this_rank(parameter) for parameter in model.parameters()]
     numbers = collections.Counter((tuple(each.shape), each.dtype) for each in own)
     found: list[torch.nn.Parameter] = []
@@ -238,9 +232,7 @@ _WAITS = {torch.Tensor.item: "aten::item", torch.Tensor.__bool__: "aten::is_nonz
 
 class GpuFunctions(TorchFunctionMode):
     """Functions that keep other tensors on CUDA than on a CPU, under ``autocast``; ``fused``: attention is one kernel.
-
-    ``called`` is told by name of what is answered here, and would be an operator of the device.
-    """
+    ``called`` is told by name of what is answered here, and would be an operator of the device."""
 
     def __init__(
         self,
@@ -279,18 +271,12 @@ class GpuFunctions(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _attention(
-        self,
-        *tensors: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        **kwargs: Any,
+        self, *tensors: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, **kwargs: Any
     ) -> torch.Tensor:
-        """By PyTorch's plain functions, which are the same on every device, or by one kernel.
-
-        That keeps inputs, output, one fp32 number a row (Dao et al. 2022) and a mask, of which each call makes numbers
-        in the queries' type where it says yes and no. The CPU's kernel keeps just these, takes fake tensors of any
-        shape, and is a real operator that selective recomputation finds among those that it keeps.
-        """
+        """By PyTorch's plain functions, which are the same on every device, or by one kernel. That keeps inputs,
+        output, one fp32 number a row (Dao et al. 2022) and a mask, of which each call makes numbers in the queries'
+        type where it says yes and no. The CPU's kernel keeps just these, takes fake tensors of any shape, and is a real
+        operator that selective recomputation finds among those that it keeps."""
         aten, to = torch.ops.aten, self._autocast
         query, key, value = (tensor if to is None else tensor.to(to) for tensor in tensors[:3])
         mask = next(iter(tensors[3:]), attn_mask)
@@ -344,9 +330,8 @@ class _Dropout(torch.autograd.Function):
 @contextmanager
 def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by ``called`` alone.
-
-    ``masks``: whether what SDPA cannot say otherwise, as a sliding window, becomes one. Other kernels are told of it.
-    """
+    ``masks``: whether what SDPA cannot say otherwise, as a sliding window, becomes one. Other kernels are told of
+    it."""
     # transformers takes fake tensors for tracing, and would build a mask that training does not.
     answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}
     if not masks:

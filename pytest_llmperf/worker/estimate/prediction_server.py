@@ -1,8 +1,7 @@
 """The server: requests in, answers out; ``__main__`` says what they are.
 
 What is asked twice is predicted once. A fork for each kind, since Liger patches classes for good: what PyTorch has
-looked up for the first step of a kind serves the others.
-"""
+looked up for the first step of a kind serves the others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Storages: recorded on fake tensors from birth to death, and replayed for a few steps by an allocator like CUDA's.
 
 After PyTorch's ``c10/cuda/CUDACachingAllocator.cpp``, for one stream: the smallest free block that is large enough is
-taken, split where what is left over is worth it, and merged with its free neighbours when it is given back.
-"""
+taken, split where what is left over is worth it, and merged with its free neighbours when it is given back."""
 
 from __future__ import annotations
 
@@ -227,10 +226,8 @@ _WORKSPACE = -1
 
 
 def parts_at_peak(recording: Recording, workspaces: Sequence[int] = ()) -> dict[str, int]:
-    """Bytes by part where most is allocated; ``workspaces`` are the matrix library's.
-
-    ``rounding`` is what the allocator's blocks have beyond the storages in them.
-    """
+    """Bytes by part where most is allocated; ``workspaces`` are the matrix library's. ``rounding`` is what the
+    allocator's blocks have beyond the storages in them."""
     replay = _Replay()
     replay.run(recording.model)
     replay.run(Change(_WORKSPACE - at, size, "workspace") for at, size in enumerate(workspaces))

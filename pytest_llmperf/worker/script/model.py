@@ -1,8 +1,7 @@
 """The models that a user's own training trains, found among the objects of its process: their tokens, and evidence.
 
 Evidence is the same in two launches of one command: no addresses, and files by their names in the project. What cannot
-be known of a script is not claimed. A collector that fails takes nothing from the measurement.
-"""
+be known of a script is not claimed. A collector that fails takes nothing from the measurement."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A real run of a user's own training, watched to its end: its row of history, kept in bounded memory and rewritten.
 
 Nothing is set, nothing is ended, and no step waits: instants that the device has passed become seconds as steps go by,
-and a thread writes the row, so that a run that is killed leaves one too.
-"""
+and a thread writes the row, so that a run that is killed leaves one too."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Optimizers whose lives do not overlap are trainings one after the other. In a training the anchor is the least frequent
 optimizer that is neither rare nor there for a part only; of several that are as frequent, the one that first steps
-last, since an outer optimizer calls its inner ones. Calls of it with no backward pass between them are one.
-"""
+last, since an outer optimizer calls its inner ones. Calls of it with no backward pass between them are one."""
 
 from __future__ import annotations
 
@@ -92,13 +91,9 @@ class Steps:
         return True
 
     def call(self, optimizer: int, name: str, passes: int) -> list[int]:
-        """A call of ``optimizer``, of the class ``name``, has ended, after so many backward passes had begun.
-
-        Returns the calls, by their numbers from 0, of which it is known only now that a step ended with them.
-
-        Raises:
-            StepsError: no optimizer of the class that is asked for is among those that step.
-        """
+        """A call of ``optimizer``, of the class ``name``, has ended, after so many backward passes had begun. Returns
+        the calls, by their numbers from 0, of which it is known only now that a step ended with them. StepsError: no
+        optimizer of the class that is asked for is among those that step."""
         number = self.num_calls
         self.num_calls += 1
         life = self._lives.get(optimizer)

@@ -1,8 +1,7 @@
 """Hooks in PyTorch that a user's own training runs through: backward passes, calls of optimizers, scaled losses.
 
 Each costs its caller microseconds and changes nothing of it. What is ours and fails ends the watching and never the
-training; the launcher is told.
-"""
+training; the launcher is told."""
 
 from __future__ import annotations
 

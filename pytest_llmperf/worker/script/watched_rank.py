@@ -1,8 +1,7 @@
 """One rank of a user's own training, as hooks tell of it: where its steps end, its losses, tokens, memory and trace.
 
 Nothing waits for the device while steps are timed. After its last step a rank leaves its share of the record and stays
-where it is: the launcher ends it.
-"""
+where it is: the launcher ends it."""
 
 from __future__ import annotations
 
@@ -148,9 +147,7 @@ class Rank(Watched):
 
     def _keep_place(self) -> None:
         """Of several processes that train under one number the first is the rank, unless it has gone or is a child.
-
-        What a script starts beside its own training may go backward, and even train, before that begins.
-        """
+        What a script starts beside its own training may go backward, and even train, before that begins."""
         with suppress(psutil.NoSuchProcess, OSError, ValueError):
             first = psutil.Process(int(self._steps_file.read_text(encoding="ascii")))
             if os.getpid() not in {one.pid for one in first.parents()}:
@@ -301,11 +298,8 @@ class Rank(Watched):
         }
 
     def script_ended(self, remarks: Iterable[str]) -> None:
-        """By itself: what was timed stands, with no trace where that was to follow.
-
-        Raises:
-            StepsError: not all steps were timed.
-        """
+        """By itself: what was timed stands, with no trace where that was to follow. StepsError: not all steps were
+        timed."""
         if self._measurement.is_over:
             self.finish(remarks, is_ended=True)
             return

@@ -80,11 +80,9 @@ class _AttentionOps(TorchDispatchMode):
 
 
 def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
-    """The attention operators that one more sequence calls, after all steps; empty: plain matrix products.
-
-    ``unknown`` where it does not go through, or is not tried: flex_attention would compile once more, and a rank of a
-    sharded model that failed alone would leave the others waiting.
-    """
+    """The attention operators that one more sequence calls, after all steps; empty: plain matrix products. ``unknown``
+    where it does not go through, or is not tried: flex_attention would compile once more, and a rank of a sharded model
+    that failed alone would leave the others waiting."""
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return UNKNOWN
     batch = trainer.train_dataset[0]

@@ -93,10 +93,8 @@ def parameter_dtypes(model: nn.Module) -> dict[str, int]:
 
 
 def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
-    """Elements of the parameters that the model's own class makes in another type than ``asked``, by type.
-
-    Routers, gates and decay rates of a dozen families stay in fp32 on purpose, as they do in a twin without storage.
-    """
+    """Elements of the parameters that the model's own class makes in another type than ``asked``, by type. Routers,
+    gates and decay rates of a dozen families stay in fp32 on purpose, as they do in a twin without storage."""
     other = {name: p for name, p in model.named_parameters() if p.dtype != asked}
     if not other:
         return {}

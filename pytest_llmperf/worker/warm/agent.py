@@ -1,7 +1,6 @@
 """One warm launch: torchrun's agent in a process that was forked for it, and the ranks that it forks.
 
-What a fresh process would not have is taken back here: signals, descriptors, random state, the environment.
-"""
+What a fresh process would not have is taken back here: signals, descriptors, random state, the environment."""
 
 from __future__ import annotations
 
@@ -85,10 +84,8 @@ def _torchrun(order: Order) -> None:
 
 
 def _hurry(*, alone: bool) -> None:
-    """Leave out what costs torchrun a second beside so many modules: another version may have neither.
-
-    For each line of its log it looks for its own name in all sources, and it waits lest all nodes come at once.
-    """
+    """Leave out what costs torchrun a second beside so many modules: another version may have neither. For each line of
+    its log it looks for its own name in all sources, and it waits lest all nodes come at once."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
 
     rendezvous: Any = dynamic_rendezvous
@@ -201,10 +198,8 @@ Run = tuple[int, int]
 
 
 def resident_runs() -> tuple[Run, ...]:
-    """The pages of files that are resident in this process now.
-
-    A fork begins without those that its parent has read. On the CPU a rank's memory is what becomes resident in it.
-    """
+    """The pages of files that are resident in this process now. A fork begins without those that its parent has read.
+    On the CPU a rank's memory is what becomes resident in it."""
     found: list[Run] = []
     with suppress(OSError), Path("/proc/self/pagemap").open("rb") as pagemap:
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():

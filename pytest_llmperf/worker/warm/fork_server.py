@@ -8,8 +8,7 @@ told what to do over the socket pair at FD, by messages of JSON, and ends with w
     from it  {"ready": {file: when it was changed last}} or {"refused": why}, once it has imported; for each launch
              {"began": pid} or {"refused": why}, and in the end {"ended": pid, "returncode"}
 
-A branch is a fork server itself. One for each set of needs keeps what one spec imports from all others' launches.
-"""
+A branch is a fork server itself. One for each set of needs keeps what one spec imports from all others' launches."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A short-lived process (``python -m pytest_llmperf.worker.warm.gpu_answers``) asks the driver what there is. Meanwhile
 torch's functions stay the objects that they are and only their code is another: whoever takes one by its name has
-torch's own afterwards.
-"""
+torch's own afterwards."""
 
 from __future__ import annotations
 

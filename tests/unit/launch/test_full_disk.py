@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.launch import local, outcome, scratch
+from pytest_llmperf.launch import request as requests
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
@@ -46,7 +47,7 @@ def read(folder: Path, *, timed_out: bool = False) -> Failure:
 def test_a_launch_that_cannot_begin_for_want_of_room_says_so(tmp_path: Path, number: int, kind: str) -> None:
     error = OSError(number, os.strerror(number), "request.json")
     request = LaunchRequest(spec=SPEC, folder=tmp_path / "run", gpus=(), timeout_seconds=9)
-    with mock.patch.object(local, "write_request", side_effect=error):
+    with mock.patch.object(requests, "write_request", side_effect=error):
         failure = local.LocalLauncher().launch(request, lambda _: None)
     assert isinstance(failure, Failure)
     assert failure.kind == kind

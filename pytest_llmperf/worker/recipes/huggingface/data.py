@@ -32,11 +32,8 @@ _SAID_OF_NO_ROWS = ("corresponds to no data", "at least one example")
 
 
 def read(text: TextFiles) -> list[str]:
-    """Every row of the slice, empty ones too; of ``.txt`` files a row is a paragraph.
-
-    Raises:
-        RefusedError: what is there is no text, or no row of it, in one line.
-    """
+    """Every row of the slice, empty ones too; of ``.txt`` files a row is a paragraph. RefusedError: what is there is no
+    text, or no row of it, in one line."""
     try:
         import datasets  # noqa: PLC0415 - only texts need the package
     except ImportError as error:
@@ -354,10 +351,7 @@ class TrainingData:
 
 def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> TrainingData:
     """Make what ``spec`` trains on in ``steps``, with a model of this vocabulary. Several ranks meet here.
-
-    Raises:
-        RefusedError: a text that cannot be read, that does not suit the model, or that is too short.
-    """
+    RefusedError: a text that cannot be read, that does not suit the model, or that is too short."""
     # A step fetches the batch of the next one: the last step should too, as all before.
     number, length = spec.sequences_per_step * (steps + 1), spec.sequence_length
     if spec.data == "random":

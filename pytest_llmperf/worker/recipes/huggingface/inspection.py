@@ -1,7 +1,6 @@
 """Inspection: one more step, after all that are timed or traced, of which everything is looked at that shows learning.
 
-Nothing here exchanges anything with other ranks: what goes wrong on one costs the launch no more than this.
-"""
+Nothing here exchanges anything with other ranks: what goes wrong on one costs the launch no more than this."""
 
 from __future__ import annotations
 
@@ -20,15 +19,8 @@ from transformers import PreTrainedModel, Trainer
 from pytest_llmperf.observe.tracer import said
 from pytest_llmperf.records.learning import RankLearning, TensorSeen
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.recipes.huggingface.update_replay import (
-    UpdateReplay,
-    bit_sums,
-    misorder,
-    sample,
-    sampled,
-    square_sums,
-    trained,
-)
+from pytest_llmperf.worker.recipes.huggingface import update_replay
+from pytest_llmperf.worker.recipes.huggingface.update_replay import bit_sums, sample, sampled, square_sums, trained
 from pytest_llmperf.worker.settings.parallelism import is_sharded
 
 # A window of attention or a kernel's block is longer than half of it at times; more would only cost memory.
@@ -37,10 +29,8 @@ _LENGTH = 128
 
 def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
     """By how much other tokens in the second half of a sequence change its first half's logits, of its own change.
-
     ``None`` where that was not tried: flex_attention would compile once more, and of a sharded model all ranks must
-    gather the weights; or where it does not go through, for want of memory for instance.
-    """
+    gather the weights; or where it does not go through, for want of memory for instance."""
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return None
     tokens = trainer.train_dataset[0]["input_ids"][:_LENGTH].unsqueeze(0).to(model.device)
@@ -79,11 +69,9 @@ def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
 
 
 def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> dict[str, Any]:
-    """``digests`` as indices of ``dataset``, beside the ``num`` from ``first`` on, which the step should have.
-
-    Fields of a ``RankLearning``: of samples that are alike the first one's index, -1 of one that is not there. Of a
-    large data set, or of one whose samples are made anew each time, those due alone are looked at.
-    """
+    """``digests`` as indices of ``dataset``, beside the ``num`` from ``first`` on, which the step should have. Fields
+    of a ``RankLearning``: of samples that are alike the first one's index, -1 of one that is not there. Of a large data
+    set, or of one whose samples are made anew each time, those due alone are looked at."""
     distinct = getattr(dataset, "distinct", None) or len(dataset)
     expected = range(first, min(first + num, len(dataset)))
     is_long = distinct > _MOST_READ or getattr(dataset, "is_costly", False)
@@ -203,7 +191,7 @@ class Inspection:
             self._scheduled = float(trainer.args.learning_rate) * float(schedule.lr_lambdas[0](schedule.last_epoch))
         else:
             self._scheduled = float(schedule.get_last_lr()[0])
-        self._update = UpdateReplay(trainer, model, optimizer, self._scheduled)
+        self._update = update_replay.UpdateReplay(trainer, model, optimizer, self._scheduled)
 
     def end_step(self) -> bool:
         self._is_over = True
@@ -255,7 +243,7 @@ class Inspection:
             schedule_steps=int(_schedule(trainer).last_epoch) // each,
             is_scaled=getattr(trainer.accelerator, "scaler", None) is not None,
             **found_in(self._digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step),
-            misorder=misorder(trainer),
+            misorder=update_replay.misorder(trainer),
             labels=self._has_own_labels,
             future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,
             replay=self._update.replay(steps),

@@ -12,19 +12,8 @@ import torch
 from transformers.optimization import Adafactor
 
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.learning import (
-    ERRORS_FILE,
-    FP32,
-    GRADIENT,
-    OWN,
-    PARITY_BESIDE,
-    PARITY_SEEDS,
-    UPDATE,
-    ParityOrder,
-    TensorError,
-    TrainingErrors,
-    merged_errors,
-)
+from pytest_llmperf.records import learning
+from pytest_llmperf.records.learning import FP32, GRADIENT, OWN, UPDATE, ParityOrder, TensorError, TrainingErrors
 from pytest_llmperf.settings.models import small_config
 from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
 from pytest_llmperf.settings.precision import label_of
@@ -184,10 +173,12 @@ def make_small_trainings(
     if order.truth:
         errors = list(_beside_truth(spec, Path(order.truth), train))
     else:
-        errors = [one for number in range(PARITY_SEEDS) for one in _plain(spec, number, order, request.folder, train)]
+        errors = [
+            one for number in range(learning.PARITY_SEEDS) for one in _plain(spec, number, order, request.folder, train)
+        ]
     beat.enter("finishing")
     if errors:
-        write_json(request.folder / ERRORS_FILE, [codec.plain(one) for one in errors])
+        write_json(request.folder / learning.ERRORS_FILE, [codec.plain(one) for one in errors])
 
 
 def _plain(
@@ -214,7 +205,7 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
     """``spec`` in its own precision and in fp32, of all ranks; on other ranks than the first one nothing."""
     exact = in_fp32(spec)
     forms = {OWN: spec} | ({} if exact.digest == spec.digest else {FP32: exact})
-    for number in range(PARITY_BESIDE):
+    for number in range(learning.PARITY_BESIDE):
         seed = spec.seed + number
         truth: Truth | None = None
         for form, one in forms.items():
@@ -223,4 +214,4 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
             truth = truth or Truth.load(folder / f"truth-{seed}.pt", seen.device)
             found = from_ranks(errors_of(form, of_seed, seen, truth))
             if found:
-                yield merged_errors(found)
+                yield learning.merged_errors(found)

@@ -65,10 +65,8 @@ def plain_name(name: str) -> str:
 
 def set_initial_weights(model: nn.Module, seed: int) -> None:
     """Give each parameter of ``model`` values that depend on ``seed`` and the parameters' order alone, to the last bit.
-
     Matrices keep what passes through them at its size, or attention would look everywhere alike at these widths. What
-    begins as one or zero differs from element to element, so that it matters which of them is used where.
-    """
+    begins as one or zero differs from element to element, so that it matters which of them is used where."""
     parameters = list(model.parameters())
     drawn = _drawn(seed, tuple(parameter.shape for parameter in parameters))
     with torch.no_grad():
@@ -92,10 +90,8 @@ _PADDING, _IGNORED, _FULL = 0, -100, 4
 
 
 class UnevenRows(Dataset[dict[str, torch.Tensor]]):
-    """``length`` rows of random tokens, one in four of them full and the others down to an eighth as long.
-
-    Equal ones would hide how losses are averaged. No mask: nothing that counts sees the padding that follows it.
-    """
+    """``length`` rows of random tokens, one in four of them full and the others down to an eighth as long. Equal ones
+    would hide how losses are averaged. No mask: nothing that counts sees the padding that follows it."""
 
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -218,11 +214,9 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     double: bool = False,
     gathered: str = "no",
 ) -> SmallSteps:
-    """Return what the steps of ``spec``, small already, did with a model of ``config``.
-
-    ``is_plain``: of experts each computes by itself. ``double``: in double precision. ``gathered``: with copies of its
-    weights in that type, as ``as_gathered`` makes them.
-    """
+    """Return what the steps of ``spec``, small already, did with a model of ``config``. ``is_plain``: of experts each
+    computes by itself. ``double``: in double precision. ``gathered``: with copies of its weights in that type, as
+    ``as_gathered`` makes them."""
     torch.compiler.reset()
     set_seed(spec.seed)
     arguments = training_arguments(spec, folder, device, spec.steps)

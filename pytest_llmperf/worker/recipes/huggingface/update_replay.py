@@ -1,8 +1,7 @@
 """UpdateReplay: the inspected update of a sample of each tensor, made once more by AdamW's formula in double precision.
 
 What was asked for is the arguments', since the optimizer's groups may have been changed. Beside it the order of
-samples, and sums over tensors that each are read once.
-"""
+samples, and sums over tensors that each are read once."""
 
 from __future__ import annotations
 
@@ -175,11 +174,9 @@ _TWICE, _SHORT = 2.0**-10, 2.0**-24
 def updated(
     asked: AdamW, before: Elements, gradient: torch.Tensor, step: int, roundoffs: tuple[float, float]
 ) -> tuple[Elements, Elements, Elements]:
-    """Algorithm 2 of Loshchilov and Hutter, "Decoupled weight decay regularization", in ``step`` (from 1).
-
-    What it makes of ``before``, the unit of each element's rounding (by ``roundoffs`` of the weights' type and of the
-    states'), and how far it may be off beside that. A weight is rounded as it is stored, by decay twice more.
-    """
+    """Algorithm 2 of Loshchilov and Hutter, "Decoupled weight decay regularization", in ``step`` (from 1). What it
+    makes of ``before``, the unit of each element's rounding (by ``roundoffs`` of the weights' type and of the states'),
+    and how far it may be off beside that. A weight is rounded as it is stored, by decay twice more."""
     of_weight, of_state = roundoffs
     tiny = torch.finfo(torch.float32).tiny  # a square below it has fewer digits
     mean = asked.mean_beta * before.mean + (1 - asked.mean_beta) * gradient

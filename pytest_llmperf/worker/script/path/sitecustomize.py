@@ -1,8 +1,7 @@
 """Run by Python at its start in each process of a command: waits for torch, and lets its training be watched.
 
 Its folder is on PYTHONPATH alone and holds nothing else; or a ``.pth`` runs it, by another name. Until torch is there
-only the standard library is imported.
-"""
+only the standard library is imported."""
 
 from __future__ import annotations
 
