@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from pytest_llmperf.plugin import is_case, reports
-from pytest_llmperf.plugin.items import RunProgress, expect_no_failed_launch, header, select, specs_of, trains_by_recipe
+from pytest_llmperf.plugin.items import expect_no_failed_launch, header, select, specs_of, trains_by_recipe
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.findings import Findings, UsageError
@@ -113,16 +113,11 @@ class Collector:
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         with self.session.outcomes():
-            # Here, since the header says how long it takes: pytest asks for it before collection is over for us.
-            if not (self.session.is_worker or self.session.config.option.collectonly) and any(map(is_case, items)):
-                self.session.progress = RunProgress.of(self.session, items)
             return header(self.session, items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """A test that is run again has found nothing yet, and its launches of before are its own."""
-        if self.session.progress is not None:
-            self.session.progress.begin(item.nodeid)
         if item.stash.get(reports.FINDINGS, None) is not None:
             from pytest_llmperf.report.exports import PREFIX
 
@@ -162,8 +157,6 @@ class Collector:
             # Those of subtests, whose test may be said to pass, are of the same phase.
             before = run.tests.get((report.nodeid, str(report.when)), {})
             run.tests[report.nodeid, str(report.when)] = before if before.get("outcome") == "failed" else outcome
-        if run.progress is not None and report.when == "teardown":
-            run.progress.end(report.nodeid)
         if getattr(report, "llmperf_idle", False):
             run.idle.append(report.nodeid)
         run.unfinished, run.ends_with = getattr(report, "llmperf_unfinished", (run.unfinished, run.ends_with))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 class Console:
     """Writes past pytest's capture to its reporter's place; a worker of pytest-xdist only tells why it waits."""
 
-    def __init__(self, config: pytest.Config, run: Callable[[], str] = str) -> None:
-        """``run`` says how far the run is."""
-        self._config, self._run = config, run
+    def __init__(self, config: pytest.Config) -> None:
         self._reporter: Any = config.pluginmanager.getplugin("terminalreporter")
         self._capture: Any = config.pluginmanager.getplugin("capturemanager")
         self._terminal: Any = config.get_terminal_writer() if self._reporter is not None else None
@@ -50,7 +48,7 @@ class Console:
         """Show one launch from its start to its end, however it ends."""
         say = (lambda _line: None) if self._quiet else self.say
         write = self.write if self.is_live else None
-        lines = LaunchLines(Numbered(spec_id, number, launches), say=say, write=write, run=self._run)
+        lines = LaunchLines(Numbered(spec_id, number, launches), say=say, write=write)
         try:
             yield lines
         finally:

@@ -1,13 +1,11 @@
-"""The tests of a run: which were chosen, what they ask about, why others were left out, and how far the run is."""
+"""The tests of a run: which were chosen, what they ask about, and why others were left out."""
 
 from __future__ import annotations
 
 import glob
 import os
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +14,7 @@ from pytest_llmperf.plugin import is_case
 from pytest_llmperf.plugin.reports import DidNotTrain
 from pytest_llmperf.run.findings import Width
 from pytest_llmperf.run.reading import unmade_baselines, without_effect
-from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.support import formats
 from pytest_llmperf.support.files import baselines_above
 
 if TYPE_CHECKING:
@@ -113,85 +109,6 @@ def _within(path: Path, folders: Iterable[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-# A file for each case: of more of them somebody would wait for a guess.
-_MOST = 500
-
-
-class RunProgress:
-    """Of the cases that one process runs, in their order."""
-
-    def __init__(self, expected: Mapping[str, float | None]) -> None:
-        """Seconds of each, by node id; ``None`` where no baseline tells."""
-        self._expected = expected
-        self._places = {nodeid: place for place, nodeid in enumerate(expected, 1)}
-        self._took: dict[str, float] = {}
-        self._now, self._begun = "", 0.0
-
-    @classmethod
-    def of(cls, run: Run, items: Iterable[pytest.Item]) -> RunProgress:
-        """What the baselines of this machine kind tell of ``items``."""
-        cases = [item for item in items if is_case(item)]
-        reads = len(cases) <= _MOST and not (run.settings.static or run.settings.dry_run)
-        return cls({item.nodeid: _expected(run, item) if reads else None for item in cases})
-
-    def begin(self, nodeid: str) -> None:
-        self._now, self._begun = (nodeid if nodeid in self._places else ""), time.monotonic()
-
-    def end(self, nodeid: str) -> None:
-        if nodeid == self._now:
-            self._took[nodeid], self._now = time.monotonic() - self._begun, ""
-
-    @property
-    def whole(self) -> str:
-        """``about 2 min``, and for how many of its cases that is known; empty where nothing tells."""
-        known = [seconds for seconds in self._expected.values() if seconds is not None]
-        of_them = "" if len(known) == len(self._expected) else f" for the {len(known)} that have a baseline"
-        return f"about {formats.elapsed(sum(known))}{of_them}" if known else ""
-
-    @property
-    def line(self) -> str:
-        """``case 7 of 19, about 2 min left``; of one case alone nothing that its own line does not tell."""
-        if not self._now or len(self._places) == 1:
-            return ""
-        left = self._left()
-        told = f", about {formats.elapsed(left)} left" if left is not None else ""
-        return f"case {self._places[self._now]} of {len(self._places)}{told}"
-
-    def _left(self) -> float | None:
-        """By what baselines took, as this run has taken longer or not; ``None`` where nothing tells."""
-        took = [(seconds, self._expected[nodeid]) for nodeid, seconds in self._took.items()]
-        # The first case waits for imports that the others find done: what it took longer says nothing of them.
-        known = [
-            (seconds, expected) for i, (seconds, expected) in enumerate(took) if expected and (i or seconds < expected)
-        ]
-        times = sum(seconds for seconds, _ in known) / sum(expected for _, expected in known) if known else 1.0
-        told = [expected for expected in self._expected.values() if expected is not None]
-        other = fmean(told) * times if told else fmean(self._took.values()) if self._took else None
-        if other is None:
-            return None
-        each = {nodeid: other if seconds is None else seconds * times for nodeid, seconds in self._expected.items()}
-        place = self._places[self._now]
-        here = max(0.0, each[self._now] - (time.monotonic() - self._begun))
-        return here + sum(seconds for nodeid, seconds in each.items() if self._places[nodeid] > place)
-
-
-def _expected(run: Run, item: pytest.Item) -> float | None:
-    from pytest_llmperf.judge.baseline import BaselineStore
-    from pytest_llmperf.judge.store import BaselineError
-
-    specs, store = list(specs_of([item])), BaselineStore(run.settings.baselines)
-    seconds = []
-    for spec in specs:
-        try:
-            baseline = store.load(run.machine_kind, spec)
-        except (BaselineError, OSError, ValueError):  # its own test says what is wrong
-            return None
-        if baseline is None:
-            return None
-        seconds.append(fmean(launch.wall_seconds for launch in baseline.launches))
-    return sum(seconds) if seconds else None
-
-
 def baselines_further_up(config: pytest.Config) -> str:
     """A line about baselines further up that this run does not see: pytest took a sub-folder; else empty."""
     option, root = config.option, config.rootpath
@@ -215,6 +132,5 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     hidden = "" if session.settings.against else baselines_further_up(session.config)
     ignored = without_effect(session.config.option) if session.settings.static else ""
     unmade = unmade_baselines(session.config.option.perf_baselines, session.settings)
-    takes = session.progress.whole if session.progress is not None else ""
-    parts = [f"{cases} case(s) on {session.machine_kind}", where, f"baselines {baselines}", takes]
-    return [f"llmperf: {line}" for line in (", ".join(filter(None, parts)), ignored, unmade, hidden) if line]
+    shown = f"{cases} case(s) on {session.machine_kind}, {where}, baselines {baselines}"
+    return [f"llmperf: {line}" for line in (shown, ignored, unmade, hidden) if line]

@@ -69,9 +69,9 @@ class Perf:
 
         self._request, self._session = request, session
         self._item: pytest.Item = request.node
-        console = Console(self._item.config, lambda: session.progress.line if session.progress else "")
         findings = self._item.stash.setdefault(FINDINGS, Findings())
-        self._cases = session.cases(self._item.nodeid, console, terms_of(self._item), findings)
+        terms = terms_of(self._item)
+        self._cases = session.cases(self._item.nodeid, Console(self._item.config), terms, findings)
 
     @_asked
     def measure(self, spec: Spec) -> tuple[Launch, ...]:

@@ -9,7 +9,6 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +19,6 @@ from pytest_llmperf.report.text import leaving
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
 from pytest_llmperf.run.options import Settings, table
 from pytest_llmperf.run.run import Run
-
-if TYPE_CHECKING:
-    from pytest_llmperf.plugin.items import RunProgress
 
 
 class PerfSession(Run):
@@ -44,8 +40,6 @@ class PerfSession(Run):
         )
         self.config, self.has_suite = config, True
         self.command = shlex.join(["pytest", *words])
-        self.progress: RunProgress | None = None
-        """How far it is; ``None``: it has no cases, or is a worker of others."""
         self.could_not_collect = False
 
     # The exact commands a message offers: run this case again, record it, accept it.

@@ -333,21 +333,14 @@ class Numbered(NamedTuple):
         return f"launch {self.number}/{self.launches}"
 
 
-def live_line(  # noqa: PLR0913 - what it shows, and where
-    launch: Numbered, progress: Progress, seconds: float, width: int, encoding: str | None = "utf-8", *, run: str = ""
-) -> str:
-    """One line of at most ``width - 1`` (a full one would wrap): the id gives way first, then the lesser figures.
-
-    ``run``: how far the run is, the least of them.
-    """
+def live_line(launch: Numbered, progress: Progress, seconds: float, width: int, encoding: str | None = "utf-8") -> str:
+    """One line of at most ``width - 1`` (a full one would wrap): the id gives way first, then the lesser figures."""
     room = max(width - 1, 0)
     name, tail, phase = one_line(launch.spec_id, encoding), "", _phase(progress)
     rate = f"{formats.compact(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second > 0 else ""
     memory = formats.memory(progress.reserved_bytes) if progress.reserved_bytes > 0 else ""
     elapsed, number = formats.elapsed(seconds), str(launch)
     for parts in (  # all figures, then fewer and fewer
-        (number, phase, rate, memory, elapsed, run),
-        (phase, rate, memory, elapsed, run),
         (number, phase, rate, memory, elapsed),
         (phase, rate, memory, elapsed),
         (phase, rate, elapsed),
@@ -373,16 +366,8 @@ def _phase(progress: Progress) -> str:
 class LaunchLines:
     """The lines of one launch: one that moves where ``write`` is given, else two that are said."""
 
-    def __init__(
-        self,
-        launch: Numbered,
-        *,
-        say: Callable[[str], None],
-        write: Callable[[str], None] | None,
-        run: Callable[[], str] = lambda: "",
-    ) -> None:
-        """``run`` tells how far the run is that the launch is of."""
-        self._launch, self._say, self._write, self._run = launch, say, write, run
+    def __init__(self, launch: Numbered, *, say: Callable[[str], None], write: Callable[[str], None] | None) -> None:
+        self._launch, self._say, self._write = launch, say, write
         self._name = f"{one_line(launch.spec_id)}: {launch}"
         self._start = self._said_at = time.monotonic()
         self._drawn_at: float | None = None
@@ -395,7 +380,7 @@ class LaunchLines:
             if self._drawn_at is None or now - self._drawn_at >= 1 / _UPDATES_PER_SECOND:
                 # Asked now and not at the start: the window may have been resized.
                 width = shutil.get_terminal_size().columns
-                line = live_line(self._launch, progress, now - self._start, width, run=self._run())
+                line = live_line(self._launch, progress, now - self._start, width)
                 self._write(f"\r{line}\x1b[K")
                 self._drawn_at = now
         elif not self._is_told:

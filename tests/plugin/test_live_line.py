@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 COLUMNS, ROWS = 90, 60
@@ -75,24 +74,3 @@ def test_no_line_of_the_summary_is_wider_than_the_terminal(project: Project) -> 
     words = [line.split() for line in shown(project, "-k", "eager")]
     told = " ".join(word for line in words for word in line)
     assert "(a case fails only when it is at least 4 times slower). Counts and losses" in told
-
-
-def test_the_header_tells_how_long_the_run_takes_by_its_baselines(project: Project, golden: Golden) -> None:
-    project.pytester.makepyfile(
-        test_mine="""
-        import pytest
-        from pytest_llmperf import TrainSpec
-
-        SPECS = [TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=size) for size in (2, 4)]
-
-        @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.id)
-        def test_mine(perf, spec):
-            perf.check(spec)
-        """
-    )
-    header = "llmperf: 2 case(s) on *, the CPU (gloo), baselines baselines"
-    recording = project.run("-k", "mbs2", "--update-baselines=new", "--perf-reason", "first")
-    recording.assert_outcomes(passed=1, deselected=1)
-    recording.stdout.no_fnmatch_line("llmperf:*, about *")
-    golden.lines(project.run().stdout, "for the 1")
-    project.run("--collect-only").stdout.fnmatch_lines([header])
