@@ -279,7 +279,6 @@ def replaced(
 
 
 def replaced_line(result: CaseResult, former: Baseline) -> str:
-    """Why ``result`` was not recorded."""
     return (
         f"{result.nodeid}: {result.id} is not recorded: it replaces {former.id} of the same test "
         f'({_former_case_figures(former, result.checks)}); accept it with --perf-reason "why"; '

@@ -31,8 +31,6 @@ ANY_MACHINE: Literal["static"] = "static"
 @codec.sparse()
 @dataclass(frozen=True, kw_only=True)
 class StoredStep:
-    """A step that was accepted."""
-
     step: StaticStep
     recorded_at: str
     """UTC, ISO 8601."""
@@ -97,7 +95,6 @@ class Baseline(Document):
 
     @property
     def newest(self) -> tuple[Launch, ...]:
-        """The launches that were accepted last."""
         return self.launches[-max(1, self.history[-1].launches) :]
 
     @property
@@ -224,7 +221,6 @@ class CapacityBaseline(Document):
 
     anchor: Accepted
     history: tuple[Accepted, ...]
-    """Every acceptance, newest last; the anchor is the first."""
 
     @property
     def size(self) -> int:
@@ -260,8 +256,6 @@ LOSS_CURVES: Literal["loss-curves"] = "loss-curves"
 
 @dataclass(frozen=True, kw_only=True)
 class SeedCurve:
-    """One training."""
-
     seed: int
     losses: tuple[float, ...]
     """Of each step, in nats a token, as rank 0 printed it."""
@@ -283,7 +277,6 @@ class CurveBaseline(Document):
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     on_cpu: bool = False
-    """Whether a run of the cases for the CPU recorded them: one of those for GPUs asks for others."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -353,7 +346,6 @@ class BaselineStore(Store[Baseline]):
         return [baseline for path, baseline in found.items() if path not in copies]
 
     def launches(self, machine: str) -> list[tuple[Launch, ...]]:
-        """The launches of each."""
         return [baseline.launches for baseline in self.baselines(machine)]
 
     def entries(self, machine: str) -> list[Entry]:

@@ -238,7 +238,6 @@ class SharedEffects:
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline]) -> SharedEffects:
-        """What these cases share."""
         longest = sorted(timelines, key=lambda one: -len(one.points))[:_MOST_CASES]
         by_unit: dict[Unit, list[tuple[int, Point]]] = {}
         for number, one in enumerate(longest):
@@ -299,8 +298,6 @@ _Case = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Scattering:
-    """How launches of a machine kind scatter."""
-
     noise: Noise
     are_gpus: bool = True
     """Whether what cases of a run share is their hardware's; a busy CPU moves each of them at its own time."""

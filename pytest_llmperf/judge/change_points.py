@@ -49,8 +49,6 @@ class Covariance:
 
 @dataclass(frozen=True)
 class ChangePoint:
-    """Where a series goes from one level to another."""
-
     index: int
     """Of the first value after it."""
     log: float

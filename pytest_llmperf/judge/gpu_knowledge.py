@@ -168,7 +168,6 @@ class _Stored:
         self.of_gpus = [each for each in observations if each.tells_of_gpu]
 
     def without(self, measurements: frozenset[Measurement]) -> _Stored:
-        """The others."""
         if not measurements:
             return self
         if measurements not in self._less:
@@ -219,13 +218,10 @@ class _Sums:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Of the GPUs of one machine kind."""
-
     model: Model
     stored: Sequence[Observation]
     """Of all baselines, from before this run recorded anything."""
     seen: Sequence[Observation] = field(default=())
-    """By this run so far."""
     _told: dict[tuple[str, frozenset[Observation]], gpu_panel.Posterior] = field(
         default_factory=dict, compare=False, repr=False
     )

@@ -72,7 +72,6 @@ class Observation:
 
 
 def unit_of(launch: Launch) -> Unit:
-    """Where and when ``launch`` ran."""
     places = sorted((site_of([rank.place]), host_of([rank.place])) for rank in launch.ranks)
     return Unit(tuple(host for _, host in places), tuple(device for device, _ in places), launch.started_at[:10])
 

@@ -180,7 +180,6 @@ class Lineage:
 
     @property
     def bad(self) -> Candidate:
-        """The bad end."""
         return self.candidates[-1]
 
     def suspects(self, sides: Mapping[str, Side]) -> tuple[Candidate, ...]:

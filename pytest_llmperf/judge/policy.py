@@ -35,8 +35,6 @@ _MOVES = 2.0
 
 @dataclass(frozen=True)
 class Rule:
-    """How strict a run is."""
-
     alpha: float = 1e-3
     """Probability of an alarm in a case in which nothing changed."""
     budget: int = 4
@@ -67,8 +65,6 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the launches so far say."""
-
     verdict: Verdict | None
     """``None``: not decided, and another launch is worth its cost."""
     alarm_log: float
@@ -178,7 +174,6 @@ class Policy:
         return cls(_tolerances("cpu"), _CPU_NOISE)
 
     def merged(self, tolerances: Mapping[str, float]) -> Policy:
-        """This policy with these tolerances in place of its own."""
         elsewhere, paired = (
             {metric: value for metric, value in special.items() if metric not in tolerances}
             for special in (self.elsewhere, self.paired)
@@ -186,7 +181,6 @@ class Policy:
         return replace(self, tolerances={**self.tolerances, **tolerances}, elsewhere=elsewhere, paired=paired)
 
     def difference(self, launches: Sequence[Launch], stored: Sequence[Launch]) -> Difference:
-        """``launches`` of one case against those ``stored`` of it."""
         return stats.difference(launches, stored, self.knowledge or self.noise)
 
     def at(self, launches: Sequence[Launch], baseline: Baseline, difference: Difference | None = None) -> Policy:
@@ -206,7 +200,6 @@ class Policy:
         return replace(self, tolerances={**self.tolerances, **elsewhere}, on_known=wider, is_elsewhere=True)
 
     def in_pairs(self) -> Policy:
-        """This policy for launches that took turns."""
         return replace(self, tolerances={**self.tolerances, **self.paired})
 
 

@@ -33,10 +33,7 @@ _FRACTION = 1e-3
 @codec.sparse("launches", "losses")
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """What was found out."""
-
     launches: int
-    """How many told."""
     losses: int | None
     """The first steps, all of which had the same loss: all of them, or the first at most; ``None``: nobody knows."""
     counts: tuple[str, ...] = ()

@@ -90,8 +90,6 @@ _ANY = 1.0
 
 @dataclass(frozen=True)
 class CommonChange:
-    """By how much all cases are slower."""
-
     log: float
     error: float
     df: float

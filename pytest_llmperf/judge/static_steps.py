@@ -143,7 +143,6 @@ def _told(*steps: StaticStep) -> list[str]:
 
 
 def judge_step(now: StaticStep, stored: StaticStep | None) -> Judgement:
-    """The verdict on ``now``, held against ``stored``."""
     if stored is None:
         figures = ((METRICS[name], fsum(_FIGURES[name][0](now).values())) for name in _told(now))
         checks = tuple(metric.check(value, tolerance=0.0, verdict="new") for metric, value in figures)

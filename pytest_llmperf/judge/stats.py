@@ -31,7 +31,6 @@ class Squares:
 
 
 def summed(several: Iterable[Squares]) -> Squares:
-    """What several show together."""
     shown = list(several)
     return Squares(math.fsum(each.total for each in shown), sum(each.df for each in shown))
 
@@ -91,7 +90,6 @@ class Noise:
         )
 
     def usual(self, _: Sequence[Launch]) -> Noise:
-        """This, whatever the case."""
         return self
 
     def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:

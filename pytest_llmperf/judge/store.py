@@ -75,8 +75,6 @@ class BaselineChangedError(BaselineError):
 @codec.sparse()
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """Figures somebody accepted, when and why."""
-
     recorded_at: str
     """UTC, ISO 8601."""
     reason: str

@@ -55,8 +55,6 @@ _ROUNDING = 0.001
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """Of one part."""
-
     mean: float
     """Nats a token."""
     sd: float

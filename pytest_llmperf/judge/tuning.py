@@ -49,7 +49,6 @@ class Trial:
     """What around it may have spoilt it, a line each: other processes on its hardware, heat. It ranks nowhere."""
     started_at: str = ""
     site: str = ""
-    """On which hardware."""
 
     @property
     def is_measured(self) -> bool:
@@ -103,8 +102,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class Objective:
-    """One of them."""
-
     name: str
     words: str
     """What the best one has, for people."""

@@ -55,8 +55,6 @@ def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset())
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What was around a launch."""
-
     lines: tuple[str, ...] = ()
     """One for each thing that spoilt it and may be gone the next time."""
     drifts: bool = False

@@ -23,8 +23,6 @@ from pytest_llmperf.support.formats import in_sentence, percent
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was decided, and why."""
-
     verdict: Verdict
     reason: str
     """Reasons of an ``invalid`` case are separated by ``"; "``."""

@@ -49,8 +49,6 @@ _CONTEXT_BYTES = 3 * GIB
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU."""
-
     index: int
     """NVML's, which is the PCI order."""
     uuid: str
@@ -166,7 +164,6 @@ class Sensors:
         """Whether it can be asked at all."""
 
     def sample(self) -> Sample:
-        """Look now."""
         millijoules = self._of("nvmlDeviceGetTotalEnergyConsumption")
         reasons = self._of("nvmlDeviceGetCurrentClocksEventReasons")
         # Its name before driver 535.

@@ -60,8 +60,6 @@ class NoAnswerError(LostServerError):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOrder:
-    """What is to be launched."""
-
     torchrun: Sequence[str]
     """Its options and what it starts, as after ``torchrun`` in a shell."""
     environment: Mapping[str, str]
@@ -69,7 +67,6 @@ class LaunchOrder:
     needs: Sequence[str]
     """What its spec makes a rank import beyond what all import: ``family:llama``, ``liger``, …"""
     log: Path
-    """Of torchrun."""
 
 
 class State(Enum):
@@ -92,7 +89,6 @@ class Conversation:
         self._returncodes: dict[int, int] = {}
 
     def returncode(self, pid: int) -> int | None:
-        """The return code of an agent that has ended."""
         while self.listen(0):
             pass
         return self._returncodes.get(pid)

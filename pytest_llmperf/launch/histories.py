@@ -59,13 +59,10 @@ class NoRoomError(NotMadeError):
 
 @dataclass(frozen=True)
 class Span:
-    """What lies between two ends."""
-
     good: Candidate
     candidates: tuple[Candidate, ...]
     """After the good end, each after its parents; the last is the bad end."""
     notes: tuple[str, ...] = ()
-    """What a reader should know of them."""
 
 
 class History(Protocol):

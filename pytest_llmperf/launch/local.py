@@ -78,8 +78,6 @@ class _Run:
 
 
 class LocalLauncher:
-    """Launches on this machine."""
-
     def __init__(self, command: Callable[[LaunchRequest], list[str]] = requests.torchrun_command) -> None:
         self._command = command
 

@@ -71,7 +71,6 @@ def find_machine() -> Machine:
 
 
 def host_memory_bytes() -> int:
-    """All that this host has."""
     return int(psutil.virtual_memory().total)
 
 

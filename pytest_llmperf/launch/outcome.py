@@ -75,7 +75,6 @@ def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
 
 
 def refused(folder: Path, why: Exception) -> Failure:
-    """The failure of a launch that could not be started."""
     kind = "unwritable" if isinstance(why, OSError) and means_no_room(why) else "never-started"
     return Failure(kind=kind, message=str(why), tail=(), folder=str(folder))
 
@@ -234,8 +233,6 @@ _MOST_LINES, _MOST, _WIDTH = 20_000, 5, 240
 
 @dataclass(frozen=True)
 class Hang:
-    """Where the ranks were."""
-
     message: str
     """``rank 1 in train (loop.py:7); ranks 0, 2, 3 in backward (graph.py:9)``: the odd ones come first, and before
     them those that did not answer."""
@@ -281,7 +278,6 @@ def hang_in(folder: Path) -> Hang | None:
 
 
 def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:
-    """Ranks by what is told of them."""
     found: dict[str, list[int]] = {}
     for rank in sorted(words):
         found.setdefault(words[rank], []).append(rank)

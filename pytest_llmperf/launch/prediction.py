@@ -187,8 +187,6 @@ def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | Pre
 
 
 class StaticSteps(_Steps):
-    """The steps of one run's specs."""
-
     def __init__(self, ranks_per_node: int = 0) -> None:
         super().__init__(operators=True, ranks_per_node=ranks_per_node)
 
@@ -202,7 +200,6 @@ class StaticSteps(_Steps):
             )
 
     def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
-        """The step of ``spec``, or why there is none."""
         self.ask([spec])
         found = self.answer(spec, "its step cannot be told without a launch")
         if isinstance(found, PredictionError):

@@ -42,8 +42,6 @@ _FORK_SERVER = "pytest_llmperf.worker.warm.fork_server"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended."""
-
     returncode: int
     timed_out: bool
     seconds: float
@@ -276,7 +274,6 @@ def _returncode(process: Started) -> int:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Send SIGKILL to those of ``processes`` that there still are."""
     for process in processes:
         with suppress(psutil.Error):
             process.kill()

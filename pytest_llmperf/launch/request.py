@@ -51,7 +51,6 @@ class LaunchRequest:
     """That folder as it was at another revision, in whose place a script runs."""
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for this launch alone."""
     memory_limit_bytes: int = 0
     """What each rank may hold, where that is less than the card's."""
     passing: PassingRanges | None = None
@@ -83,7 +82,6 @@ class WarmStart:
     say: Callable[[str], None]
     """Told why a launch begins cold, once for each reason."""
     is_required: bool = False
-    """Whether a launch that cannot begin warm fails."""
     said: set[str] = field(default_factory=set, compare=False)
 
     def agent(
@@ -109,7 +107,6 @@ class WarmStart:
         self.tell(why)
 
     def tell(self, why: str) -> None:
-        """Say why a launch begins cold."""
         if why not in self.said:
             self.said.add(why)
             self.say(f"launches begin cold: {why}")
@@ -133,7 +130,6 @@ def torchrun_words(request: LaunchRequest, meeting: Sequence[str], ranks: int, l
 def server_key(
     python: str, inherited: Mapping[str, str], *, on_gpu: bool, variables: Mapping[str, str] | None = None
 ) -> ServerKey:
-    """Name the server of this machine from which a launch may begin."""
     folder = os.getcwd()  # noqa: PTH109 - a string is wanted
     return ServerKey.for_rank(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
 

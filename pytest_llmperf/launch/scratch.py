@@ -40,8 +40,6 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 @dataclass
 class Scratch:
-    """One launch's."""
-
     variables: Mapping[str, str]
     """That name its folders; empty where none can be made."""
     is_whole: bool = False

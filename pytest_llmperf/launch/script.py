@@ -56,12 +56,9 @@ class ScriptLaunch:
 
     spec: ScriptSpec
     folder: Path
-    """The launch's."""
     work: Path
-    """Where the command runs."""
     command: Sequence[str]
     variables: Mapping[str, str]
-    """What is set for it."""
     started_at: str
 
     @classmethod
@@ -98,7 +95,6 @@ class ScriptLaunch:
 
     @classmethod
     def left_in(cls, folder: Path) -> ScriptLaunch | None:
-        """What was left there."""
         if not (folder / _SCRIPT_FILE).exists():
             return None
         spec = json.loads((folder / "request.json").read_text(encoding="utf-8"))["spec"]

@@ -57,7 +57,6 @@ class SlurmOptions:
     modules: tuple[str, ...] = ()
     """``module load`` these on each node first."""
     srun: tuple[str, ...] = ()
-    """More options for srun."""
     python: str = ""
     """The Python on the nodes; empty is the one that runs pytest."""
     scratch: str = ""
@@ -78,8 +77,6 @@ class SlurmOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a run asks of its site."""
-
     gpus: int | None
     """At most; 0 is the CPU, ``None``: all that there are."""
     start: str

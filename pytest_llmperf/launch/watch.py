@@ -26,8 +26,6 @@ _LOOK_SECONDS = 0.5
 
 @dataclass
 class Lap:
-    """One attempt at a launch."""
-
     began: float
     """In seconds since 1970, as other hosts tell their times."""
     seconds: float = 0.0

@@ -54,7 +54,6 @@ class Clock:
         self._marks.append(self.instant() if instant is None else instant)
 
     def forget(self) -> None:
-        """All that was marked."""
         self._marks.clear()
 
     def so_far(self) -> tuple[float, ...]:
@@ -265,7 +264,6 @@ class Measurement:
                 self._real_tokens.append(real_tokens)
 
     def fetched(self, seconds: float) -> None:
-        """The host was inside a loader."""
         self._fetched += seconds
 
     def end_gradients(self, norm: Any) -> None:
@@ -300,7 +298,6 @@ class Measurement:
 
     @property
     def fetch_seconds(self) -> list[float]:
-        """Of each step."""
         return [b - a for a, b in pairwise(self._so_far("fetched"))]
 
     def trained(

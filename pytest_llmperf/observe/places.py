@@ -168,8 +168,6 @@ Frames = Iterable[tuple[str, int]]
 
 
 class Exchanges(NamedTuple):
-    """Of one step."""
-
     rows: tuple[TraceRow, ...] = ()
     """How many of each kind, and their bytes."""
     places: Mapping[str, float] = {}

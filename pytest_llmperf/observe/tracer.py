@@ -142,7 +142,6 @@ class Tracer:
 
 
 def is_profiled() -> bool:
-    """Whether some profiler runs."""
     return bool(torch.autograd._profiler_enabled())  # noqa: SLF001 - torch.profiler has no word for it
 
 

@@ -99,7 +99,6 @@ class ObservedTraining:
         self.measurement.begin()
 
     def batches_asked(self) -> None:
-        """A step's."""
         if self._tracer:
             self._tracer.fetch_begins()
 

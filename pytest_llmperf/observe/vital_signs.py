@@ -77,7 +77,6 @@ class Heartbeat:
             self.write()
 
     def write(self) -> None:
-        """Say now how far it is."""
         if self._path is None:
             return
         beat: dict[str, Any] = {"phase": self._phase, "step": self.step, "steps": self.steps, "time": time.time()}

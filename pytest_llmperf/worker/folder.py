@@ -30,11 +30,9 @@ class Request:
     model_config: Mapping[str, Any]
     memory_limit_bytes: int = 0
     passing: PassingRanges | None = None
-    """With which step times the launch passes; ``None``: its median has to be known."""
     trace: bool = True
     inspect: bool = True
     all_steps: bool = False
-    """Whether it takes all its steps, whatever is known before."""
     calibrations: str = ""
     """The folder of the GPUs' calibrations; empty: none is asked for."""
     parity: ParityOrder | None = None

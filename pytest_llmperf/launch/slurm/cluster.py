@@ -95,7 +95,6 @@ class Cluster:
     allocation: Allocation
     nodes: tuple[NodeFacts, ...]
     lost: tuple[str, ...] = ()
-    """Nodes of the allocation that did not answer."""
 
     @property
     def machine(self) -> Machine:
@@ -205,15 +204,12 @@ def _python(options: SlurmOptions) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Srun:
-    """In one job, at one site."""
-
     cluster: Cluster
     options: SlurmOptions
     on_cpu: bool
 
     @property
     def per_node(self) -> int:
-        """How many ranks a node holds."""
         return self.cluster.tasks_per_node if self.on_cpu else self.cluster.gpus_per_node
 
     def placed(self, num_ranks: int, num_nodes: int) -> int | None:

@@ -31,8 +31,6 @@ class NoNodeAnswersError(AllocationError):
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """One job's nodes."""
-
     job_id: str
     key: str
     """Names the job through a requeue, and each task of an array apart: ``1234`` or ``1200_8``."""

@@ -160,7 +160,6 @@ def _is_over() -> bool:
 
 
 def _credentials(end: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end."""
     pid, user, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, user
 

@@ -31,8 +31,6 @@ _MOST_STEPS = 3
 
 
 class NodeServers:
-    """The servers of one run."""
-
     def __init__(self, srun: Srun, folder: Callable[[], Path]) -> None:
         """``folder``, on the shared file system, is where they leave logs."""
         self._srun, self._folder = srun, folder
@@ -129,7 +127,6 @@ class _Step:
 
     @property
     def said(self) -> Sequence[str]:
-        """srun's log so far."""
         return lines_of(self._log)
 
     def silent(self, nodes: Sequence[str]) -> list[str]:
@@ -146,7 +143,6 @@ class _Step:
         return missing()
 
     def end(self) -> None:
-        """Let its servers end, and it with them."""
         with suppress(OSError):
             self._lifeline.close()
         try:

@@ -38,8 +38,6 @@ _UNKNOWN_SECONDS = 60.0
 
 
 class SlurmLauncher:
-    """Launches on the nodes of one allocation."""
-
     def __init__(
         self, srun: Srun, *, say: Say, servers: NodeServers | None = None, budget_ends: float | None = None
     ) -> None:
@@ -232,8 +230,6 @@ _ASKED = {
 
 
 class SlurmSite(Site):
-    """A job's nodes, as a ``Site``."""
-
     is_here = False
     for_more = "ask sbatch for more with --nodes and --gres"
 

@@ -52,7 +52,6 @@ _POLL_SECONDS = 0.25
 
 
 def failed_nodes(log: str) -> set[str]:
-    """Nodes that srun says have failed."""
     return _nodes(_FAILED.findall(log))
 
 
@@ -113,11 +112,9 @@ class Aftermath:
     lost: Mapping[str, str]
     """Nodes that broke it, and what each did."""
     nobody_began: bool
-    """Whether none of the launch's nodes did."""
 
     @property
     def said(self) -> str:
-        """srun's last word."""
         return word(self.failure.tail) or "it did not say why"
 
 
@@ -162,7 +159,6 @@ def gather(folder: Path, spec: Spec, nodes: Sequence[str], ended: Ended, progres
 def _broken(
     folder: Path, nodes: Sequence[str], ends: Mapping[str, Any], failure: Failure, returncode: int
 ) -> Failure | Aftermath:
-    """Whether the nodes or their work broke the launch."""
     log = "\n".join(outcome.lines_of(folder / "srun.log"))
     tail = outcome.tidy(log.splitlines())[-6:]
     if failure.kind == "unwritable":
@@ -193,7 +189,6 @@ def _broken(
 
 
 def words_of(folder: Path, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The last words of those of ``nodes`` that left any."""
     found = {}
     for node in nodes:
         with suppress(OSError, ValueError):
@@ -204,7 +199,6 @@ def words_of(folder: Path, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def wait_for(seen: Callable[[], bool], folder: Path, seconds: float) -> None:
-    """Wait until ``seen``, or for so many ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         with suppress(OSError):

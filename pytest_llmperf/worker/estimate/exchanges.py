@@ -76,8 +76,6 @@ def padding_bytes(model: Any) -> int:
 
 
 class Exchanges:
-    """Those of a step of one rank."""
-
     def __init__(self) -> None:
         self.found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         """By kind and dimension of the mesh: how many, their bytes, and further bytes for each rank that there is."""

@@ -88,7 +88,6 @@ _PACKAGES = ("torch", "transformers", "accelerate", "pytest-llmperf")
 
 
 def versions(*, liger: bool) -> dict[str, str]:
-    """Of whatever a prediction runs."""
     found = {}
     for name in (*_PACKAGES, *(["liger-kernel"] if liger else [])):
         with suppress(metadata.PackageNotFoundError):
@@ -119,7 +118,6 @@ class _Fork:
     kind: str
     at: _Prediction | None = None
     until: float = math.inf
-    """By when it has to answer."""
 
     def ask(self, prediction: _Prediction | None) -> None:
         """Let it begin, or end where there is nothing more."""

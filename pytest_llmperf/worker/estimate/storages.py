@@ -60,18 +60,15 @@ class StorageCounter(QuickMode):
         self._record(key, num_bytes=storage.nbytes())
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Never count the storages of these."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._living[id(storage)] = weakref.ref(storage), Change(next(self._numbers), 0, "ignored")
 
     def called(self, name: str) -> None:
-        """``name`` was called where no dispatcher sees it."""
         if self.operators is not None:
             self.operators.called(name)
 
     def times(self, number: int) -> AbstractContextManager[None]:
-        """What runs inside is run so often in a step."""
         return self.operators.times(number) if self.operators else nullcontext()
 
     def resizing(self) -> AbstractContextManager[None]:

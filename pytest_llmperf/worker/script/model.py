@@ -43,7 +43,6 @@ class Model:
         self.autocast: str | None = None
         """The type to which a forward pass casts, empty: to none; ``None``: nobody could see it."""
         self.leave: Callable[[], None] = lambda: None
-        """Listen no more."""
         self._listen()
 
     @classmethod

@@ -142,7 +142,6 @@ class Production(Watched):
         return self._tracer.is_running
 
     def script_ended(self, _remarks: Iterable[str]) -> None:
-        """By itself."""
         self.write("")
 
     def write(self, ended: str = _NOT_ENDED) -> None:

@@ -308,7 +308,6 @@ class Hooks:
         atexit.register(self._script_ended)
 
     def _raised(self, error: BaseException | None) -> None:
-        """It ends this process."""
         is_others = isinstance(error, KeyboardInterrupt) or type(error).__name__ in _OF_OTHERS
         if error is not None and not is_others and not self._is_out:
             self._fail(error, ends=True)

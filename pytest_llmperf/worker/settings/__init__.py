@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # what these see of modules is seen of a user's own script, t
 
 @dataclass(frozen=True)
 class Training:
-    """What trained."""
-
     trainer: Trainer
     model: PreTrainedModel
 

@@ -178,8 +178,6 @@ _STRIDE = 1_000_003
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples are taken from these."""
-
     ids: np.ndarray
     """Tokens, a row each."""
     lengths: np.ndarray | None

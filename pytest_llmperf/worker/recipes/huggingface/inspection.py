@@ -292,7 +292,6 @@ def adam_bound(mean: float, square: float, step: int) -> float:
 
 
 def _shard(parameters: list[Any]) -> int:
-    """Which of the shards this rank holds."""
     for parameter in parameters:
         if isinstance(parameter, DTensor):
             mesh, number = parameter.device_mesh, 0

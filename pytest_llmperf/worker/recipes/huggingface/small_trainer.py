@@ -128,7 +128,6 @@ class SmallSteps:
     """Each step's doing, as this rank saw it; tensors are whole ones in double precision."""
 
     device: torch.device = _HOST
-    """Where they are kept."""
     losses: list[float] = field(default_factory=list)
     """This rank's share; the mean over the ranks is the step's."""
     gradients: list[Tensors] = field(default_factory=list)
