@@ -72,14 +72,14 @@ def compared(results: Sequence[PastResult], known: Scattering) -> Iterator[tuple
     together = histories(results, told)
     yield "llmperf history", _levels(together)
     yield "each case alone", _levels(one for own in by_case(results).values() for one in histories(own, told))
-    yield "told with another host", {one.digest: _host_steps(one) for one in together}
+    yield "told with another host", {one.latest.digest: _host_steps(one) for one in together}
     if find_spec("otava") is not None:
         yield "Otava", _otava(results)
         yield "Otava, 2 % and more", _otava(results, least=0.02)
 
 
 def _levels(found: Iterable[CaseHistory]) -> Changes:
-    return {one.digest: [one.results.index(segment.results[0]) for segment in one.segments[1:]] for one in found}
+    return {one.latest.digest: [one.results.index(segment.results[0]) for segment in one.segments[1:]] for one in found}
 
 
 def _host_steps(history: CaseHistory) -> list[int]:

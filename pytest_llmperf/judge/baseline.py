@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.judge.stats import labels
+from pytest_llmperf.judge.stats import grouped, labels
 from pytest_llmperf.judge.store import Accepted, BaselineError, Document, Store, file_name, read
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import HELD
@@ -307,9 +307,6 @@ class CurveBaseline(Document):
             raise ValueError("a loss is no number")
 
 
-# The baselines under one folder, with the largest micro-batches beside them.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One file of the store, for finding unused ones."""
@@ -361,9 +358,7 @@ class BaselineStore(Store[Baseline]):
 
     def copies(self, found: Mapping[Path, Baseline | CapacityBaseline]) -> dict[Path, Path]:
         """Of several files of one case all but the one that its case looks for, each with that one."""
-        cases: dict[tuple[str, str], list[Path]] = {}
-        for path, baseline in found.items():
-            cases.setdefault((baseline.machine, baseline.digest), []).append(path)
+        cases = grouped(((baseline.machine, baseline.digest), path) for path, baseline in found.items())
         copies: dict[Path, Path] = {}
         for paths in (paths for paths in cases.values() if len(paths) > 1):
             for path in paths:

@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from pytest_llmperf.judge import change_points
 from pytest_llmperf.judge.change_points import ChangePoint, Point, Timeline, find_changes
-from pytest_llmperf.judge.stats import Noise, quantile
+from pytest_llmperf.judge.stats import Noise, grouped, quantile
 from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
 from pytest_llmperf.records.result import PastResult, is_choice
 from pytest_llmperf.support import codec
@@ -81,19 +81,12 @@ class CaseHistory:
 
     @property
     def id(self) -> str:
-        return self.results[-1].id
+        return self.latest.id
 
     @property
-    def machine(self) -> str:
-        return self.results[-1].machine
-
-    @property
-    def project(self) -> str:
-        return self.results[-1].project
-
-    @property
-    def digest(self) -> str:
-        return self.results[-1].digest
+    def latest(self) -> PastResult:
+        """It has the id, digest, machine and project of all."""
+        return self.results[-1]
 
     @property
     def latest_change(self) -> Segment | None:
@@ -134,10 +127,8 @@ def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:
 
 def _seconds(result: PastResult) -> dict[tuple[str, str], float]:
     """Mean over its GPUs, by work and by what made it: others are not comparable."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for made in (codec.read(Calibration, each) for each in result.calibrations.values()):
-        for work, seconds in made.seconds.items():
-            found.setdefault((work, made.maker_of(work)), []).append(seconds)
+    every = (codec.read(Calibration, each) for each in result.calibrations.values())
+    found = grouped(((work, made.maker_of(work)), one) for made in every for work, one in made.seconds.items())
     return {key: fmean(several) for key, several in found.items()}
 
 
@@ -239,18 +230,12 @@ class SharedEffects:
     @classmethod
     def of(cls, timelines: Sequence[Timeline]) -> SharedEffects:
         longest = sorted(timelines, key=lambda one: -len(one.points))[:_MOST_CASES]
-        by_unit: dict[Unit, list[tuple[int, Point]]] = {}
-        for number, one in enumerate(longest):
-            for point in one.points:
-                by_unit.setdefault(unit_of(one, point), []).append((number, point))
+        by_unit = grouped((unit_of(one, each), (n, each)) for n, one in enumerate(longest) for each in one.points)
         enough = {unit: each for unit, each in by_unit.items() if len({n for n, _ in each}) >= _FEWEST_CASES}
         # Median polish.
         effects = dict.fromkeys(enough, 0.0)
         for _ in range(_ROUNDS):
-            of_case: dict[int, list[float]] = {}
-            for unit, each in enough.items():
-                for number, point in each:
-                    of_case.setdefault(number, []).append(point.log - effects[unit])
+            of_case = grouped((n, point.log - effects[unit]) for unit, each in enough.items() for n, point in each)
             centres = {number: median(logs) for number, logs in of_case.items()}
             effects = {unit: median(point.log - centres[n] for n, point in each) for unit, each in enough.items()}
         began = {unit: min(longest[n].results[point.run].began for n, point in each) for unit, each in enough.items()}
@@ -309,9 +294,7 @@ def histories(
     """Of each case, by its newest ``MOST_RUNS``; other settings and other machine kinds are other cases. ``results``
     are in the order of time. ``scattering``: by machine kind; ``asked``: machine kinds and digests of the cases that
     are wanted, else all. What the others have taken tells of the GPUs all the same."""
-    cases: dict[_Case, list[PastResult]] = {}
-    for result in results:
-        cases.setdefault((result.machine, result.digest, result.project), []).append(result)
+    cases = grouped(((result.machine, result.digest, result.project), result) for result in results)
     timelines = {case: Timeline.of(several[-MOST_RUNS:]) for case, several in cases.items()}
     found: dict[_Case, CaseHistory] = {}
     for machine, known in scattering.items():

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_llmperf.judge.stats import Noise, variance_of
-from pytest_llmperf.records.result import PastLaunch, PastResult
+from pytest_llmperf.judge.stats import Noise, grouped, variance_of
+from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.support.interpreter import Array, np, special
 
 #: That a series which never changed shows a change point at all.
@@ -257,9 +257,6 @@ def _same(labels: Sequence[str]) -> Array:
 def _points(number: int, result: PastResult) -> list[Point]:
     if result.verdict == "invalid":
         return []
-    sites: dict[str, list[PastLaunch]] = {}
-    for launch in result.launches:
-        sites.setdefault(launch.site, []).append(launch)
     return [
         Point(
             run=number,
@@ -270,5 +267,5 @@ def _points(number: int, result: PastResult) -> list[Point]:
             site=site,
             day=launches[0].started_at[:10],
         )
-        for site, launches in sites.items()
+        for site, launches in grouped((launch.site, launch) for launch in result.launches).items()
     ]

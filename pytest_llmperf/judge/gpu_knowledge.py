@@ -11,7 +11,7 @@ from statistics import median
 
 from pytest_llmperf.judge import gpu_panel
 from pytest_llmperf.judge.gpu_panel import FACTORS, Loading, Measurement, Model, Observation, Panel, Unit
-from pytest_llmperf.judge.stats import Noise, Scatter, Spread, prior_of, within_sessions
+from pytest_llmperf.judge.stats import Noise, Scatter, Spread, grouped, prior_of, within_sessions
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.interpreter import Array, np, one_thread, sparse, special
 
@@ -39,15 +39,12 @@ def learn(observations: Sequence[Observation]) -> Model | None:
     is shrunk towards what its clock lets expect, what is left of each series moderates what is left of all (Smyth
     2004), and variances are what the predictions and their errors show."""
     panel = Panel.of(observations)
-    on_units: dict[str, set[Unit]] = {}
-    for each in observations:
-        on_units.setdefault(each.series, set()).add(each.unit)
-    several = [units for units in on_units.values() if len(units) > 1]
+    on_units = grouped((each.series, each.unit) for each in observations)
+    several = [units for units in map(set, on_units.values()) if len(units) > 1]
     if len(several) < _LEAST_SERIES or len(set().union(*several)) < _LEAST_UNITS:
         return None
-    clocks: dict[str, list[float]] = {}
-    for each in observations:
-        clocks.setdefault(each.series, []).extend([each.clock_mhz] if each.clock_mhz else [])
+    every = grouped((each.series, each.clock_mhz) for each in observations)
+    clocks = {name: [clock for clock in told if clock] for name, told in every.items()}
     highest = max((clock for told in clocks.values() for clock in told), default=0.0)
     limited = {
         name: min(1.0, (1 - median(told) / highest) / _LIMITED) if told else 0.5 for name, told in clocks.items()
@@ -160,9 +157,7 @@ class _Stored:
         self.observations, self._less = observations, dict[frozenset[Measurement], _Stored]()
         launches = [each for each in observations if not each.is_calibration]
         self.measurements = {each.measurement for each in observations}
-        self.series: dict[str, list[Observation]] = {}
-        for each in observations:
-            self.series.setdefault(each.series, []).append(each)
+        self.series = grouped((each.series, each) for each in observations)
         self.usual_logs = _usual_of_calibrations(observations)
         self.told_apart = {device for device, _ in compared(launches)}
         self.of_gpus = [each for each in observations if each.tells_of_gpu]
@@ -373,26 +368,18 @@ class Knowledge:
 
 
 def _usual_of_calibrations(observations: Sequence[Observation]) -> dict[str, float]:
-    logs: dict[str, list[float]] = {}
-    for each in observations:
-        if each.is_calibration:
-            logs.setdefault(each.series, []).append(each.log)
+    logs = grouped((each.series, each.log) for each in observations if each.is_calibration)
     return {series: median(several) for series, several in logs.items()}
 
 
 def _cases(seen: Sequence[Observation]) -> dict[str, set[str]]:
-    cases: dict[str, set[str]] = {}
-    for each in seen:
-        if not each.is_calibration:
-            for device in each.unit.devices:
-                cases.setdefault(device, set()).add(each.series)
-    return cases
+    launched = (each for each in seen if not each.is_calibration)
+    cases = grouped((device, each.series) for each in launched for device in each.unit.devices)
+    return {device: {*series} for device, series in cases.items()}
 
 
 def compared(observations: Sequence[Observation]) -> set[tuple[str, str]]:
     """The devices, and on which day, that ``observations`` tell from others: what one alone has done says nothing."""
-    of_series: dict[str, set[tuple[str, str]]] = {}
-    for each in observations:
-        of_series.setdefault(each.series, set()).update((device, each.unit.day) for device in each.unit.devices)
-    several = (places for places in of_series.values() if len({device for device, _ in places}) > 1)
+    each_place = ((each.series, (device, each.unit.day)) for each in observations for device in each.unit.devices)
+    several = (places for places in grouped(each_place).values() if len({device for device, _ in places}) > 1)
     return {place for places in several for place in places}

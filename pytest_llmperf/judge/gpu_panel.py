@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
-from pytest_llmperf.judge.stats import Spread, log_of
+from pytest_llmperf.judge.stats import Spread, grouped, log_of
 from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY, host_of, site_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.interpreter import Array, np, sparse
@@ -126,10 +126,8 @@ class Panel:
     @classmethod
     def of(cls, stored: Iterable[Observation], seen: Iterable[Observation] = (), first: Sequence[Unit] = ()) -> Panel:
         """``seen`` are the run's own; ``first``: units that come before all others."""
-        cells: dict[tuple[bool, str, Unit], list[Observation]] = {}
-        for is_seen, observations in ((False, stored), (True, seen)):
-            for each in observations:
-                cells.setdefault((is_seen, each.series, each.unit), []).append(each)
+        both = ((is_seen, each) for is_seen, those in ((False, stored), (True, seen)) for each in those)
+        cells = grouped(((is_seen, each.series, each.unit), each) for is_seen, each in both)
         units = {unit: number for number, unit in enumerate(dict.fromkeys([*first, *(unit for _, _, unit in cells)]))}
         series = {name: number for number, name in enumerate(dict.fromkeys(name for _, name, _ in cells))}
         return cls(

@@ -11,12 +11,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
 from pytest_llmperf.records.steady_state import robust_sd
 from pytest_llmperf.support.interpreter import np, special
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 # Of a robust standard deviation, and the fewest launches among which one can be called out.
 _OUTLYING, _CALLED_OUT_FROM = 5.0, 3
@@ -33,6 +36,14 @@ class Squares:
 def summed(several: Iterable[Squares]) -> Squares:
     shown = list(several)
     return Squares(math.fsum(each.total for each in shown), sum(each.df for each in shown))
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """The values of each key, both in their order."""
+    found: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def variance_of(shares: Iterable[tuple[float, float]]) -> tuple[float, float]:
@@ -168,10 +179,7 @@ def without_outliers(launches: Sequence[Launch], noise: Noise) -> list[Launch]:
     kept = near(
         [(log_of(launch), launch) for launch in launches], math.hypot(*(spread.sd for spread in vars(noise).values()))
     )
-    sites: dict[str, list[tuple[float, Launch]]] = {}
-    for each in kept:
-        sites.setdefault(each[1].site, []).append(each)
-    of_a_site = math.hypot(noise.session.sd, noise.launch.sd)
+    of_a_site, sites = math.hypot(noise.session.sd, noise.launch.sd), grouped((each[1].site, each) for each in kept)
     return [launch for those in sites.values() for _, launch in near(those, of_a_site)]
 
 
@@ -247,9 +255,7 @@ def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Sprea
     # Of each case that repeated a launch in a session: from the session's middle, scaled to a launch's deviation.
     deviations: list[list[list[float]]] = []
     for launches in cases:
-        sessions: dict[str, list[float]] = {}
-        for launch in launches:
-            sessions.setdefault(launch.session, []).append(log_of(launch))
+        sessions = grouped((launch.session, log_of(launch)) for launch in launches)
         several = [logs for logs in sessions.values() if len(logs) > 1]
         scaled = [[(log - median(logs)) * math.sqrt(len(logs) / (len(logs) - 1)) for log in logs] for logs in several]
         deviations += [scaled] if scaled else []

@@ -133,10 +133,11 @@ _WITH_HOST = "the host changed with it: cannot be told apart"
 def case_page(history: CaseHistory, screen: Screen) -> list[str]:
     results = history.results
     hosts, runs = {launch.host for result in results for launch in result.launches}, len(results)
+    latest = history.latest
     lines = [
-        f"{plain(history.id)} on {plain(history.machine)}: {runs} run{'s' * (runs != 1)}, {results[0].began[:10]} to "
-        f"{results[-1].began[:10]}, on {len(hosts)} host{'s' * (len(hosts) != 1)}; digest {plain(history.digest)}"
-        + (f"; project {plain(history.project)}" if history.project else "")
+        f"{plain(history.id)} on {plain(latest.machine)}: {runs} run{'s' * (runs != 1)}, {results[0].began[:10]} to "
+        f"{results[-1].began[:10]}, on {len(hosts)} host{'s' * (len(hosts) != 1)}; digest {plain(latest.digest)}"
+        + (f"; project {plain(latest.project)}" if latest.project else "")
     ]
     lines += [_watched(result) for result in results if result.observed][-_MOST_WATCHED:]
     if not history.segments:
@@ -203,17 +204,17 @@ _MOST_CASES = 500
 
 def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
     lines = list[str]()
-    for machine in dict.fromkeys(one.machine for one in histories):
-        group = sorted((one for one in histories if one.machine == machine), key=_urgency)
+    for machine in dict.fromkeys(one.latest.machine for one in histories):
+        group = sorted((one for one in histories if one.latest.machine == machine), key=_urgency)
         changed = sum(one.latest_change is not None for one in group)
         told = f"{len(group)} case{'s' * (len(group) != 1)}, {changed or 'none'} of them with a change point"
         # What has to be looked at is among the first ones, and no terminal shows thousands at once.
         shown = group[: max(_MOST_CASES, changed)]
-        latest, has_projects = [_latest(one) for one in shown], any(one.project for one in shown)
+        latest, has_projects = [_latest(one) for one in shown], any(one.latest.project for one in shown)
         newest = [one.results[-1] for one in shown]
         columns = [
             Column("case", [plain(one.id) for one in shown], right=False),
-            *([Column("project", [plain(one.project) for one in shown], right=False)] if has_projects else []),
+            *([Column("project", [plain(one.latest.project) for one in shown], right=False)] if has_projects else []),
             Column("runs", [str(len(one.results)) for one in shown]),
             Column("last run", [one.began[:10] for one in newest], right=False),
             Column("tokens/s/GPU", [formats.tokens_per_second(one.tokens_per_second_per_gpu) for one in newest]),
@@ -230,7 +231,8 @@ def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
 
 def _urgency(one: CaseHistory) -> tuple[bool, bool, float, str, str]:
     latest = one.latest_change
-    return latest is None, not one.steps, latest.change.rate if latest and latest.change else 0.0, one.id, one.digest
+    rate = latest.change.rate if latest and latest.change else 0.0
+    return latest is None, not one.steps, rate, one.id, one.latest.digest
 
 
 def _latest(one: CaseHistory) -> tuple[str, str, str]:
@@ -258,8 +260,8 @@ _OF_A_RUN = "began verdict step_seconds peak_reserved_bytes revision versions co
 def _document(history: CaseHistory) -> dict[str, Any]:
     return {
         "id": history.id,
-        "digest": history.digest,
-        "machine": history.machine,
+        "digest": history.latest.digest,
+        "machine": history.latest.machine,
         "runs": [*map(_run, history.results)],
         "segments": [*map(_level, history.segments)],
         "with_another_host": [{"at": one.began, "rate": one.rate, "different": one.different} for one in history.steps],

@@ -310,7 +310,7 @@ def test_on_a_cpu_what_is_not_committed_begins_no_change() -> None:
 def test_projects_are_cases_of_their_own() -> None:
     results = nights(20, 1)
     fast = [replace(one, project="b", launches=nights(20, 1)[0].launches) for one in results]
-    assert [(one.project, len(one.results)) for one in told([*results, *fast])] == [("", 20), ("b", 20)]
+    assert [(one.latest.project, len(one.results)) for one in told([*results, *fast])] == [("", 20), ("b", 20)]
 
 
 def test_of_a_case_with_very_many_runs_the_newest_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
