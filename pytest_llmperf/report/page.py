@@ -78,7 +78,7 @@ class RowChart(Chart):
 
 @dataclass(frozen=True)
 class Line:
-    """Points in order; ``role`` is its colour and its dashes: ``now``, ``baseline``, ``published`` or ``ideal``."""
+    """Points in order; ``role`` is its colour and its dashes: ``now`` or ``baseline``."""
 
     name: str
     role: str
@@ -92,8 +92,6 @@ class LineChart(Chart):
     x_axis: str
     y_axis: str
     lines: tuple[Line, ...]
-    doubles: bool = False
-    """Whether each step to the right is twice as much: both axes are logarithms, that begin at the least figures."""
 
 
 @dataclass(frozen=True)
@@ -319,8 +317,9 @@ def specification(chart: Chart) -> dict[str, Any]:
             spec, values = known["lines"], []
             for index, line in enumerate(chart.lines):
                 values += [{"line": f"{index}", "role": line.role, "x": x, "y": y} for x, y in line.points]
-            spec["mark"] |= {"point": {"size": 30}} if chart.doubles else {}
-            _set_axes(spec["encoding"], chart)
+            is_large = any(y >= _LARGE for line in chart.lines for _, y in line.points)
+            spec["encoding"]["x"]["axis"] |= {"title": chart.x_axis, "tickCount": 6}
+            spec["encoding"]["y"]["axis"] |= {"title": chart.y_axis, **({"format": _THREE_DIGITS} if is_large else {})}
         case _:
             raise TypeError(f"{type(chart).__name__} has no picture")
     return {
@@ -368,23 +367,6 @@ def _intervals(chart: IntervalChart) -> list[dict[str, Any]]:
         }
         for index, one in enumerate(chart.intervals)
     ]
-
-
-def _set_axes(encoding: dict[str, Any], chart: LineChart) -> None:
-    xs, ys = (sorted({point[axis] for line in chart.lines for point in line.points}) for axis in (0, 1))
-    x, y = encoding["x"], encoding["y"]
-    x["axis"] |= {"title": chart.x_axis}
-    y["axis"] |= {"title": chart.y_axis}
-    if not chart.doubles:
-        x["axis"] |= {"tickCount": 6}
-        y["axis"] |= {"format": _THREE_DIGITS} if max(ys, default=0.0) >= _LARGE else {}
-        return
-    logarithms = {"type": "log", "base": 2}
-    x["axis"] |= {"values": xs, **({"format": ".2~s"} if max(xs) >= _LARGE else {})}
-    if len(xs) > 1:
-        x["scale"] = {**logarithms, "domain": [xs[0], xs[-1]]}
-    y["axis"] |= {"format": ".2~s"}
-    y["scale"] = {**logarithms, "domain": [min(ys), max(ys)]}
 
 
 # What only a script would need of them.

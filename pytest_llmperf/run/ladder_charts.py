@@ -1,4 +1,4 @@
-"""Charts of cases side by side: the rungs of a ladder, one training on more and more GPUs, one case run by run."""
+"""Charts of cases side by side: the rungs of a ladder, and one case run by run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import NamedTuple
 
-from pytest_llmperf.analysis.ladder import LADDERS, LLAMA, NOTES, SCALINGS, Rung, Width, gains
+from pytest_llmperf.analysis.ladder import LADDERS, NOTES, Rung
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
@@ -19,13 +19,10 @@ from pytest_llmperf.support import formats
 
 _MARKS = ("baseline", "published")
 # More are no picture.
-_MOST_RUNGS, _MOST_CHARTS, _MOST_SERIES, _MOST_HISTORIES, _MOST_POINTS = 24, 18, 6, 8, 400
+_MOST_RUNGS, _MOST_CHARTS, _MOST_HISTORIES, _MOST_POINTS = 24, 18, 8, 400
 
 # Every id begins with its model and goes on with its precision (``settings/train_spec.py``).
 _NAME = re.compile(r"(?s)(?:(?P<model>.+?)-(?=(?:fp32|tf32|bf16|fp16)\b))?(?P<settings>.*?)(?:-gpus(?P<gpus>\d{1,6}))?")
-
-# All that a gain asks of a rung is whether its publication ran out of memory.
-_NOT_OF_THE_CHAPTER = next(rung for rung in LLAMA if not rung.ran_out_of_memory)
 
 
 @dataclass(frozen=True)
@@ -48,19 +45,9 @@ class CaseName:
         """Its name among the others of a ladder: its settings, and its GPUs where these are several."""
         return f"{self.settings} {self.gpus} GPUs" if (self.gpus or 0) > 1 else self.settings
 
-    @property
-    def training(self) -> str:
-        """The name that cases which differ in their GPUs alone have in common."""
-        return f"{self.model}-{self.settings}" if self.model else self.settings
-
 
 Baselines = Mapping[tuple[str, str], Baseline]
 """What is stored, by machine kind and digest."""
-
-
-def _stored_figure(baseline: Baseline | None, metric: str) -> float | None:
-    """A metric of its launches; ``None`` where there are none."""
-    return None if baseline is None else METRICS[metric].read(baseline.launches)
 
 
 class _Figures(NamedTuple):
@@ -76,8 +63,8 @@ class _Step:
 
     name: tuple[str, str]
     """Its number, and its settings."""
-    rung: Rung | None
-    """Of the chapter."""
+    ran_out_of_memory: bool
+    """As published: a trial that shows the limit, and no step."""
     now: _Figures
     """Of this run; of a rung that it did not measure the baseline's."""
     baseline: _Figures
@@ -89,11 +76,6 @@ class _Step:
     @property
     def label(self) -> str:
         return " ".join(self.name)
-
-    @property
-    def ran_out_of_memory(self) -> bool:
-        """As published: a trial that shows the limit, and no step."""
-        return self.rung is not None and self.rung.ran_out_of_memory
 
 
 def notes_of(results: Iterable[Result]) -> tuple[str, ...]:
@@ -133,7 +115,8 @@ def _order(number: str) -> tuple[int, ...]:
 
 
 def _step(rung: Rung | None, result: Result | None, baseline: Baseline | None) -> _Step:
-    stored = _Figures(_stored_figure(baseline, RATE), _stored_figure(baseline, MEMORY))
+    both = METRICS[RATE], METRICS[MEMORY]
+    stored = _Figures(*(metric.read(baseline.launches) for metric in both)) if baseline else _Figures()
     references = [of.reference for of in (result and result.record, rung) if of and of.reference]
     published = _Figures(
         next(filter(None, (each.tokens_per_second_per_gpu for each in references)), None),
@@ -141,14 +124,15 @@ def _step(rung: Rung | None, result: Result | None, baseline: Baseline | None) -
     )
     case, number = (rung.spec.id, rung.number) if rung else (result.id, "") if result else ("", "")
     name = (result.record.rung if result else number, CaseName.parse(case).rung)
+    ran_out = rung is not None and rung.ran_out_of_memory
     if result is None:
-        return _Step(name, rung, stored, _Figures(), published, is_stored=baseline is not None)
+        return _Step(name, ran_out, stored, _Figures(), published, is_stored=baseline is not None)
     rate, memory = result.figure(RATE), result.figure(MEMORY)
     # An invalid case is held against nothing; what it was is known all the same.
     held = stored if rung and rate.value is None else _Figures(rate.baseline, memory.baseline)
     # An old file may have lost the rate of a case that passed.
     verdict = "" if result.verdict == "pass" else result.verdict
-    return _Step(name, rung, _Figures(rate.value, memory.value), held, published, verdict=verdict)
+    return _Step(name, ran_out, _Figures(rate.value, memory.value), held, published, verdict=verdict)
 
 
 def _charts(where: str, steps: Sequence[_Step]) -> Iterator[Chart]:
@@ -160,7 +144,6 @@ def _charts(where: str, steps: Sequence[_Step]) -> Iterator[Chart]:
     size, unit = formats.unit_of_memory(max((step.now.memory or 0.0 for step in steps), default=0.0))
     says = f"Peak memory of each rung of {where}, reserved by the worst rank."
     yield _compared(where, steps, 1, "peak memory", says=says, axis=f"{unit} reserved", size=size)
-    yield _speed_ups(where, steps)
 
 
 def _compared(  # noqa: PLR0913 - what is said of a figure
@@ -172,119 +155,12 @@ def _compared(  # noqa: PLR0913 - what is said of a figure
     for step in steps:
         now, held, published = (figures[index] for figures in (step.now, step.baseline, step.published))
         told = step.verdict if now is None and step.verdict and index == 0 else words(now)
-        rows.append(_row(step, told, now, held, published, size=size))
+        parts = () if now is None else ((STORED if step.is_stored else NOW, now / size),)
+        marks = zip(_MARKS, (held, published), strict=True)
+        rows.append(Row(step.label, told, parts, tuple((name, at / size) for name, at in marks if at is not None)))
         cells.append((*step.name, told, words(held), "OOM" if step.ran_out_of_memory else words(published)))
     table = Table(("rung", "settings", heading, "baseline", "published"), tuple(cells), 2)
     return RowChart(title=f"{where}: {what}", says=says, axis=axis, rows=tuple(rows), marks=_MARKS, table=table)
-
-
-def _row(step: _Step, told: str, now: float | None, *marks: float | None, size: float = 1.0) -> Row:
-    parts = () if now is None else ((STORED if step.is_stored else NOW, now / size),)
-    named = zip(_MARKS, marks, strict=True)
-    return Row(step.label, told, parts, tuple((name, mark / size) for name, mark in named if mark is not None))
-
-
-def _speed_ups(where: str, steps: Sequence[_Step]) -> RowChart:
-    # As the chapter's tables have them: a trial that ran out of memory is nothing to climb from.
-    rungs = [step.rung or _NOT_OF_THE_CHAPTER for step in steps]
-    ours = gains(rungs, [step.now.rate for step in steps])
-    rows, cells = [], []
-    for step, mine, theirs in zip(steps, ours, gains(rungs, [step.published.rate for step in steps]), strict=True):
-        told = [*map(_times, (mine.over_previous, theirs.over_previous, mine.over_first, theirs.over_first))]
-        cells.append((*step.name, *told))
-        if mine.over_previous is not None or theirs.over_previous is not None:
-            rows.append(_row(step, told[0], mine.over_previous, None, theirs.over_previous))
-    headings = ("rung", "settings", "over the step before", "published", f"over {steps[0].name[0]}", "published ")
-    return RowChart(
-        title=f"{where}: speed-up per rung",
-        says=f"How many times as fast as the step before it each rung of {where} is.",
-        axis="times the step before",
-        rows=tuple(rows),
-        marks=_MARKS,
-        table=Table(headings, tuple(cells), 2),
-    )
-
-
-def _times(ratio: float | None) -> str:
-    return formats.ABSENT if ratio is None else f"{ratio:.2f}"
-
-
-# Scaling: one training on more and more GPUs beside the ideal line.
-
-
-# The chapter's rates of a training at several numbers of GPUs, by what its ids have in common.
-_PUBLISHED = {
-    CaseName.parse(rungs[0].spec.id).training: {
-        rung.spec.gpus: rung.published_rate for rung in rungs if rung.published_rate is not None
-    }
-    for rungs in SCALINGS
-}
-
-_Rates = dict[int, float]
-"""Tokens/s per GPU by number of GPUs."""
-
-
-def scaling_section(results: Sequence[Result], stored: Baselines) -> Section | None:
-    """``None`` where nothing was measured on several GPUs."""
-    measured: dict[tuple[str, str], _Rates] = {}
-    for result in results:
-        name, rate = CaseName.parse(result.id), result.figure(RATE).value
-        if name.gpus and rate and rate > 0 and result.record.has_tokens:
-            measured.setdefault((result.machine, name.training), {})[name.gpus] = rate
-    machines = {machine for machine, _ in measured}
-    rates = {key: dict(now) for key, now in measured.items()}
-    # Of those of one id the last.
-    for (machine, case_id), baseline in {(machine, one.id): one for (machine, _), one in stored.items()}.items():
-        name, rate = CaseName.parse(case_id), _stored_figure(baseline, RATE)
-        if name.gpus and rate and (machine, name.training) in rates:
-            rates[machine, name.training].setdefault(name.gpus, rate)
-    found = [key for key, widths in rates.items() if len(widths) > 1 and max(widths) > 1]
-    if not found:
-        return None
-    left = len(found) - _MOST_SERIES
-    more = f"Left out here: {left} more training{'s' * (left > 1)}; their cases are in the table."
-    # Of most widths first, and of those the chapter's.
-    found = sorted(found, key=lambda key: (-len(rates[key]), key[1] not in _PUBLISHED))[:_MOST_SERIES]
-    charts = tuple(
-        _scaling(
-            training if len(machines) == 1 else f"{training} on {machine}",
-            dict(sorted(rates[machine, training].items())),
-            measured[machine, training],
-            _PUBLISHED.get(training, {}),
-        )
-        for machine, training in found
-    )
-    return Section(anchor="scaling", title="Scaling", charts=charts, lines=(more,) if left > 0 else ())
-
-
-def _scaling(name: str, rates: _Rates, measured: _Rates, published: _Rates) -> LineChart:
-    """``rates``: what this run ``measured``, and for the other widths what is stored."""
-    narrowest = min(rates)
-    lines = [Line("this run, or else the baseline", "now", _total(rates))]
-    if len(published) > 1:
-        lines.append(Line("published", "published", _total(published)))
-    lines.append(Line("ideal", "ideal", _total(dict.fromkeys(sorted({*rates, *published}), rates[narrowest]))))
-    rows = []
-    for gpus, rate in rates.items():
-        width, theirs = (Width(gpus, of.get(gpus), of.get(1)) for of in (rates, published))
-        speeds = map(formats.tokens_per_second, (rate, rate * gpus, rates[narrowest] * gpus))
-        shares = map(formats.share, (width.efficiency, theirs.efficiency))
-        rows.append((f"{gpus}" + " (baseline)" * (gpus not in measured), *speeds, _times(width.speed_up), *shares))
-    headings = ("GPUs", "tokens/s/GPU", "tokens/s", "ideal", "speed-up", "efficiency", "published efficiency")
-    widths = ", ".join(map(str, rates))
-    return LineChart(
-        title=f"{name}: throughput by GPUs",
-        says=f"Tokens/s of all GPUs together on {widths} GPUs, beside the ideal line through {narrowest}.",
-        x_axis="GPUs",
-        y_axis="tokens/s",
-        lines=tuple(lines),
-        doubles=True,
-        table=Table(headings, tuple(rows)),
-    )
-
-
-def _total(rates: _Rates) -> tuple[tuple[float, float], ...]:
-    return tuple((float(gpus), rate * gpus) for gpus, rate in sorted(rates.items()))
 
 
 # What cases took run by run: where that changed, and what else was different there.

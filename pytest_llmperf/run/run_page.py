@@ -35,7 +35,6 @@ from pytest_llmperf.run.ladder_charts import (
     history_section,
     ladder_section,
     notes_of,
-    scaling_section,
 )
 from pytest_llmperf.support import formats
 
@@ -107,7 +106,6 @@ def _sections(
     newest = {(result.machine, result.id): result for result in results}
     charted = sorted(newest.values(), key=lambda result: (urgency(result), not result.record.rung))
     yield ladder_section(charted, stored.baselines)
-    yield scaling_section(charted, stored.baselines)
     yield change_section(charted)
     yield history_section(histories)
     yield memory_section(charted, stored.baselines)
