@@ -24,6 +24,8 @@ from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_p
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import RECORD_FILE, TURN_FILE, Launch
+from pytest_llmperf.settings.precision import bytes_each
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,7 @@ class LocalLauncher:
         try:
             with ExitStack() as held:
                 part, place = held.enter_context(self._prepared(request))
-                may_overlap = request.warm and former and former.of == request.gpus
-                if former and former.is_leaving and not (may_overlap and has_room(request.gpus)):
+                if former and former.is_leaving and not (former.of == request.gpus and self._fits_beside(request)):
                     with request.meter.waiting():
                         former.gone()
                 with request.meter.running() as lap:
@@ -126,6 +127,18 @@ class LocalLauncher:
             return outcome.refused(request.folder, error)
 
     @staticmethod
+    def _fits_beside(request: LaunchRequest) -> bool:
+        """Whether there is surely room for its model before the launch that leaves has given back what it held."""
+        spec = request.spec
+        if not (isinstance(spec, TrainSpec) and request.warm) or request.memory_limit_bytes:  # which counts all
+            return False
+        if (geometry := spec.architecture.geometry) is None:
+            return False
+        # Twice: weights that are made in another precision, an output of its own.
+        weights = 2 * geometry.weights * bytes_each(spec)
+        return has_room(request.gpus, weights if request.gpus else weights * spec.gpus)
+
+    @staticmethod
     def _told(request: LaunchRequest, former: Former, say: Say, agent: ForkedAgent) -> Callable[[str, bool], None]:
         def tell(wrong: str, is_its_own: bool) -> None:
             line = f"{request.spec.id}: {wrong}"
@@ -137,7 +150,7 @@ class LocalLauncher:
 
     @staticmethod
     def _begun(request: LaunchRequest, environment: Mapping[str, str], progress: ProgressReader) -> ForkedAgent | None:
-        """torchrun, begun warm; its ranks touch nothing before the former launch is gone. ``None``: it begins cold."""
+        """torchrun, begun warm; nothing of it is timed before the former launch is gone. ``None``: it begins cold."""
         former, warm, agent = request.former, request.warm, None
         is_leaving = former is not None and former.is_leaving
         try:

@@ -394,6 +394,25 @@ class TestFresh:
         assert looking.num_servers == 1
 
 
+# A rank that says how much its garbage collector leaves out while it works.
+FROZEN = """
+    def run(request, *given, own=module.run):
+        import gc
+        (request.folder / "frozen").write_text(str(gc.get_freeze_count()))
+        own(request, *given)
+    module.run = run"""
+
+
+def test_a_rank_at_work_does_not_look_through_what_its_server_imported(
+    warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = after_import("pytest_llmperf.worker.rank_job", FROZEN)
+    (warm.folder / "sitecustomize.py").write_text(LIGHT_TOO + patch)
+    monkeypatch.setenv("PYTHONPATH", f"{warm.folder}:{REPOSITORY}")
+    assert isinstance(warm.launch(), Launch)
+    assert int((warm.run / "frozen").read_text()) > 50_000
+
+
 class TestStale:
     @pytest.mark.wide
     def test_another_environment_variable_has_another_server(
