@@ -23,7 +23,6 @@ def tokens_per_price(rate: float, price: float) -> float:
 
 
 def price_per_million(rate: float, price: float) -> float:
-    """What a million tokens cost."""
     return _MILLION / tokens_per_price(rate, price)
 
 

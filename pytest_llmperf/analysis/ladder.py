@@ -52,7 +52,6 @@ def gains(rungs: Sequence[Rung], rates: Sequence[float | None]) -> list[Gain]:
 
 
 def step_before(rungs: Sequence[Rung], index: int) -> Rung | None:
-    """The step that the rung at ``index`` is held against."""
     return next((rung for rung in reversed(rungs[:index]) if not rung.ran_out_of_memory), None)
 
 
@@ -83,7 +82,6 @@ class Width:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all GPUs."""
         return None if self.rate is None else self.rate * self.gpus
 
     @property

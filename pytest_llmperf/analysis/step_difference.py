@@ -352,7 +352,6 @@ def points_to(difference: StepDifference) -> str:
 
 
 def _on_host(difference: StepDifference) -> str:
-    """What a CPU's step does, and no times."""
     words = [*unseen(difference), *_odd_ranks(difference), *difference.causes]
     words += [_waits(difference)] if difference.waits else []
     moved = [part for part in difference.parts if part.names]

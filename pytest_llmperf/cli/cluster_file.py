@@ -30,7 +30,6 @@ def _listed(text: str) -> list[str]:
 
 
 def _widths(text: str) -> list[int] | None:
-    """Numbers of GPUs, from wide to narrow."""
     found = {user_input.count(word) for word in _listed(text)}
     return None if not found or None in found else sorted((each for each in found if each), reverse=True)
 
@@ -61,7 +60,6 @@ class Key(NamedTuple):
     parse: Callable[[str], Any] = str
     """Its value; ``None``, or a ValueError that says more: it cannot serve."""
     expected: str = ""
-    """What ``parse`` takes, for people."""
     is_long: bool = False
     """Whether it may take more than a line."""
     optional: bool = False
@@ -130,7 +128,6 @@ class ClusterFile:
     own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Sections for some widths only, by their names: what they say in place of ``[sbatch]``."""
     chosen: str = ""
-    """The one of these that is in ``values``."""
 
     @classmethod
     def read(cls, path: Path) -> ClusterFile:
@@ -158,7 +155,6 @@ class ClusterFile:
         return file
 
     def at(self, width: int) -> ClusterFile:
-        """What the file says of a job of this width."""
         chosen = next((section for section in self.own if _covers(section, width)), "")
         values = {**self.values, "sbatch": {**self.values["sbatch"], **self.own.get(chosen, {})}}
         return replace(self, values=values, chosen=chosen)
@@ -184,7 +180,6 @@ class ClusterFile:
 
     @property
     def checkout(self) -> Path:
-        """The suite's folder, which is there."""
         found = Path(self.value("suite", "checkout")).absolute()
         if not found.is_dir():
             raise self.wrong("suite", "checkout", "a folder that is there, with the suite")
@@ -261,9 +256,7 @@ class ClusterFile:
 
     def _check_widths(self) -> None:
         """A launch puts the same number of ranks on each node; a section of widths is for one of the night's at least.
-
-        No width is in two such sections.
-        """
+        No width is in two such sections."""
         per_node = self.value("cluster", "gpus_per_node")
         for width in (width for width in self.widths if not _fits(width, per_node)):
             below = next(each for each in range(width, 0, -1) if _fits(each, per_node))

@@ -54,7 +54,6 @@ def install() -> str:
 
 
 def remove() -> str:
-    """Take it away again."""
     file = _pth()
     if not file.exists():
         raise CaseError(f"{file}: no hook is installed there")

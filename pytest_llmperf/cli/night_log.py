@@ -1,7 +1,6 @@
 """The file with a line for each event of a night: written, mailed and read, beside what SLURM says of the jobs.
 
-``llmperf nights`` shows it, ``llmperf merge`` adds how a night went.
-"""
+``llmperf nights`` shows it, ``llmperf merge`` adds how a night went."""
 
 from __future__ import annotations
 
@@ -127,7 +126,6 @@ class Notice:
 
     night: str
     name: str = ""
-    """What mails call it."""
     mail: str = ""
     nights: Path | None = None
 
@@ -182,7 +180,6 @@ def _cut(line: str) -> str:
 
 
 def warning_in(line: str) -> set[str]:
-    """``LOST`` or ``STUCK``, where ``line`` begins so."""
     return {word for word in (LOST, STUCK) if line.startswith(word)}
 
 

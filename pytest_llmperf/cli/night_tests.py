@@ -43,7 +43,6 @@ class Tests:
     collected: AbstractSet[str]
     """By any process, also those that planned only."""
     ended: AbstractSet[str]
-    """At a width."""
     planned: Mapping[str, int]
     """The width that the plan gives each."""
     to_judge: AbstractSet[tuple[str, str]]
@@ -60,7 +59,6 @@ class Tests:
 
     @classmethod
     def of(cls, widths: Sequence[ResultsDocument], plans: Sequence[ResultsDocument]) -> Tests:
-        """From the documents of widths, and those of plans."""
         suites = [each.suite.coverage for each in (*widths, *plans) if each.suite]
         results = [result for each in widths for result in each.results]
         cases = [case for each in plans for case in each.planned]
@@ -189,7 +187,6 @@ class Ended:
 
     exit_code: int
     told: str
-    """For people."""
 
 
 def ended(results: Path) -> Ended | None:

@@ -118,7 +118,6 @@ class Asked:
 
 
 def ask(cluster: ClusterFile) -> Asked:
-    """Let pytest plan."""
     gpus, select = 0 if cluster.on_cpu else max(cluster.widths), cluster.text("suite", "select")
     with tempfile.TemporaryDirectory(prefix="llmperf-") as folder:
         path = Path(folder) / "plan.json"

@@ -176,7 +176,6 @@ def merge_options(cluster: ClusterFile, job_ids: Sequence[str]) -> list[str]:
 
 
 def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> list[str]:
-    """The arguments of `llmperf merge`, for a night's results."""
     address = cluster.text("suite", "mail")
     return [
         *(str(results), *(f"--expect=gpus-{width}.json" for job in planned for width in job.widths)),

@@ -185,7 +185,6 @@ class Watcher(Terminal):
         self.say(f"searching {size} for {order.objective.words}, {minutes} at most")
 
     def standing(self, standing: Standing) -> None:
-        """Where the search is now."""
         seconds_left = f"{formats.elapsed(max(0.0, standing.seconds_left))} left"
         new, self._shown = standing.tried[self._shown :], len(standing.tried)
         for number, tried in enumerate(new, self._shown - len(new) + 1):
@@ -256,7 +255,6 @@ class TestFile:
 
     @property
     def nodeid(self) -> str:
-        """The test that holds the cases."""
         return f"{self.path.as_posix()}::test_tuned"
 
     def write(self, winner: TrainSpec) -> list[TrainSpec]:

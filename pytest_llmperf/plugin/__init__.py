@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def is_case(item: pytest.Item) -> bool:
-    """Whether a test measures."""
     return "perf" in getattr(item, "fixturenames", ())
 
 

@@ -109,7 +109,6 @@ def _shown(rootdir: Path, ini: Path | None) -> str:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Register every option and ini value."""
     add_to_pytest(parser, (option for _, option in table(Settings)))
     for name, what in SLURM_INI.items():
         parser.addini(f"perf_slurm_{name}", f"SLURM: {what}", default="")

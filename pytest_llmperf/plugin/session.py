@@ -1,7 +1,6 @@
 """PerfSession: one pytest process's run.
 
-Under pytest-xdist every worker has one, and what they found reaches the controller's on the test reports.
-"""
+Under pytest-xdist every worker has one, and what they found reaches the controller's on the test reports."""
 
 from __future__ import annotations
 

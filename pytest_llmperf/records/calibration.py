@@ -28,7 +28,6 @@ def host_of(places: Iterable[Place]) -> str:
 
 
 def site_of(places: Iterable[Place]) -> str:
-    """The very hardware of a launch."""
     # A GPU's UUID is its own everywhere; a CPU's name needs its host's.
     return " + ".join(sorted(p.device if _UUID.search(p.device) else f"{p.host} {p.device}" for p in places))
 

@@ -42,7 +42,6 @@ class Failure:
 
     @property
     def reason(self) -> str:
-        """How the launch ended, in one line."""
         what = "refused" if self.kind == "refused" else f"launch failed ({self.kind})"
         return f"{what}: {self.message}"
 
@@ -77,7 +76,6 @@ class Progress:
     phase_seconds: float = 0.0
     """For how long it had been in ``phase`` when it told."""
     compiles: bool = False
-    """Whether the first step compiles kernels."""
 
     @property
     def trained_until(self) -> float:
@@ -141,10 +139,8 @@ _ROUNDED = 0.01
 def phases_of(
     began: float, seconds: float, reached: Mapping[str, float], first_step_seconds: float
 ) -> dict[str, float]:
-    """Phases of a launch that ``began`` then and took ``seconds``, their sum; none where rank 0 told none.
-
-    ``reached``: when it began to do what, in seconds since 1970. Whatever it says, no phase is negative.
-    """
+    """Phases of a launch that ``began`` then and took ``seconds``, their sum; none where rank 0 told none. ``reached``:
+    when it began to do what, in seconds since 1970. Whatever it says, no phase is negative."""
     told = [(name, reached[word] - began) for word, name in _BEGUN.items() if word in reached]
     if not told:
         return {}
@@ -170,12 +166,10 @@ def accounted(record: Mapping[str, float], waited: float, seconds: float, remain
 
 
 def total(phases: Mapping[str, float]) -> float:
-    """All of them together."""
     return sum(phases.values())
 
 
 def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Phase by phase."""
     sums: dict[str, float] = {}
     for phases in several:
         for name, seconds in phases.items():
@@ -273,7 +267,6 @@ class Room:
 
     @property
     def share(self) -> float:
-        """The part of it that is left."""
         return self.left_bytes / self.limit_bytes if self.limit_bytes else 1.0
 
     def __str__(self) -> str:

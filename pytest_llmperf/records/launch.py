@@ -1,7 +1,6 @@
 """Launch, Environment, Health: what one torchrun of one spec left behind, and its JSON.
 
-A record holds raw values only; every rate is a property derived from them. Bytes and seconds throughout.
-"""
+A record holds raw values only; every rate is a property derived from them. Bytes and seconds throughout."""
 
 from __future__ import annotations
 
@@ -164,7 +163,6 @@ class Launch:
     gradient_norms: tuple[float, ...] = ()
     """Of the first steps, of the whole gradient before it is clipped; empty where losses are scaled and in old ones."""
     learning: Learning = field(default_factory=lambda: Learning(none=UNINSPECTED))
-    """What one more step showed of its learning."""
     planned_steps: int = 0
     """How many it might have taken, where it ended before; 0: it took all, or the record is old."""
 
@@ -182,7 +180,6 @@ class Launch:
 
     @property
     def is_script(self) -> bool:
-        """Whether a user's own command trained."""
         return "tokens" in self.evidence
 
     @property
@@ -287,7 +284,6 @@ class Launch:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step over all ranks."""
         return sum(rank.tokens_per_step for rank in self.ranks)
 
     @property

@@ -61,7 +61,6 @@ class TensorSeen:
 
     name: str
     is_updated: bool
-    """Whether the optimizer holds it."""
     is_reached: bool
     """Whether it had a gradient in that step, and not one of zeros alone."""
     has_moved: bool
@@ -97,7 +96,6 @@ class _Inspected:
     schedule_steps: int = 0
     """Of the schedule, in steps of the optimizer."""
     is_scaled: bool = False
-    """Whether losses are scaled, which may skip steps."""
     misorder: str = ""
     """What of the order in which the Trainer by itself takes samples is not as its arguments ask; empty: nothing."""
     labels: bool = True

@@ -142,11 +142,9 @@ def _least(name: str, label: str, **words: Any) -> Metric:
 
 
 def _phase(name: str, label: str, phase: str, slack: float, *, only_cold: bool = False) -> Metric:
-    """A phase of a launch that told how long it was in each.
-
-    The best launch says what the code takes: file systems are cold, hosts busy, and a second launch finds files where
-    the first had to fetch them. What is less than the slack is the machine's (docs/explanation/noise.md).
-    """
+    """A phase of a launch that told how long it was in each. The best launch says what the code takes: file systems are
+    cold, hosts busy, and a second launch finds files where the first had to fetch them. What is less than the slack is
+    the machine's (docs/explanation/noise.md)."""
     timed = partial(Metric, unit="s", rule="phase", gpu=1.0, cpu=3.0, early_stop="settled", phase=phase)
     return timed(name, label, of=lambda ran: min(one.phases[phase] for one in ran), slack=slack, only_cold=only_cold)
 
@@ -274,11 +272,9 @@ METRICS: dict[str, Metric] = {row.name: row for row in (*_ROWS, *_IN_PLACE)}
 
 
 def measured(launches: Sequence[Launch] = ()) -> dict[str, Metric]:
-    """Those that every launch has, which a baseline is held against, by the name that a tolerance is of.
-
-    Of ``launches`` whose tokens nobody knows another rate stands in the place of ``RATE``; losses may be unknown too.
-    A user's own training may stall, which is noted: an unchanged FSDP2 loop lost 1.5 to 4.6 % of its launches.
-    """
+    """Those that every launch has, which a baseline is held against, by the name that a tolerance is of. Of
+    ``launches`` whose tokens nobody knows another rate stands in the place of ``RATE``; losses may be unknown too. A
+    user's own training may stall, which is noted: an unchanged FSDP2 loop lost 1.5 to 4.6 % of its launches."""
     rules = ("speed", "confirmed", "exact")
     found = {name: row for name, row in METRICS.items() if row.rule in rules and name not in STAND_INS}
     for launch in launches[:1]:

@@ -333,7 +333,6 @@ class Candidate:
 
     @property
     def shown(self) -> str:
-        """As people call it."""
         return self.name[:12] if self.is_commit else self.name
 
     @property

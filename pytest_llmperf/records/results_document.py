@@ -1,7 +1,6 @@
 """The results document: what ``--perf-json`` writes and ``merge``, ``export``, ``history``, ``report`` and pages read.
 
-A reader is strict, where it decides whether a night is green, or lenient, where it shows what it can.
-"""
+A reader is strict, where it decides whether a night is green, or lenient, where it shows what it can."""
 
 from __future__ import annotations
 

@@ -49,12 +49,9 @@ class Steady:
     drift: float
     """Median of the last third of the steady steps over that of the first third, minus 1."""
     stalls: float
-    """Share of the time that slow steps lost and the median does not show: 1 - median / mean.
-
-    Of the steady steps; before them a step counts only if it was far too slow after one that was not.
-    """
+    """Share of the time that slow steps lost and the median does not show: 1 - median / mean. Of the steady steps;
+    before them a step counts only if it was far too slow after one that was not."""
     bimodal: bool
-    """Whether the steps have two speeds."""
 
 
 def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
@@ -172,10 +169,8 @@ _LEAST_GROWN = 9
 
 def growth(held: Sequence[int]) -> float | None:
     """By how many bytes ``held``, as each step ended, grows a step at least; never below 0, ``None`` of too few steps.
-
     The slope is Theil and Sen's, at the lower end of its interval (Sen 1968): one jump, and what comes and goes, is no
-    growth. Nor is what ends: each third has to be above the one before by as much.
-    """
+    growth. Nor is what ends: each third has to be above the one before by as much."""
     number = len(held)
     if number < _LEAST_GROWN:
         return None
@@ -248,10 +243,8 @@ class PassingRanges:
 
 
 def takes_all_steps(digest: str, day: date, nights: int) -> bool:
-    """Whether it is the turn of the case of ``digest``: once in so many nights, a share of all cases each night.
-
-    The turn moves by a day from one such period to the next: a gate that runs weekly, or each second day, reaches all.
-    """
+    """Whether it is the turn of the case of ``digest``: once in so many nights, a share of all cases each night. The
+    turn moves by a day from one such period to the next: a gate that runs weekly, or each second day, reaches all."""
     ordinal = day.toordinal()
     return nights > 0 and (int(digest[:8], 16) + ordinal + ordinal // nights) % nights == 0
 

@@ -1,7 +1,6 @@
 """Trace: what a launch's device did in one step, by name, how often and for how long; and its JSON.
 
-Counts have no noise, times have some. A trace that could not prove itself complete has no rows, and says why.
-"""
+Counts have no noise, times have some. A trace that could not prove itself complete has no rows, and says why."""
 
 from __future__ import annotations
 
@@ -88,7 +87,6 @@ class RankWork:
 
     @property
     def more(self) -> dict[Key, float]:
-        """The same by both."""
         return {(kind, name): more for kind, named in self.apart.items() for name, more in named.items()}
 
 
@@ -257,9 +255,7 @@ LEADS_TO = " => "
 
 def new_places(metric: str, then: Trace | StaticStep, now: Trace | StaticStep) -> list[str]:
     """Where a step waits or copies more often than ``then``, most first: ``30 a step at train.py:61 (`loss.item()`)``.
-
-    Lines above a place come and go: its number is not compared. Where ``then`` names no place, all are new.
-    """
+    Lines above a place come and go: its number is not compared. Where ``then`` names no place, all are new."""
     left, found = dict[str, float](), []
     for kind in COUNTED[metric]:
         for place, count in then.places.get(kind, {}).items():
@@ -313,7 +309,6 @@ class StaticStep:
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted, of one rank."""
         return sum(self.memory.values())
 
     def other_versions(self, now: StaticStep) -> tuple[str, ...]:

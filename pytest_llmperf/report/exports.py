@@ -56,10 +56,8 @@ def _cut(text: str) -> str:
 
 
 def within(page: Sequence[str], num_bytes: int) -> str:
-    """``page`` in so many bytes at most: without padding, cut at a whole line, and with one that says so.
-
-    Empty where there is no room for even that.
-    """
+    """``page`` in so many bytes at most: without padding, cut at a whole line, and with one that says so. Empty where
+    there is no room for even that."""
     lines = [_PADDING.sub(" ", line) for line in page]
     sizes = [len(line.encode()) + 1 for line in lines]
     if sum(sizes) <= num_bytes:
@@ -108,10 +106,8 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def families(run: ExportedRun, *, compared: bool) -> dict[str, tuple[str, dict[Labels, float]]]:
-    """Samples of all of ``run`` by name, each of which its labels tell from the others, and the name's help.
-
-    With baselines, changes and the run's own figures where they are ``compared`` nowhere else; all are gauges.
-    """
+    """Samples of all of ``run`` by name, each of which its labels tell from the others, and the name's help. With
+    baselines, changes and the run's own figures where they are ``compared`` nowhere else; all are gauges."""
     found: dict[str, tuple[str, dict[Labels, float]]] = {}
     for name, told, labels, value in (*(_of_the_run(run) if compared else ()), *_of_cases(run, compared=compared)):
         # What is empty is as good as absent there. What two hostile names share stays the first one's: a second sample
@@ -171,10 +167,8 @@ def exact(value: float) -> str:
 
 
 def prometheus(run: ExportedRun) -> Iterator[str]:
-    """Prometheus' text format, for node_exporter's textfile collector or a push gateway, by lines.
-
-    No sample has a time: the textfile collector refuses a file that has one.
-    """
+    """Prometheus' text format, for node_exporter's textfile collector or a push gateway, by lines. No sample has a
+    time: the textfile collector refuses a file that has one."""
     for name, (told, samples) in families(run, compared=True).items():
         yield "# HELP {} {}".format(name, told.replace("\\", r"\\"))
         yield f"# TYPE {name} gauge"
@@ -187,10 +181,8 @@ _DIGITS = 6
 
 
 def gitlab_metrics(run: ExportedRun) -> Iterator[str]:
-    """The lines of ``metrics.txt``, without baselines: GitLab compares with the target branch by itself.
-
-    It takes all behind a ``#`` for a comment, also inside a label, whose quotation mark would then be missing.
-    """
+    """The lines of ``metrics.txt``, without baselines: GitLab compares with the target branch by itself. It takes all
+    behind a ``#`` for a comment, also inside a label, whose quotation mark would then be missing."""
     for name, (_, samples) in families(run, compared=False).items():
         yield f"# TYPE {name} gauge"
         for labels, value in samples.items():

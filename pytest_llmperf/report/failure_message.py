@@ -1,7 +1,6 @@
 """What a failing test prints: the verdict, the figures behind it, what may explain it and what to do next.
 
-Its own words are ASCII: pytest shows a failure on whatever terminal or log there is.
-"""
+Its own words are ASCII: pytest shows a failure on whatever terminal or log there is."""
 
 from __future__ import annotations
 
@@ -26,11 +25,8 @@ _INDENT = "  "
 
 
 def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str = "none") -> str:
-    """The message of a failing case, at most ``MAX_LINES`` lines.
-
-    ``rerun`` and ``accept`` are commands, ``baseline`` says how much it was held against. An invalid case is offered
-    no ``accept``: its launches are never stored.
-    """
+    """The message of a failing case, at most ``MAX_LINES`` lines. ``rerun`` and ``accept`` are commands, ``baseline``
+    says how much it was held against. An invalid case is offered no ``accept``: its launches are never stored."""
     between = "between the environments" if result.launches_before else "from the baseline's environment"
     context = [
         one_line(f"measured: {_measured(result.launches)}; baseline: {baseline}"),
@@ -60,10 +56,8 @@ def _header(result: CaseResult, reason: str) -> str:
 
 
 def explained(result: CaseResult, reason: str) -> str:
-    """``reason`` and what traces point to: before a loss of speed, its cause; after anything else, as what it took.
-
-    A CPU's times are noise: there what is exact comes first, then the figure.
-    """
+    """``reason`` and what traces point to: before a loss of speed, its cause; after anything else, as what it took. A
+    CPU's times are noise: there what is exact comes first, then the figure."""
     if result.verdict == "invalid":  # whose evidence has said more
         return reason
     if chosen := _choices(result):

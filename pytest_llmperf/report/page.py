@@ -57,7 +57,6 @@ class Row:
 
     label: str
     words: str
-    """The figure for people."""
     parts: tuple[tuple[str, float], ...]
     marks: tuple[tuple[str, float], ...] = ()
 
@@ -72,7 +71,6 @@ class RowChart(Chart):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """As they first appear."""
         return tuple(dict.fromkeys(name for row in self.rows for name, _ in row.parts))
 
 
@@ -119,7 +117,6 @@ class Section:
     """A part of the page."""
 
     anchor: str
-    """Its name in the page's addresses."""
     title: str
     charts: tuple[Chart, ...] = ()
     lines: tuple[str, ...] = ()
@@ -183,7 +180,6 @@ class Page:
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """All that are on it, each once."""
         found = [chart for section in self.sections for chart in section.charts]
         return tuple(dict.fromkeys([*found, *(chart for case in self.cases for chart in case.details.charts)]))
 

@@ -44,7 +44,6 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: S
 
 
 def result_of(result: CaseResult) -> StoredResult:
-    """A case as a document has it."""
     metrics = {}
     for check in result.checks:
         metrics[check.metric] = Figure(
@@ -283,7 +282,6 @@ class ExportedCase:
 
     @property
     def is_failing(self) -> bool:
-        """The same, or its test failed beside it."""
         return self.has_failing_verdict or bool(self.test_failed)
 
     @property
@@ -330,7 +328,6 @@ class ExportedRun:
     """The runs of one or several documents."""
 
     cases: tuple[ExportedCase, ...] = ()
-    """The worst first."""
     troubles: tuple[str, ...] = ()
     """What fails the run and is no case's, a line each; tests that failed by themselves are among them."""
     skipped: tuple[tuple[str, str], ...] = ()

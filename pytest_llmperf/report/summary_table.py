@@ -113,11 +113,9 @@ def summary_lines(  # noqa: PLR0913 - what is shown, and on what
     verbose: bool = False,
 ) -> list[str]:
     """The table of ``results`` and what belongs below it: among it what the run ``spent``, on launches that failed too.
-
     ``width`` is the terminal's, ``None`` where there is none: then nothing is folded. Whatever the width, no id and no
     figure is cut. ``encoding`` is the output's: what it cannot show is written in ASCII. ``verbose``: with notes that
-    mean no fault.
-    """
+    mean no fault."""
     if not results:
         return list(filter(None, [time_line(spent or Spent())]))
     glyphs = glyphs_of(encoding)
@@ -275,9 +273,7 @@ _NEGLIGIBLE = 0.01
 
 def time_line(spent: Spent) -> str:
     """``364 s in 12 launches: 240 s start-up, 105 s training, 19 s waiting for hardware``; the largest part first.
-
-    Without its parts where nothing is known of them; empty where nothing was launched.
-    """
+    Without its parts where nothing is known of them; empty where nothing was launched."""
     if not spent.launches:
         return ""
     parts = parts_of_a_run(spent.phases)

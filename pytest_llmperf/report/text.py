@@ -46,10 +46,8 @@ def glyphs_of(encoding: str | None) -> Glyphs:
 
 
 def one_line(text: str, encoding: str | None = "utf-8") -> str:
-    """``text`` as it may leave, without line breaks, and escaped where ``encoding`` cannot show it.
-
-    An id or an exception's message must not move the cursor, start a colour or end the run with a UnicodeEncodeError.
-    """
+    """``text`` as it may leave, without line breaks, and escaped where ``encoding`` cannot show it. An id or an
+    exception's message must not move the cursor, start a colour or end the run with a UnicodeEncodeError."""
     line = leaving(text).replace("\n", " ").strip()
     try:
         return line.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
@@ -59,9 +57,7 @@ def one_line(text: str, encoding: str | None = "utf-8") -> str:
 
 def leaving(text: str) -> str:
     """``text`` as it may leave, its lines kept: without secrets, and without what moves a cursor or turns words round.
-
-    Every string that somebody else reads goes through here, or through ``one_line``.
-    """
+    Every string that somebody else reads goes through here, or through ``one_line``."""
     text = without_secrets(text)
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
@@ -83,7 +79,6 @@ def fold(text: str, width: int | None, indent: str = "") -> list[str]:
 
 
 def _head(text: str, width: int) -> str:
-    """As much of ``text`` as one line holds."""
     if len(text) <= width:
         return text
     for pattern in _BREAKS:
@@ -108,9 +103,8 @@ def shorten_middle(text: str, width: int, ellipsis: str) -> str:
 
 def shorten_list(text: str, width: int, ellipsis: str) -> str:
     """``text`` in ``width`` characters, whole parts of a list left out of its middle: half of one says another thing.
-
-    Parts end with a comma or semicolon. Where the first and the last have no room together, the text's ends are kept.
-    """
+    Parts end with a comma or semicolon. Where the first and the last have no room together, the text's ends are
+    kept."""
     if len(text) <= width:
         return text
     first, *middle = _PARTS.split(text)
@@ -216,7 +210,6 @@ def _total(columns: Sequence[Column]) -> int:
 
 
 def draw(columns: Sequence[Column], color: bool = False) -> list[str]:
-    """The columns side by side, as wide as they are."""
     from rich.console import Console  # noqa: PLC0415 - only the end of a run pays for rich
     from rich.table import Table  # noqa: PLC0415 - the same
     from rich.text import Text  # noqa: PLC0415 - the same
@@ -391,7 +384,6 @@ class LaunchLines:
             self._say(f"{self._name}: {_phase(progress)}, {formats.elapsed(now - self._start)}")
 
     def finished(self, launch: Launch) -> None:
-        """It has left its record."""
         row = measured([launch])[RATE]
         figures = (
             f"{formats.tokens_per_second(row.read([launch]))} {row.label}",

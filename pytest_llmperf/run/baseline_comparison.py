@@ -325,10 +325,8 @@ def beside_verdict(result: CaseResult, stored: Launch, before: Trace | None) -> 
 
 
 def diagnosed(result: CaseResult, before: Trace | None, after: Trace | None, held_up: Sequence[str] = ()) -> CaseResult:
-    """``result`` with what its step does that the one before did not, and what fits that best first.
-
-    ``held_up`` says of a rank that the others wait for it: a trace is the mean of all ranks, and does not.
-    """
+    """``result`` with what its step does that the one before did not, and what fits that best first. ``held_up`` says
+    of a rank that the others wait for it: a trace is the mean of all ranks, and does not."""
     if not (before and after):
         return replace(result, diagnosis="; ".join(held_up[:1]))
     difference = step_difference(before, after)

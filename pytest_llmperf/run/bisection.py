@@ -68,7 +68,6 @@ class Step:
     exact: tuple[str, ...] = ()
     """What is counted, or else exact, and is not as at the good end."""
     reason: str = ""
-    """Why it was skipped."""
     kept: bool = False
     """Whether no launch was needed for it, since an earlier run had made them."""
 
@@ -122,9 +121,7 @@ class Bisector:
 
     def run(self, span: Span) -> Bisection:
         """Search between the ends of ``span`` until one is left, or none can tell more, or time is over.
-
-        ``CaseFailedError``: an end cannot be launched, or another process does the same.
-        """
+        ``CaseFailedError``: an end cannot be launched, or another process does the same."""
         run, self._good = self._caller.run, span.good
         run.until = time.monotonic() + self._order.seconds
         where = [run.machine_kind, sorted(gpu.uuid for gpu in run.gpus)]

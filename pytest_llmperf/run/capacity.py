@@ -64,10 +64,8 @@ def short(spec: Spec, size: int) -> Spec:
 
 
 def fit(spec: Spec, search: Search, launch: Callable[[Spec, int], Launch], goes_on: Callable[[Fitted], bool]) -> Fitted:
-    """Search from where ``search`` begins, as long as it ``goes_on``; each size is a fresh process's.
-
-    A rank that died without a word gets a second chance: memory may have been what ended it.
-    """
+    """Search from where ``search`` begins, as long as it ``goes_on``; each size is a fresh process's. A rank that died
+    without a word gets a second chance: memory may have been what ended it."""
     launches, numbers = dict[int, Launch | None](), count(1)
     while (size := search.next()) is not None and size not in launches:
         so_far = Fitted(search.fits, launches.get(search.fits), search.fails)
@@ -206,12 +204,10 @@ _TRUSTED = 3
 
 @dataclass
 class Search:
-    """Finds the largest size that fits, to the unit.
-
-    It begins at ``guess``, asks for one more, since a good guess is the answer, and strides away from it until one size
-    fits and a larger one does not. Then it closes in between: in the middle, or, once peaks are known, where a straight
-    line through them meets ``limit_bytes``, since what a step keeps grows evenly with its batch.
-    """
+    """Finds the largest size that fits, to the unit. It begins at ``guess``, asks for one more, since a good guess is
+    the answer, and strides away from it until one size fits and a larger one does not. Then it closes in between: in
+    the middle, or, once peaks are known, where a straight line through them meets ``limit_bytes``, since what a step
+    keeps grows evenly with its batch."""
 
     guess: int = 1
     limit_bytes: int = 0
@@ -228,7 +224,6 @@ class Search:
 
     @property
     def fails(self) -> int | None:
-        """The smallest size seen not to fit."""
         return min(self.too_large, default=None)
 
     @property

@@ -1,8 +1,7 @@
 """Case: what is concluded as one (a spec, two that take turns, the largest micro-batch of one), and who asks for it.
 
 Who asks knows whether a case is launched here. Runs that launch nothing (``--perf-dry-run``,
-``--update-baselines=prune``) go on through a test: they have to know its later specs too.
-"""
+``--update-baselines=prune``) go on through a test: they have to know its later specs too."""
 
 from __future__ import annotations
 
@@ -43,7 +42,6 @@ class Case:
     judges: bool = True
     """Whether it is judged; launches alone are what ``perf.measure`` returns."""
     notes: tuple[str, ...] = ()
-    """Said by every result of it."""
 
     @property
     def width(self) -> int:
@@ -98,7 +96,6 @@ class Case:
 
     @classmethod
     def tuned(cls, spec: TrainSpec, space: Space) -> Case:
-        """``spec`` among its neighbours in ``space``."""
         names = "-".join(axis.name for axis in space.axes)
         return cls(
             id=f"{spec.id}-tuned-over-{names}",
@@ -159,10 +156,8 @@ class Caller:
         )
 
     def policy(self, spec: Spec) -> Policy:
-        """What ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's.
-
-        Twice as slow may be a CPU's gate; on a GPU 1 was meant as 1 %, and is a ``CaseFailedError``.
-        """
+        """What ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's. Twice as
+        slow may be a CPU's gate; on a GPU 1 was meant as 1 %, and is a ``CaseFailedError``."""
         run = self.run
         policy = Policy.for_cpu() if run.on_cpu else Policy.for_gpu()
         policy = replace(policy, noise=run.experience.noise, rule=run.rule, knowledge=run.knowledge)
@@ -183,11 +178,8 @@ class Caller:
         self.findings.named = True
 
     def ask(self, case: Case, launches: int, baseline: Baseline | None = None, shares: str = "") -> str:
-        """Why ``case`` is not launched; empty where it is.
-
-        A run that launches ends the test here where one of its specs cannot run. It costs nothing where it ``shares``
-        what another test launches.
-        """
+        """Why ``case`` is not launched; empty where it is. A run that launches ends the test here where one of its
+        specs cannot run. It costs nothing where it ``shares`` what another test launches."""
         settings, findings = self.run.settings, self.findings
         if not settings.launches_nothing:
             self.need(case, baseline)
@@ -244,10 +236,8 @@ class Caller:
         return "", found
 
     def _of_another_width(self, case: Case, most: int) -> tuple[Elsewhere, str]:
-        """The same of the width alone.
-
-        At ``most`` so many GPUs, or ranks on the CPU, are here: a night's job may hold fewer than its width.
-        """
+        """The same of the width alone. At ``most`` so many GPUs, or ranks on the CPU, are here: a night's job may hold
+        fewer than its width."""
         width, asked = self.run.settings.width, case.width
         if width is None:
             return "", ""

@@ -166,7 +166,6 @@ def memory_parts(result: Result, stored: Baselines) -> Mapping[str, int]:
 
 
 def memory_table(result: Result, parts: Mapping[str, int]) -> Table:
-    """The memory of one case, predicted and measured."""
     allocated = result.figure(_ALLOCATED).value
     predicted = result.figure(_PREDICTED).value or (float(sum(parts.values())) or None)
     sizes = {

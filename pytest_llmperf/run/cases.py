@@ -1,8 +1,7 @@
 """The cases of one caller: each launched until it is decided, and concluded.
 
 What pytest's ``perf`` fixture and ``llmperf check`` ask. ``CannotRunError`` says that a case cannot run here,
-``CaseFailedError`` that its baseline cannot be used, ``DidNotTrainError`` that a launch yielded no record.
-"""
+``CaseFailedError`` that its baseline cannot be used, ``DidNotTrainError`` that a launch yielded no record."""
 
 from __future__ import annotations
 
@@ -34,8 +33,6 @@ from pytest_llmperf.support.user_input import is_positive
 
 
 class Cases:
-    """The cases of one caller."""
-
     def __init__(self, caller: Caller) -> None:
         self._caller, self._run, self._settings = caller, caller.run, caller.run.settings
         self._recorder, self._runner = Recorder(caller), Runner(caller)
@@ -225,7 +222,6 @@ _OF_THE_WIDTH = ("gpus", "parallelism", "micro_batch_size", "gradient_accumulati
 
 
 def need_spec(method: str, value: object, kind: type[Any]) -> None:
-    """It is a spec of this ``kind``, or the test fails."""
     if not isinstance(value, kind):
         name = "TrainSpec" if kind is TrainSpec or not isinstance(value, Spec) else kind.__name__
         raise CaseFailedError(f"perf.{method} needs a {name}, not {value!r}; the fixture train_spec makes one")
@@ -262,9 +258,7 @@ def need_nats(loss_within: object) -> None:
 
 def need_the_same_tokens(before: Spec, after: Spec) -> None:
     """Losses are comparable where batches are the same, and rank 0, whose losses are kept, has the same share of them.
-
-    How many steps each side takes decides only how many losses there are to compare.
-    """
+    How many steps each side takes decides only how many losses there are to compare."""
     if before.is_script or after.is_script:
         raise CaseFailedError("perf.compare: loss_within takes two TrainSpecs: nobody knows what tokens a script takes")
     for name in ("gpus", "sequences_per_step", "sequence_length", "seed", "data", *OF_A_TEXT):

@@ -62,10 +62,8 @@ def _found(caller: Caller, case: Case, concluded: Concluded) -> Concluded:
 
 @contextmanager
 def failures(caller: Caller, case: Case) -> Iterator[None]:
-    """What ends ``case`` inside is kept as an invalid result of it.
-
-    ``CaseFailedError``: its baseline cannot be used; ``DidNotTrainError``: a launch yielded no record.
-    """
+    """What ends ``case`` inside is kept as an invalid result of it. ``CaseFailedError``: its baseline cannot be used;
+    ``DidNotTrainError``: a launch yielded no record."""
     try:
         yield
     except BaselineError as error:
@@ -131,10 +129,8 @@ class Recorder:
         judge: Callable[[_Figures | None], CaseResult],
         record: Callable[[CaseResult, _Figures | None], CaseResult],
     ) -> tuple[CaseResult, _Figures | None, str]:
-        """``result`` as ``record`` left it, what it was held against in the end, and why it was not recorded.
-
-        Where another run has changed the baseline meanwhile, ``judge`` says it once more.
-        """
+        """``result`` as ``record`` left it, what it was held against in the end, and why it was not recorded. Where
+        another run has changed the baseline meanwhile, ``judge`` says it once more."""
         while self.wants(baseline):
             try:
                 return record(result, baseline), baseline, ""
@@ -200,7 +196,6 @@ class Measured:
     spec: Spec
     result: CaseResult
     baseline: Baseline | None
-    """What it was held against."""
     refused: str = ""
     """Why it was not recorded, where the run asked for that."""
     again: bool = False
@@ -208,7 +203,6 @@ class Measured:
 
     @property
     def nodeid(self) -> str:
-        """The test that launched it."""
         return self.result.shares or self.result.nodeid
 
     def lent(self, result: CaseResult) -> tuple[CaseResult, str]:
@@ -287,9 +281,7 @@ class Scaling:
     @classmethod
     def of(cls, caller: Caller, recorder: Recorder, wide: Spec, scaled_from: Spec | None) -> Scaling | None:
         """Beside the narrowest of the series of ``wide``, or ``scaled_from``: as this run measured it, else as stored.
-
-        Under ``--perf-against`` no baseline is read. ``None``: one GPU scales nothing.
-        """
+        Under ``--perf-against`` no baseline is read. ``None``: one GPU scales nothing."""
         if wide.gpus == 1:
             return None
         narrow = caller.run.result_cache.narrow(wide, scaled_from)

@@ -136,7 +136,6 @@ class ModelFlops:
                 yield f"MFU is not told: the FLOPs of {spec.slug} cannot be counted: {known}"
 
     def close(self) -> None:
-        """End what counts, and forget what it was asked."""
         if self._counts is not None:
             self._counts.close()
         self._counts, self._asked = None, {}
@@ -159,7 +158,6 @@ def _key(spec: TrainSpec) -> _Key:
 
 @cache
 def _counted_by() -> Mapping[str, Any]:
-    """Whose code is run, and how it is counted."""
     found = {"torch": "", "transformers": ""}
     for name in found:
         with suppress(PackageNotFoundError):
@@ -168,7 +166,6 @@ def _counted_by() -> Mapping[str, Any]:
 
 
 def _kept_at(spec: TrainSpec) -> tuple[Path, dict[str, Any]]:
-    """Where a count is kept, and what decides it."""
     model = spec.architecture
     facts = {"config": dict(model.config), "sequence_length": spec.sequence_length, **_counted_by()}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

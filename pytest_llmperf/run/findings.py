@@ -1,8 +1,7 @@
 """Findings: what one test found and what ended it, what a run saw of its suite, and who sees launches meanwhile.
 
 What ends a case or a run without a conclusion is one line for people: the plugin makes pytest's outcomes of it, the
-command line its exit codes.
-"""
+command line its exit codes."""
 
 from __future__ import annotations
 
@@ -76,7 +75,6 @@ class Findings:
     cut: bool = False
     """Whether it ended by itself before its end: nobody knows what else it would have asked about."""
     spent: Spent = field(default_factory=Spent)
-    """By its launches."""
     told: bool = False
     """Whether a result was sent away already: subtests have reports of their own."""
 
@@ -90,7 +88,6 @@ class Findings:
         return values
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Take in what another process sent."""
         for name, kind in _KINDS.items():
             getattr(self, name).extend(codec.read(kind, each) for each in values[name])
         self.digests += values["digests"]
@@ -180,7 +177,6 @@ class Coverage:
         return {name: sorted(getattr(self, name)) for name in _SETS} | {"said": self.said}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Take in what another process saw."""
         for name in _SETS:
             getattr(self, name).update(values[name])
         for node, said in values["said"].items():
@@ -220,11 +216,9 @@ def file_of(node: str) -> str:
 
 
 def unused_baselines(entries: Iterable[Entry], digests: AbstractSet[str], coverage: Coverage, root: Path) -> list[Path]:
-    """Baselines whose digest no test asked for, though the file that recorded them ran in full.
-
-    A baseline that another test file recorded is left alone: a run of one file says nothing about the others. Where
-    the file is gone, only the whole suite knows whether its tests moved.
-    """
+    """Baselines whose digest no test asked for, though the file that recorded them ran in full. A baseline that another
+    test file recorded is left alone: a run of one file says nothing about the others. Where the file is gone, only the
+    whole suite knows whether its tests moved."""
     files, whole = coverage.files(), not coverage.doubts()
 
     def is_unused(entry: Entry) -> bool:
@@ -252,5 +246,4 @@ class Width:
         return is_case or self.plan is None or not self.is_whole
 
     def knows(self, nodeid: str) -> bool:
-        """Whether the plan tells what the test asks for."""
         return self.plan is not None and nodeid in self.plan

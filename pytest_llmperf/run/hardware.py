@@ -2,8 +2,7 @@
 
 ``UsageError`` says that the site cannot serve or lacks GPUs, ``RunEndedError`` that all nodes of a job are lost and
 another start may go on. That has what is kept of each case as it is concluded: on the shared file system beside the
-runs, in a folder named by the job, which a requeue does not change.
-"""
+runs, in a folder named by the job, which a requeue does not change."""
 
 from __future__ import annotations
 
@@ -51,8 +50,6 @@ _UNTOUCHED_SECONDS = 24 * 3600.0
 
 
 class Hardware:
-    """The hardware of one process's run."""
-
     def __init__(
         self,
         settings: Settings,
@@ -62,10 +59,8 @@ class Hardware:
         shared_gpus: Sequence[str] = (),
         is_worker: bool = False,
     ) -> None:
-        """``arguments`` tell one run of a SLURM job from its others.
-
-        ``is_worker``: other processes share the run, and ``shared_gpus``, by uuid, where not all are the run's.
-        """
+        """``arguments`` tell one run of a SLURM job from its others. ``is_worker``: other processes share the run, and
+        ``shared_gpus``, by uuid, where not all are the run's."""
         self.settings, self.rootdir, self.arguments = settings, rootdir, tuple(arguments)
         self.shared_gpus, self.is_worker, self._is_charged = tuple(shared_gpus), is_worker, False
 
@@ -169,10 +164,8 @@ class Hardware:
         return machine, assumed
 
     def _with_assumed(self, machine: Machine, gpus: int, have: str) -> tuple[Machine, str]:
-        """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest.
-
-        A login node may tell what a job would do; a budget needs a baseline that tells what a case takes.
-        """
+        """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest. A
+        login node may tell what a job would do; a budget needs a baseline that tells what a case takes."""
         from pytest_llmperf.judge.baseline import BaselineStore
         from pytest_llmperf.launch.device import UNKNOWN
 
@@ -322,11 +315,9 @@ class Job:
         restarts: int = 0,
         site: Site | None = None,
     ) -> None:
-        """``arguments`` are pytest's: a job may run the suite more than once, each time with others.
-
-        Only a run that is to ``resume`` goes on with what is there. Where ``key`` is empty, since nothing starts it
-        anew, nothing is kept; without a ``site`` nothing is counted.
-        """
+        """``arguments`` are pytest's: a job may run the suite more than once, each time with others. Only a run that is
+        to ``resume`` goes on with what is there. Where ``key`` is empty, since nothing starts it anew, nothing is kept;
+        without a ``site`` nothing is counted."""
         self.folder, self._arguments, self._resume = home / key, [str(word) for word in arguments], resume
         self._is_kept, self._restarts, self._site, self._gpus, self._start = bool(key), restarts, site, 0, time.time()
         with suppress(OSError):
@@ -336,7 +327,6 @@ class Job:
                         shutil.rmtree(old, ignore_errors=True)
 
     def find(self, nodeid: str, digest: str) -> Concluded | None:
-        """What an earlier start concluded of a case."""
         return codec.load(Concluded, self._path(nodeid, digest)) if self._resume else None
 
     def keep(self, concluded: Concluded) -> str:

@@ -1,7 +1,6 @@
 """History: what runs before this one have measured, in a store or in ``--perf-json`` files, and what this run adds.
 
-A row there says of which project and revision it is.
-"""
+A row there says of which project and revision it is."""
 
 from __future__ import annotations
 

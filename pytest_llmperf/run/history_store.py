@@ -1,10 +1,9 @@
 """HistoryStore: rows of runs in one SQLite file, which several may write at the same time, and where rows come from.
 
 A run is one transaction of some milliseconds, and SQLite's rollback journal keeps the file whole, whoever dies
-meanwhile. Write-ahead logging would gain nothing at one write a run, is files beside the file, and does not work where
-hosts share a file system; nor do all of these have locks that SQLite can rely on (docs/how-to/history.md). A Python may
-have no SQLite: whoever opens a store asks for it.
-"""
+meanwhile. Write-ahead logging would gain nothing at one write a run, is files beside the file, and does not work
+where hosts share a file system; nor do all of these have locks that SQLite can rely on (docs/how-to/history.md). A
+Python may have no SQLite: whoever opens a store asks for it."""
 
 from __future__ import annotations
 

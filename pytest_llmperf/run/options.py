@@ -1,8 +1,7 @@
 """Option: what a run, or a command, can be asked for; a front-end's arguments and the reference are made of these.
 
-Those of a run are the fields of ``Settings``, which ``run/reading.py`` makes of what a front-end was given. Every start
-of pytest loads this: it imports little.
-"""
+Those of a run are the fields of ``Settings``, which ``run/reading.py`` makes of what a front-end was given. Every
+start of pytest loads this: it imports little."""
 
 from __future__ import annotations
 
@@ -136,7 +135,6 @@ def switch(flag: str, fronts: Mapping[str, Any], **words: Any) -> Unsaid:
 
 
 def table(settings: Any) -> Iterator[tuple[str, Option]]:
-    """The options of ``settings``, by field."""
     return ((each.name, each.metadata["option"]) for each in fields(settings) if "option" in each.metadata)
 
 

@@ -148,9 +148,7 @@ class PairedComparison:
         fewest: int = 1,
     ) -> Turns:
         """Pairs until ``decide`` has, after those that were ``begun``; every second one begins with the other side.
-
-        What drifts slowly (heat, neighbours) then weighs on both alike.
-        """
+        What drifts slowly (heat, neighbours) then weighs on both alike."""
         settings, retry = self._caller.run.settings, LaunchRetry(self._runner, self._caller.observer.say)
         pairs, fewest = begun, max(fewest, settings.launches)
         self._caller.run.settle(*(side.spec for side in sides))  # during the turns GPUs are held

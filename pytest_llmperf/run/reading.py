@@ -50,9 +50,7 @@ def read_settings(
     front: str, said: Namespace, *, here: Path, rootdir: Path, ini: Callable[[str], Any] = lambda _: "", **fixed: Any
 ) -> Settings:
     """Read what ``front`` was asked for, on the command line before its ini file; ``UsageError``: it cannot be used.
-
-    Relative paths are ``here``, those of an ini file under ``rootdir``; ``fixed`` is what nobody can ask otherwise.
-    """
+    Relative paths are ``here``, those of an ini file under ``rootdir``; ``fixed`` is what nobody can ask otherwise."""
     _refuse_unknown_fault()
     values: dict[str, Any] = {}
     for name, option in table(Settings):
@@ -155,9 +153,7 @@ def _path(option: Option, where: str, value: str | Path | None, home: Path, fron
 
 def _misspelt(path: Path) -> str:
     """Why a folder of baselines that is not there is another one's name; empty where it is there, or may be a new one.
-
-    What was meant would be trained and recorded as new.
-    """
+    What was meant would be trained and recorded as new."""
     while not path.parent.is_dir():
         path = path.parent
     if path.is_dir():

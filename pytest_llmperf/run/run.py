@@ -1,8 +1,7 @@
 """Run: what every front-end drives. It has settings and hardware, begins, checks cases, and is finished once.
 
-pytest and ``llmperf check``, ``tune`` and ``bisect`` differ in who asks and in how the answer is shown, and in no more.
-What takes time is found, and what launches and judges is loaded, on first use.
-"""
+pytest and ``llmperf check``, ``tune`` and ``bisect`` differ in who asks and in how the answer is shown, and in no
+more. What takes time is found, and what launches and judges is loaded, on first use."""
 
 from __future__ import annotations
 
@@ -129,10 +128,8 @@ class Run(Hardware):
         return [*self.workers_bad_ends, *(self.site.bad_ends() if "site" in self.__dict__ else ())]
 
     def finish(self, exit_code: int, observer: Observer, *, stopped: bool = False) -> Finished | None:
-        """Judge the run as a whole and write what was asked for; ``None``: there is nothing to say.
-
-        ``exit_code`` is what its cases make of it; ``stopped``: the front-end ended it before its last case.
-        """
+        """Judge the run as a whole and write what was asked for; ``None``: there is nothing to say. ``exit_code`` is
+        what its cases make of it; ``stopped``: the front-end ended it before its last case."""
         try:
             self.job.note_spent()
             if self.unfinished:
@@ -146,7 +143,6 @@ class Run(Hardware):
             self.close()
 
     def close(self) -> None:
-        """End what this run keeps beside its launches."""
         for name in ("site", "static_steps", "model_flops"):
             if name in self.__dict__:
                 getattr(self, name).close()
@@ -261,5 +257,4 @@ class Run(Hardware):
 
     @property
     def launch_seconds(self) -> float:
-        """What a launch may take that begins now."""
         return max(_LEAST_SECONDS, min(self.settings.timeout_seconds, self.until - time.monotonic()))

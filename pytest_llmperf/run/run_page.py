@@ -58,11 +58,8 @@ def page_of(
     made_by: str = "",
     histories: Sequence[CaseHistory] = (),
 ) -> Page:
-    """The page of ``documents``, beside what is ``stored`` of their machine kinds.
-
-    ``left_out``: a line for each file that is not in it. ``made_by``: the name and version of what makes it.
-    ``histories``: of cases that ran before.
-    """
+    """The page of ``documents``, beside what is ``stored`` of their machine kinds. ``left_out``: a line for each file
+    that is not in it. ``made_by``: the name and version of what makes it. ``histories``: of cases that ran before."""
     results = [result for document in documents for result in document.results]
     machines = dict.fromkeys(document.machine for document in documents)
     where = ", ".join("no machine, by --perf-static" if kind == ANY_MACHINE else kind for kind in machines)
@@ -100,7 +97,6 @@ def _sections(
     stored: StoredFigures,
     histories: Sequence[CaseHistory],
 ) -> Iterator[Section | None]:
-    """In the order of the page."""
     # One of each case on each machine kind, of two runs the last that was named. What somebody has to look at comes
     # first, then the ladder: a chart has no room for all.
     newest = {(result.machine, result.id): result for result in results}
@@ -174,7 +170,6 @@ _MOST_LINES, _MOST_SHORT = 40, 6
 
 
 def _clipped(text: str, most: int = _LONGEST_LINE) -> str:
-    """``text`` as far as a row has room for it."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -334,11 +329,9 @@ def write_page(  # noqa: PLR0913 - what it is made of
     made_by: str,
     history: Path | None = None,
 ) -> WrittenPage:
-    """Write the page of ``runs`` beside what is stored in ``baselines``.
-
-    ``left_out`` has a line for each run that could not be read; ``history`` is the store of runs before these. A run
-    that is over has been judged and told whatever becomes of its page, so that nothing is raised here.
-    """
+    """Write the page of ``runs`` beside what is stored in ``baselines``. ``left_out`` has a line for each run that
+    could not be read; ``history`` is the store of runs before these. A run that is over has been judged and told
+    whatever becomes of its page, so that nothing is raised here."""
     try:
         stored = stored_figures(baselines, [run.machine for run in runs])
         told = RunHistories.read(runs, history, baselines)

@@ -58,7 +58,6 @@ class Turn:
     python: str = sys.executable
     sides: int = 1
     side: str = ""
-    """Its name, to people."""
     launches: int = 0
     """How many there will be, where that is known beforehand."""
     tree: Path | None = None
@@ -66,8 +65,6 @@ class Turn:
 
 
 class Runner:
-    """Launches specs for one caller."""
-
     def __init__(self, caller: Caller, *, bare: bool = False) -> None:
         """``bare``: nothing after the timed steps of its launches is traced or inspected."""
         self._run, self._observer, self._findings, self._is_bare = caller.run, caller.observer, caller.findings, bare
@@ -97,12 +94,10 @@ class Runner:
         all_steps: bool = False,
         calibrates: Callable[[Sequence[Gpu]], bool] = lambda _: False,
     ) -> Launch | Failure:
-        """Launch ``spec``; ``number`` counts the launches of this case from 1.
-
-        It may end once it is known to be one of ``passing``, unless it takes ``all_steps``. ``calibrates`` says of its
-        GPUs, of none where srun chooses them, whether they are calibrated in it. A ``CaseFailedError`` where this
-        host's memory cannot hold it, a ``RunEndedError`` where no time, or no node, is left.
-        """
+        """Launch ``spec``; ``number`` counts the launches of this case from 1. It may end once it is known to be one of
+        ``passing``, unless it takes ``all_steps``. ``calibrates`` says of its GPUs, of none where srun chooses them,
+        whether they are calibrated in it. A ``CaseFailedError`` where this host's memory cannot hold it, a
+        ``RunEndedError`` where no time, or no node, is left."""
         run, turn = self._run, turn or Turn()
         rounds = max(math.ceil(number / turn.sides), run.settings.launches)
         numbers = number, max(turn.launches, turn.sides * rounds)
@@ -244,8 +239,6 @@ class Runner:
 
 
 class _Attempt:
-    """One launch while it runs."""
-
     def __init__(self, request: LaunchRequest, live: LaunchObserver) -> None:
         self.request, self._live = request, live
         self.outcome: Any = None
@@ -277,10 +270,8 @@ class _Attempt:
 
 
 def need_room(spec: TrainSpec, host_bytes: int) -> None:
-    """Training on a CPU fits into its host's memory, as far as weights, gradients and states alone can tell.
-
-    A host that is short of memory swaps, or kills somebody else's process, and neither says why.
-    """
+    """Training on a CPU fits into its host's memory, as far as weights, gradients and states alone can tell. A host
+    that is short of memory swaps, or kills somebody else's process, and neither says why."""
     geometry = spec.architecture.geometry
     if geometry is None:
         return

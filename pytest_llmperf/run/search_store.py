@@ -1,7 +1,6 @@
 """What searches have launched, kept in the user's cache, so that one that was ended goes on: trials, and pairs.
 
-A home that cannot be written costs the next search launches, and no more.
-"""
+A home that cannot be written costs the next search launches, and no more."""
 
 from __future__ import annotations
 
@@ -83,7 +82,6 @@ class TrialStore:
         return found
 
     def keep(self, spec: TrainSpec, trial: Trial) -> None:
-        """Keep what came of ``spec`` as it was launched."""
         why = codec.keep(self._folder / f"{spec.digest}-{spec.steps}.json", _KeptTrial(spec.to_dict(), trial))
         self.unkept = f"{self._folder}: {why}" if why else self.unkept
 
@@ -123,7 +121,6 @@ class PairStore:
         self._lock = lock
 
     def release(self) -> None:
-        """Let others have it."""
         if self._lock is not None:
             self._lock.release()
 
@@ -132,5 +129,4 @@ class PairStore:
         return codec.load(KeptPairs, self._folder / f"{_digest(name)}.json") or KeptPairs(name)
 
     def keep(self, name: str, pairs: Pairs, failure: str = "") -> None:
-        """Keep all that is known of it by now."""
         codec.keep(self._folder / f"{_digest(name)}.json", KeptPairs(name, failure, pairs))

@@ -1,8 +1,7 @@
 """Cases judged without a GPU (``--perf-static``): what a step does, held against what is stored.
 
-A spec's step is told by fake tensors. A script's small form, a command that the user gave, runs on this machine's CPU,
-and nobody times it: figures that are not the stored ones count once a second launch has the same.
-"""
+A spec's step is told by fake tensors. A script's small form, a command that the user gave, runs on this machine's
+CPU, and nobody times it: figures that are not the stored ones count once a second launch has the same."""
 
 from __future__ import annotations
 
@@ -37,8 +36,6 @@ BESIDE_LAUNCHES = "beside launches"
 
 
 class StaticCheck:
-    """The cases of one caller."""
-
     def __init__(
         self, caller: Caller, update: str | None = None, machine: str = "", recorded_by: str | None = None
     ) -> None:
@@ -49,10 +46,8 @@ class StaticCheck:
 
     def check(self, spec: Spec) -> Concluded:
         """Hold the step of ``spec`` against what is stored of it, under every machine kind that has the case.
-
         ``CannotRunError``: nothing can be known of it; ``CaseFailedError``: its baseline cannot be used, or its small
-        form failed.
-        """
+        form failed."""
         case, caller, asked = Case.of(spec), self._caller, self._run.settings.gpus
         caller.name(case)
         if asked and spec.gpus > asked:
@@ -130,9 +125,7 @@ class StaticCheck:
 
 def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -> list[str]:
     """Record static figures beside what the run has recorded on GPUs; a line for each case of which there are none.
-
-    Once nothing trains any more. Those of other versions stay: a CI machine's need not be a GPU's.
-    """
+    Once nothing trains any more. Those of other versions stay: a CI machine's need not be a GPU's."""
     recorded = _recorded(run, results)
     if not recorded or run.on_cpu:
         return []

@@ -33,7 +33,6 @@ class LateVerdict:
 
     result: CaseResult
     was: Verdict | Literal["planned"]
-    """With which its test ended."""
 
     @property
     def line(self) -> str:

@@ -20,7 +20,6 @@ def is_autotuned(mode: str) -> bool:
 
 
 def is_compiled(spec: TrainSpec) -> bool:
-    """Whether torch.compile compiles it, or a part of it."""
     return spec.torch_compile
 
 

@@ -1,8 +1,7 @@
 """Model architectures: where their configuration comes from, their geometry and what they cost a token.
 
 A model is always a Hugging Face configuration: one of the files in ``configs/``, a ``config.json`` (or the folder
-that holds one) of the user's, or the cached configuration of a hub name. Nothing here needs torch or transformers.
-"""
+that holds one) of the user's, or the cached configuration of a hub name. Nothing here needs torch or transformers."""
 
 from __future__ import annotations
 
@@ -72,12 +71,10 @@ class Geometry:
         return self.hidden_size * (self.num_layers * layer + self.vocabulary_size)
 
     def flops_per_token(self, sequence_length: int) -> float:
-        """Training FLOPs (forward and backward, no recomputation) for one token of a full sequence.
-
-        The matrix-product count of the PaLM paper (Chowdhery et al. 2022, appendix B), with grouped-query attention
-        and the vocabulary projection counted once: for Llama 3.2 1B at 1,024 tokens it equals
-        ``6 N + 12 layers hidden sequence`` = 7.82 GFLOP.
-        """
+        """Training FLOPs (forward and backward, no recomputation) for one token of a full sequence. The matrix-product
+        count of the PaLM paper (Chowdhery et al. 2022, appendix B), with grouped-query attention and the vocabulary
+        projection counted once: for Llama 3.2 1B at 1,024 tokens it equals ``6 N + 12 layers hidden sequence`` = 7.82
+        GFLOP."""
         scores = 12 * sequence_length * self.num_heads * self.head_size
         return float(6 * self.weights + self.num_layers * scores)
 

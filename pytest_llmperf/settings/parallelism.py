@@ -21,7 +21,6 @@ def few_ranks(spec: TrainSpec) -> int:
 
 
 def is_sharded(spec: TrainSpec) -> bool:
-    """Whether each rank has a part of the weights alone."""
     return spec.parallelism != "ddp"
 
 

@@ -197,10 +197,8 @@ def undeclarable(inactive: frozenset[str]) -> Iterator[str]:
 
 
 def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]) -> Iterator[str]:
-    """A line for each setting that was not what ``spec`` asked for; of ``inactive`` ones, for each that was.
-
-    What is not claimed contradicts nothing, but where the spec asks for more than the default or collecting it failed.
-    """
+    """A line for each setting that was not what ``spec`` asked for; of ``inactive`` ones, for each that was. What is
+    not claimed contradicts nothing, but where the spec asks for more than the default or collecting it failed."""
     usual = type(spec)
     for setting in SETTINGS:
         for name, check in setting.checks.items():

@@ -1,8 +1,7 @@
 """What a setting says of itself: values, words in ids, what it cannot be with, what it needs, what must be seen.
 
 A file of this folder that ends with ``SETTING`` is all of one setting, or of two that are near; ``worker/settings/``
-has the twin of each by its name, which applies it and witnesses it. ``registry.py`` lists them.
-"""
+has the twin of each by its name, which applies it and witnesses it. ``registry.py`` lists them."""
 
 from __future__ import annotations
 
@@ -62,7 +61,6 @@ class Axis:
 
     @property
     def fields(self) -> frozenset[str]:
-        """What its choices set."""
         return frozenset(name for choice in self.choices for name, _ in choice.fields)
 
 
@@ -74,7 +72,6 @@ class Search:
     allowed: tuple[str, ...] = ()
     """Words of trainings that need not learn as the spec's own does."""
     fixed: frozenset[str] = frozenset()
-    """Fields that stay as they are."""
     global_batch: int | None = None
     """Sequences of all ranks for one step; ``None``: as many as fit."""
 
@@ -105,7 +102,6 @@ def claimed(value: _T | None, name: str) -> _T:
 
 
 def equal(what: str, asked: object, seen: object) -> str | None:
-    """A line where they differ."""
     return None if asked == seen else f"asked for {what} {asked}, the run had {seen}"
 
 
@@ -158,10 +154,8 @@ class Setting:
 
 
 def read_evidence(kind: type[_T], stored: Mapping[str, Any]) -> _T:
-    """The ``kind`` of evidence that a record holds; what is not there, or of another type, is not claimed.
-
-    A field whose metadata have ``null`` is written as null where it has that value.
-    """
+    """The ``kind`` of evidence that a record holds; what is not there, or of another type, is not claimed. A field
+    whose metadata have ``null`` is written as null where it has that value."""
     nulls = {each.name: each.metadata.get("null") for each in fields(kind)}  # type: ignore[arg-type]
     found = {name: stored[name] if stored[name] is not None else null for name, null in nulls.items() if name in stored}
     return codec.read_lenient(kind, {name: value for name, value in found.items() if value is not None}) or kind()

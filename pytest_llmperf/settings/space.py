@@ -125,9 +125,7 @@ class Space:
 
     def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
         """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first.
-
-        Smaller ones too: where the base does not fit, these may.
-        """
+        Smaller ones too: where the base does not fit, these may."""
         found = dict[tuple[TrainSpec, ...], None]()
         for sizes in self._recipes():
             made = (self._made(choices) for choices in sizes)
@@ -244,10 +242,8 @@ def default_axes(
     global_batch: int | None = None,
 ) -> tuple[Axis, ...]:
     """What may change of ``base`` on ``base.gpus`` GPUs; ``SpecError``: an unknown word, or a batch they cannot share.
-
     ``fixed``: fields that stay as they are, with all that is decided together with them. ``allowed``: trainings beside
-    its own, by the words of ``ALLOWED``. ``global_batch``: sequences of all ranks for one step, by accumulation.
-    """
+    its own, by the words of ``ALLOWED``. ``global_batch``: sequences of all ranks for one step, by accumulation."""
     words = tuple(dict.fromkeys(allowed))
     for word in words:
         if word not in ALLOWED:

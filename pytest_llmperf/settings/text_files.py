@@ -1,9 +1,8 @@
 """The files of a text that is trained on: where they are, of which split, and what they say; nothing asks a network.
 
-A text is parquet in the layout of ``Salesforce/wikitext`` (a folder of ``train-00000-of-00001.parquet`` and its like,
-with a column ``text``), a single file, or a folder of ``.txt`` files; by a local path, by the name of a dataset that
-the Hugging Face cache holds, or the one that ships with this package.
-"""
+A text is parquet in the layout of ``Salesforce/wikitext`` (a folder of ``train-00000-of-00001.parquet`` and its
+like, with a column ``text``), a single file, or a folder of ``.txt`` files; by a local path, by the name of a
+dataset that the Hugging Face cache holds, or the one that ships with this package."""
 
 from __future__ import annotations
 

@@ -80,7 +80,6 @@ class TrainSpec(Spec):
     """``random`` tokens, or a ``text``."""
     text: str | None = field(default=None, metadata=_LATER)
     """A folder of parquet or ``.txt``, one such file, or the name of a cached dataset; left out: the one shipped here.
-
     Its identity is what it says, not where it is."""
     split: str = field(default="train", metadata=_LATER)
     """Which rows of it, as ``datasets`` has it: ``train``, ``train[:10%]``."""
@@ -104,10 +103,8 @@ class TrainSpec(Spec):
     steps: int = field(default=60, metadata=_HOW)
     """Optimizer steps of one launch at most, the first one included."""
     min_steps: int = field(default=16, metadata=_HOW)
-    """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough.
-
-    Left out, it is no more than ``steps``.
-    """
+    """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough. Left
+    out, it is no more than ``steps``."""
     warmup_steps: int = field(default=4, metadata=_HOW)
     """Steps left out of the steady rate at least, the first one included; the steady state may begin later."""
     throughput_tolerance: float | None = field(default=None, metadata=_HOW)

@@ -1,8 +1,7 @@
 """Records as plain values and back: one codec for every dataclass that stands in a file.
 
-``read`` is strict, ``read_lenient`` leaves out what does not fit; ``load`` and ``keep`` are for files that can be made
-anew. A class whose form in files differs from its fields has ``from_plain`` (a class method) and ``to_plain``.
-"""
+``read`` is strict, ``read_lenient`` leaves out what does not fit; ``load`` and ``keep`` are for files that can be
+made anew. A class whose form in files differs from its fields has ``from_plain`` (a class method) and ``to_plain``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Files that somebody else reads: whole, or not there; and the user's own folders, baselines above one, and locks.
 
-What lies outside of the home, below ``/tmp`` say, may have been prepared by another user: it is opened by descriptor,
-without following a link, and is looked at before it is used or its mode is set.
-"""
+What lies outside of the home, below ``/tmp`` say, may have been prepared by another user: it is opened by
+descriptor, without following a link, and is looked at before it is used or its mode is set."""
 
 from __future__ import annotations
 
@@ -277,11 +276,9 @@ def refuse_planted(path: Path) -> None:
 @contextmanager
 def shared_folder(path: Path, *, is_everyones: bool) -> Iterator[int]:
     """The descriptor of a folder in which users of this host meet; one that is made here is everyone's and sticky.
-
     ``is_everyones``: one of ours that is there already becomes so too. Otherwise only the sticky bit is added to one of
     ours that everybody may write. Whose it is does not matter: in a sticky folder nobody removes what others hold.
-    Raises PermissionError where it is a link of somebody else, or everybody may remove what others have there.
-    """
+    Raises PermissionError where it is a link of somebody else, or everybody may remove what others have there."""
     with _opened(path, any_owner=True) as (folder, is_new):
         found = os.fstat(folder)
         is_ours, is_open = found.st_uid == os.geteuid(), found.st_mode & _OTHERS_WRITE

@@ -58,7 +58,6 @@ class Tune:
     troubles: list[str] = field(default_factory=list)
 
     def lines(self, screen: Screen) -> Iterator[str]:
-        """What was found, at its end."""
         try:
             watcher = Watcher(self.order)
             nodeid = self.test_file.nodeid if self.test_file else NODEID

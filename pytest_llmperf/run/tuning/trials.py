@@ -35,8 +35,6 @@ _BY_NEIGHBOURS = frozenset({"oom", "timeout"})
 
 
 class Trials:
-    """The trials of one search."""
-
     def __init__(self, caller: Caller, most_seconds: float = math.inf) -> None:
         """``most_seconds`` of one: what hangs must not take the time of all others."""
         run = caller.run
@@ -49,10 +47,8 @@ class Trials:
         return {spec: kept[_short(spec)] for spec in specs if _short(spec) in kept} if kept else {}
 
     def make(self, spec: TrainSpec, until: float = math.inf) -> Trial:
-        """Launch ``spec``; what becomes of it is kept, but for what the next launch may do otherwise.
-
-        What is not over at ``until``, by ``time.monotonic()``, is ended.
-        """
+        """Launch ``spec``; what becomes of it is kept, but for what the next launch may do otherwise. What is not over
+        at ``until``, by ``time.monotonic()``, is ended."""
         short, before = _short(spec), self._runner.seconds
         self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
         outcome = self._runner.launch(short, 1)
@@ -87,7 +83,6 @@ class InTurns:
     turns: Turns | None
     """``None``: the launches do not tell what the objective is about, or are in trouble."""
     before: tuple[Launch, ...]
-    """The first one's."""
     troubles: Sequence[str]
     wrong: Sequence[Sequence[str]] = ((), ())
     """What of that is wrong with each."""
@@ -168,7 +163,6 @@ class Tuning:
 
     begun_at: TrainSpec
     tried: tuple[Tried, ...] = ()
-    """In their order."""
     winner: TrainSpec | None = None
     ties: tuple[TrainSpec, ...] = ()
     """Others that turns could not tell from the winner."""

@@ -56,10 +56,8 @@ class _Bounds:
 
 
 class MemoryForecast:
-    """Which configurations fit on cards with so many bytes; 0: no limit is known, and everything fits.
-
-    One process, which needs no GPU, predicts beside what this one does.
-    """
+    """Which configurations fit on cards with so many bytes; 0: no limit is known, and everything fits. One process,
+    which needs no GPU, predicts beside what this one does."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit, self._process = limit_bytes, PredictionProcess(_NICENESS)
@@ -68,7 +66,6 @@ class MemoryForecast:
         self._peaks: dict[TrainSpec, int] = {}
 
     def close(self) -> None:
-        """End what predicts."""
         self._process.close()
 
     def ask(self, specs: Iterable[TrainSpec]) -> None:
@@ -135,10 +132,8 @@ class MemoryForecast:
         self, space: Space, specs: Sequence[TrainSpec], able: Callable[[TrainSpec], bool], until: float
     ) -> tuple[TrainSpec, int] | None:
         """What takes the least of ``space``, of which ``specs`` can be, and its predicted bytes; ``None``: of nothing.
-
         To predict all would take minutes. Each axis is asked for the choice that takes the least beside the others'
-        own, as long as that lowers the peak and there is time.
-        """
+        own, as long as that lowers the peak and there is time."""
         spec = by_settings(specs)
         peak = self.peak_bytes(spec)
         is_new = peak is not None
@@ -157,10 +152,8 @@ class MemoryForecast:
 
 
 def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
-    """The one of ``specs`` whose settings ask for the least, where nothing can be predicted.
-
-    A loss of Liger's never holds its logits.
-    """
+    """The one of ``specs`` whose settings ask for the least, where nothing can be predicted. A loss of Liger's never
+    holds its logits."""
 
     def asks_for(spec: TrainSpec) -> tuple[int, ...]:
         recomputes = spec.gradient_checkpointing * (1 + (spec.checkpointing_policy == "full"))
@@ -294,13 +287,11 @@ class Tuner:
 
     @property
     def _best(self) -> Tried | None:
-        """The best of those measured."""
         order = self._search.in_order()
         spec = self._specs[order[0]] if order else None
         return next((one for one in reversed(self._tried) if one.spec == spec), None)
 
     def _exclude(self, numbers: Iterable[int]) -> None:
-        """What is too large."""
         self._too_large |= {*numbers}
         self._search.excluded |= self._too_large
 
@@ -325,7 +316,6 @@ class Tuner:
         return None
 
     def _note(self, tried: Tried) -> None:
-        """Learn from a trial."""
         spec, trial = tried.spec, tried.trial
         self._tried.append(tried)
         outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds)
@@ -341,11 +331,9 @@ class Tuner:
         self._tell("")
 
     def _limit_bytes(self) -> int:
-        """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits.
-
-        A CPU's host has room for the small models that are trained there, and is asked of large ones alone: their
-        launch would take the memory of all others on it.
-        """
+        """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits. A CPU's host has
+        room for the small models that are trained there, and is asked of large ones alone: their launch would take the
+        memory of all others on it."""
         if not self._run.on_cpu:
             return self._run.memory_bytes
         base, host = self._order.space.base, machine.host_memory_bytes()

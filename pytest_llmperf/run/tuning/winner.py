@@ -45,9 +45,7 @@ def proof_seconds(each: float) -> float:
 
 class Final:
     """The end of one search, until its time is over: the best in turns, the winner shown to be sound, and its choices.
-
-    What its proofs take is kept for them: turns have what is left.
-    """
+    What its proofs take is kept for them: turns have what is left."""
 
     def __init__(
         self, caller: Caller, order: TuningOrder, tuning: Tuning, until: float, tell: Callable[[str], None]
@@ -60,9 +58,7 @@ class Final:
 
     def decide(self, ranked: Sequence[TrainSpec], fits: Callable[[TrainSpec], bool], *, num_close: int) -> Tuning:
         """What was found with its winner: one of ``ranked``, best first, the first ``num_close`` close to one another.
-
-        ``fits``: whether the memory of a configuration is enough.
-        """
+        ``fits``: whether the memory of a configuration is enough."""
         self._kept = proof_seconds(self._seconds_of(ranked[0])) if self._order.proves else 0.0
         self._best_of(ranked[: min(num_close, _FINALISTS)])
         self._without_each_choice(fits)
@@ -94,9 +90,7 @@ class Final:
 
     def _without_each_choice(self, fits: Callable[[TrainSpec], bool]) -> None:
         """Find what each of the winner's choices brought; one that is better without one of them is not the winner yet.
-
-        A choice that was right beside others need not be right beside these.
-        """
+        A choice that was right beside others need not be right beside these."""
         for _ in range(_WINNERS):
             winner = self.found.winner
             assert winner is not None  # noqa: S101 - the best of the finalists
@@ -200,9 +194,7 @@ class Final:
 
     def _disproof(self, answer: Concluded | str | None) -> str:
         """Why a configuration is unsound; empty of one that is sound, as a new case is, or one that has become slower.
-
-        One that is invalid for what was around it alone is not at fault.
-        """
+        One that is invalid for what was around it alone is not at fault."""
         if not isinstance(answer, Concluded):
             return answer or ""
         result, experience = answer.result, self._caller.run.experience
@@ -234,8 +226,6 @@ _WORTH = 0.01
 
 
 class Recheck:
-    """One caller's winner."""
-
     def __init__(self, caller: Caller, spec: TrainSpec, most: int) -> None:
         """``most`` neighbours take turns with it: those that were the fastest in a trial of their own."""
         self._caller, self._spec, self._most = caller, spec, most
@@ -245,9 +235,7 @@ class Recheck:
 
     def check(self, case: Case, space: Space) -> Concluded:
         """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.
-
-        ``inconclusive`` where others have spoilt trials, and no neighbour is left to take turns with.
-        """
+        ``inconclusive`` where others have spoilt trials, and no neighbour is left to take turns with."""
         caller, worth = self._caller, _WORTH
         if caller.run.on_cpu:
             worth = caller.policy(self._spec).tolerances.get(RATE, math.inf)
