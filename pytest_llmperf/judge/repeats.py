@@ -26,6 +26,8 @@ _NOT_ONE_A_STEP = 0.9
 _DEVIATIONS, _LEAST = 8.0, 1e-3
 # A file keeps nine digits of a loss, which tell all values of float32 apart.
 _SAME_LOSS = 5e-9
+# Another kernel, or a loss that is rounded to bf16 no more, moves the first loss of a training by no more than this.
+_ROUNDING = 2**-8
 # A sum over ranks of steps that are unlike is this far from a whole number.
 _FRACTION = 1e-3
 
@@ -86,10 +88,9 @@ class Repeats:
 
     def words(self, launches: Sequence[Launch]) -> str:
         """``held exactly: kernels, tokens of each step; as a band: losses``."""
-        names = ([one.removesuffix("_per_step") for one in those] for those in (self.counts, self.ranges))
-        exact, band = ([one.replace("collective_bytes", "their bytes") for one in those] for those in names)
-        exact += ["memory after each step"] if self.memory else []
-        exact += ["tokens of each step"] if self.tokens else []
+        words = {one: one.removesuffix("_per_step").replace("collective_bytes", "their bytes") for one in COUNTED}
+        exact, band = ([words[one] for one in those] for those in (self.counts, self.ranges))
+        exact += ["memory after each step"] * bool(self.memory) + ["tokens of each step"] * self.tokens
         is_whole = self.losses == min(len(one.losses) for one in launches)
         exact += ["losses" if is_whole else f"losses up to step {self.losses}"] if self.losses else []
         band += ["losses"] if self.losses is not None and not is_whole else []
@@ -134,13 +135,15 @@ class Repeats:
             yield "{}: {} -> {} bytes".format(*max(filter(None, apart)))
 
     def is_chance(self, launches: Sequence[Launch], stored: Sequence[Launch], *, are_counts_other: bool) -> bool:
-        """Whether all that was held exactly and could differ does, with the same files and versions."""
+        """Whether all that was held exactly and could differ does, with the same files and versions, from the first
+        loss on: a training that begins alike and computes otherwise is no chance."""
         newest = stored[-1]
         varies, steps = self.tokens and bool(newest.step_tokens), min(len(one.step_seconds) for one in stored)
         return (are_counts_other or not self.counts) and all(
             one.sources == newest.sources
             and _are_alike(one, newest)
-            and _first_other(one.losses, newest.losses, self.losses or 0) is not None
+            and bool(self.losses and one.losses)
+            and not math.isclose(one.losses[0], newest.losses[0], rel_tol=_ROUNDING)
             and (not varies or _tokens(one, steps) != _tokens(newest, steps))
             for one in launches
         )

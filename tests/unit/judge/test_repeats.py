@@ -213,6 +213,14 @@ class TestChance:
         edited = replace(other, evidence={**EVIDENCE, "setup": {"sources": {"train.py": "2"}}})
         assert not baseline.repeats.is_chance([edited], baseline.explained, are_counts_other=True)
 
+    @pytest.mark.parametrize("first", [1.0, 1 + 1e-7, 1 + 1.6e-3])
+    def test_a_training_that_begins_alike_and_computes_otherwise_is_no_chance(self, first: float) -> None:
+        """Attention by hand, a loss in float32: seen at 7e-8 and, where the loss was rounded to bf16, at 1.6e-3."""
+        baseline = recorded(launch(), launch())
+        other = launch((LOSSES[0] * first, *(loss * 1.01 for loss in LOSSES[1:])), counts(gemm=101.0))
+        assert baseline.repeats
+        assert not baseline.repeats.is_chance([other], baseline.explained, are_counts_other=True)
+
     def test_tokens_count_where_they_vary(self) -> None:
         varied = {"step_tokens": (60, 68, *(64 for _ in range(6)))}
         baseline = recorded(launch(**varied), launch(**varied))
