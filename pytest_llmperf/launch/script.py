@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib import import_module
 from itertools import islice, takewhile
 from pathlib import Path
@@ -69,9 +68,8 @@ class ScriptLaunch:
             return None
         here = work = spec.folder(request.tree or request.root)
         if not here.is_dir():
-            raise FileNotFoundError(
-                f"cwd={spec.cwd!r}: {here} is no folder; it is named beside {request.root.resolve()}"
-            )
+            root = request.root.resolve()
+            raise FileNotFoundError(f"cwd={spec.cwd!r}: {here} is no folder; it is named beside {root}")
         link_package(folder)
         if spec.workdir == "scratch":
             work = folder / "work"
@@ -82,37 +80,33 @@ class ScriptLaunch:
                 # Not the launch itself: who follows links, in the script or after it, would walk in a circle.
                 if not folder.resolve().is_relative_to(entry.resolve()):
                     (work / name).symlink_to(entry)
-        words = [_in_full(word, here) for word in spec.argv]
-        variables = set_for(request, os.environ) | {_WAY_IN: str(folder)}
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return cls(spec, folder, work, words, variables, now)
+        words, now = [_in_full(word, here) for word in spec.argv], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return cls(spec, folder, work, words, set_for(request, os.environ) | {_WAY_IN: str(folder)}, now)
 
     def leave(self) -> None:
         """Leave what a node's agent starts it by."""
-        values = {"work": str(self.work), "command": self.command, "variables": self.variables}
-        text = json.dumps(values | {"started_at": self.started_at})
-        write_text(self.folder / _SCRIPT_FILE, text, lasts=False)
+        values = vars(self) | {"spec": self.spec.to_dict(), "folder": str(self.folder), "work": str(self.work)}
+        write_text(self.folder / _SCRIPT_FILE, json.dumps(values), lasts=False)
 
     @classmethod
     def left_in(cls, folder: Path) -> ScriptLaunch | None:
         if not (folder / _SCRIPT_FILE).exists():
             return None
-        spec = json.loads((folder / "request.json").read_text(encoding="utf-8"))["spec"]
         left = json.loads((folder / _SCRIPT_FILE).read_text(encoding="utf-8"))
-        return cls(ScriptSpec(**spec), folder, **left | {"work": Path(left["work"])})
+        return cls(**left | {"spec": ScriptSpec(**left["spec"]), "folder": folder, "work": Path(left["work"])})
 
     def check(self, path: str) -> None:
         """Raise FileNotFoundError where its program, on this ``path``, or its script is not there."""
         program, script = self.command[0], self.command[self.spec.script]
         starts_it = Path(program).name.startswith(_STARTERS) and script.endswith(".py") and " " not in script
+        missing = ""
         if shutil.which(program, path=path) is None:
             missing = f"{program} is not found on PATH={path}; install it, or name it in full"
         elif starts_it and not (self.work / script).is_file():
             missing = f"{script} is not in the folder of the command (cwd={self.spec.cwd!r})"
-        else:
-            return
-        self._unlink()
-        raise FileNotFoundError(missing)
+        if missing:
+            self._unlink()
+            raise FileNotFoundError(missing)
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What keeps the script quiet, its own variables, and the way in; ``inherited`` is of where it starts."""
@@ -133,67 +127,55 @@ class ScriptLaunch:
     def ask(self, node: str) -> None:
         """Let its ranks write down what they do; before there are any, what has torch and started nothing that has."""
         pids = {path.stem.partition("-")[2]: path.read_text() for path in self.folder.glob("rank-*.pid")}
-        if not pids:
-            seen = [path.name.partition("-")[2] for path in self.folder.glob("seen-*") if path.read_text() == "torch"]
-            pids = dict(zip(seen, seen, strict=True))
-        found, parents = dict[str, psutil.Process](), set[int]()
-        for rank, pid in pids.items():
+        seen = [path.name.partition("-")[2] for path in self.folder.glob("seen-*") if path.read_text() == "torch"]
+        found = dict[str, psutil.Process]()
+        for rank, pid in (pids or {pid: pid for pid in seen}).items():
             with suppress(psutil.Error, ValueError):
                 process = psutil.Process(int(pid))
                 if process.environ().get(_WAY_IN) == str(self.folder):
-                    parents.add(process.ppid())
                     found[rank] = process
+        parents = {one.ppid() for one in found.values()}
         ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, records.ASKS)
 
     def is_over(self) -> bool:
         """Whether every rank has left its share, or one the reason of its end; asked often."""
-        if any(self.folder.glob("failure-*.json")):
-            return True
-        is_wanted = self.spec.end == "park" and (self.folder / SHARE_FILE.format(0)).exists()
-        return is_wanted and all((self.folder / SHARE_FILE.format(rank)).exists() for rank in range(self._world))
-
-    @cached_property
-    def _world(self) -> int:
-        return self._share(0).world
+        return any(self.folder.glob("failure-*.json")) or (self.spec.end == "park" and bool(self._shares()))
 
     def recorded(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
         """Make one record of the shares of all ranks, where they are there: how the command ended is a remark then.
-        ``gpus`` are those that it was to use."""
-        shares = self._shares()
-        if any(self.folder.glob("failure-*.json")):
-            return replace(ended, returncode=ended.returncode or 1)  # a rank says why, however the command ended
-        if not shares:
-            for path in (self.folder / records.NO_RANKS).glob("failure-*.json") if not ended.timed_out else ():
+
+        ``gpus`` are those that it was to use.
+        """
+        shares, told = self._shares(), any(self.folder.glob("failure-*.json"))
+        if not (shares or told or ended.timed_out):
+            for path in (self.folder / records.NO_RANKS).glob("failure-*.json"):
                 if ended.returncode or json.loads(path.read_text(encoding="utf-8"))["kind"] == "refused":
-                    path.replace(self.folder / path.name)
-                    ended = replace(ended, returncode=ended.returncode or 1)
-            return ended
-        if why := self._refused(shares, gpus):
+                    told = bool(path.replace(self.folder / path.name))
+        elif shares and not told and (why := self._refused(shares, gpus)):
+            told, ended = True, replace(ended, timed_out=False)
             refusal = {"kind": "refused", "message": why, "tail": [], "time": time.time()}
             write_text(self.folder / "failure-0.json", json.dumps(refusal), lasts=False)
-            return replace(ended, returncode=1, timed_out=False)
+        if told or not shares:  # a rank says why, however the command ended
+            return replace(ended, returncode=ended.returncode or int(told))
         where = codec.read(Environment, json.loads((self.folder / ENVIRONMENT_FILE).read_text(encoding="utf-8")))
-        evidence = records.merged_evidence([each.evidence for each in shares])
-        if any(each.evidence.get("tokens") == "unknown" for each in shares):  # a stage of a pipeline embeds none
+        ranks = [each.trained for each in shares]
+        evidence, traces = records.merged_evidence([each.evidence for each in ranks]), [each.trace for each in shares]
+        if any(each.evidence.get("tokens") == "unknown" for each in ranks):  # a stage of a pipeline embeds none
             evidence["tokens"] = "unknown"
         remarks = [*evidence.get("remarks", ())]
         if self.spec.end == "script" and (ended.timed_out or ended.returncode):
             how = "was ended at its time limit" if ended.timed_out else f"ended with {ended.returncode}"
             remarks.append(f"the command {how}, after what was measured")
-        rows = [row for each in shares for row in each.trace.rows]
+        rows = [row for each in traces for row in each.rows]
         if rows and len(shares) > 1 and not any(row.kind in _EXCHANGED or "c10d::" in row.name for row in rows):
             remarks.append(f"its {len(shares)} ranks exchange nothing in a step: each trains a model of its own")
         evidence |= {"remarks": remarks} if remarks else {}
-        first = shares[0]
-        launch = records.launch_of(
-            self.spec,
-            self.started_at,
-            first,
-            [each.trace for each in shares],
-            ranks=tuple(self._with_tokens(each.record, evidence, len(shares)) for each in shares),
-            evidence=evidence | ({"tokens": self.spec.rate_unit} if self.spec.given_tokens else {}),
-            environment=replace(where, loaded=first.loaded),
-        )
+        facts = {
+            "ranks": tuple(self._with_tokens(each.record, evidence, len(ranks)) for each in ranks),
+            "evidence": evidence | ({"tokens": self.spec.rate_unit} if self.spec.given_tokens else {}),
+            "environment": replace(where, loaded=shares[0].loaded),
+        }
+        launch = records.launch_of(self.spec, self.started_at, ranks[0], traces, **facts)
         write_text(self.folder / records.RECORD_FILE, json.dumps(codec.plain(launch)), lasts=False)
         return replace(ended, returncode=0, timed_out=False)
 
@@ -201,19 +183,16 @@ class ScriptLaunch:
         """Why its figures are of something else than was asked for; empty where they are not."""
         world, wanted = len(shares), self.spec.gpus
         if world != wanted:
-            return (
-                f"the script trained with {world} rank(s), expected gpus={wanted}; write {{gpus}} where its launcher "
-                f"takes the number of processes, or say gpus={world}"
-            )
+            told = f"write {{gpus}} where its launcher takes the number of processes, or say gpus={world}"
+            if self.spec.ranks_in_command == wanted:
+                told = f"its launcher started no more of those it was told of: tell it {world}, or use torchrun"
+            return f"the script trained with {world} rank(s), expected gpus={wanted}; {told}"
         leased = [gpu.uuid.removeprefix("GPU-") for gpu in gpus]
-        for each in shares:
-            used = each.record.device
+        given = ", ".join(gpu.uuid for gpu in gpus) or "none, on the CPU (--gpus 0)"
+        for each in (share.trained for share in shares):
+            rank, used = each.record.rank, each.record.device
             if each.evidence.get("device_type", "cpu") != "cpu" and not any(uuid in used for uuid in leased):
-                given = ", ".join(gpu.uuid for gpu in gpus) or "none, on the CPU (--gpus 0)"
-                return (
-                    f"rank {each.record.rank} trained on {used}, and its launch was given {given}; leave "
-                    f"{VISIBLE} to the launch"
-                )
+                return f"rank {rank} trained on {used}, and its launch was given {given}; leave {VISIBLE} to the launch"
         return ""
 
     def closed(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
@@ -240,13 +219,13 @@ class ScriptLaunch:
 
     def _shares(self) -> Sequence[Share]:
         """Those of all ranks in their order; none where one is missing."""
+        shares = list[Share]()
         with suppress(OSError, ValueError):
-            first = self._share(0)
-            return [first, *map(self._share, range(1, first.world))]
+            while not shares or len(shares) < shares[0].world:
+                text = (self.folder / SHARE_FILE.format(len(shares))).read_text(encoding="utf-8")
+                shares.append(codec.read(Share, json.loads(text)))
+            return shares
         return ()
-
-    def _share(self, rank: int) -> Share:
-        return codec.read(Share, json.loads((self.folder / SHARE_FILE.format(rank)).read_text(encoding="utf-8")))
 
 
 def _in_full(word: str, here: Path) -> str:
@@ -293,26 +272,25 @@ def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]
     if not isinstance(spec, ScriptSpec):
         yield
         return
+
+    def say_once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
     here, began = spec.folder(request.tree or request.root), time.time()
     place = f"in {here} itself" if spec.workdir == "own" else f"in a folder of its own that shows the files of {here}"
     variables = redacted(set_for(request, os.environ))
     names = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in _PATHS)
     dropped = "".join(f", without {name}" for name in UNSET if name in os.environ)
     ends = "nothing of it runs after its measured steps" if spec.end == "park" else "it runs to its own end"
-    _say_once(f"a training command runs {place}, with {names}{dropped}; {ends}", say, said)
+    say_once(f"a training command runs {place}, with {names}{dropped}; {ends}")
     yield
     written = list(islice(_written(here, began), _MOST_SHOWN + 1))
     if written:
         told = f"{', '.join(written[:_MOST_SHOWN])}{' and more' if len(written) > _MOST_SHOWN else ''}"
         line = f"{spec.id}: while it ran, it or somebody else wrote files of {here}: {told}"
-        line += "; if they are the script's, give it another output folder"
-        _say_once(line, say, said)
-
-
-def _say_once(line: str, say: Callable[[str], None], said: set[str]) -> None:
-    if line not in said:
-        said.add(line)
-        say(line)
+        say_once(f"{line}; if they are the script's, give it another output folder")
 
 
 def set_for(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -395,7 +373,7 @@ def seen(folder: Path) -> str:
     """What its processes have left of a training that has not made a step."""
     found = [path.read_text(encoding="ascii") for path in folder.glob("seen-*")]
     if any(folder.glob("rank-*.pid")):
-        return "a backward pass was seen, and no call of a torch optimizer (an update by hand?)"
+        return "a backward pass was seen, and no call of a torch optimizer (by hand?): let one of torch.optim update it"
     if "torch" in found:
-        return "torch was imported, and no backward pass seen (inference, or still loading?)"
-    return "no process of it imported torch" if found else _NO_HOOK
+        return "torch was imported, and no backward pass seen (inference, or still loading?): name one that trains"
+    return "no process of it imported torch: name a command that trains" if found else _NO_HOOK

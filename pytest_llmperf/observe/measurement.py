@@ -238,7 +238,6 @@ class Measurement:
         self._num_tokens, self._fetched = 0, 0.0
         self._real_tokens: list[int] = []
         self._start = self._seconds = 0.0
-        self._before: Boundary[Any] | None = None
         self._ends: list[Boundary[Any]] = []
         self._waiting: tuple[float, ...] = ()
         self._peaks = 0, 0
@@ -247,12 +246,6 @@ class Measurement:
         """With the first step."""
         self._start = time.perf_counter()
         self._clock.mark()
-
-    def begin_after(self, end: Boundary[Any]) -> None:
-        """What came before ``end`` was another training."""
-        self._before = end
-        self._clock.forget()
-        self._clock.mark(end.instant)
 
     def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None) -> None:
         """A micro-batch is done; ``real_tokens`` are those that are no padding, ``None`` where it has none."""
@@ -294,7 +287,7 @@ class Measurement:
 
     def _so_far(self, name: str) -> list[Any]:
         """What was counted before the first step, and at the end of each."""
-        return [getattr(self._before, name, 0), *(getattr(end, name) for end in self._ends)]
+        return [0, *(getattr(end, name) for end in self._ends)]
 
     @property
     def fetch_seconds(self) -> list[float]:

@@ -327,6 +327,7 @@ class Later:
     learning: RankLearning = field(default_factory=lambda: RankLearning(none=UNWANTED))
 
 
+@sparse()
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """One rank's share of a finished run."""
@@ -349,17 +350,13 @@ class Share:
 
     world: int
     """How many ranks there are."""
-    record: RankRecord
-    losses: tuple[float, ...]
-    """Of every step; empty where a backward pass did not begin from one number."""
-    train_seconds: float
-    parameters: int
-    evidence: Mapping[str, Any]
+    trained: Trained
+    """Without losses where a backward pass did not begin from one number."""
     trace: Trace
     loaded: Mapping[str, str]
 
 
-def launch_of(spec: Spec, started_at: str, first: Trained | Share, by_rank: Sequence[Trace], **seen: Any) -> Launch:
+def launch_of(spec: Spec, started_at: str, first: Trained, by_rank: Sequence[Trace], **seen: Any) -> Launch:
     """The record of ``spec``, without what its launcher alone knows; ``first``: rank 0's, ``by_rank``: traces."""
     return Launch(
         spec_id=spec.id,

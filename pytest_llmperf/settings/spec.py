@@ -167,9 +167,7 @@ def _is_count(value: object) -> bool:
 
 
 _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(
-        ("steps", "warmup_steps", "training", "micro_batch_size"), (_is_count, "a whole number of at least 1")
-    ),
+    **dict.fromkeys(("steps", "warmup_steps", "micro_batch_size"), (_is_count, "a whole number of at least 1")),
     **dict.fromkeys(
         ("throughput_tolerance", "memory_tolerance"), (lambda value: value is None or is_tolerance(value), A_TOLERANCE)
     ),
@@ -200,7 +198,7 @@ _MADE_OF: Mapping[str, tuple[type, str]] = {
 _HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny", "workdir", "end")
 
 #: Fields of the identity that the words of a command do not show: an id ends with digits of the digest for them.
-_IN_ID = frozenset({"cwd", "tokens", "step", "training", "seed", "env"})
+_IN_ID = frozenset({"cwd", "tokens", "step", "seed", "env"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,8 +227,6 @@ class ScriptSpec(Spec):
     """Tokens of one step over all ranks, or ``sequences:64``. ``auto``: counted where the model embeds them."""
     step: str | int = "auto"
     """The optimizer, by its class, whose calls end a step; a number: so many calls are one step."""
-    training: int = 1
-    """Which of several trainings, one after the other, is judged."""
     seed: int | None = None
     """Seeds torch, random and numpy when they are imported; left out: what the script does."""
     watch: Sequence[str] = ()
@@ -261,7 +257,7 @@ class ScriptSpec(Spec):
         for line in chain(shown, self._problems()):  # the first alone: later ones need what it asks for
             raise SpecError(f"ScriptSpec: {line}")
         if not self.gpus:
-            object.__setattr__(self, "gpus", self._ranks_in_command or 1)
+            object.__setattr__(self, "gpus", self.ranks_in_command or 1)
 
     def _problems(self) -> Iterator[str]:
         for name in ("command", "tiny"):
@@ -278,7 +274,7 @@ class ScriptSpec(Spec):
             for blank in sorted(blanks(command).difference(_FILLED)):
                 expected = f"expected {{gpus}} or {{micro_batch_size}}{hint(blank, _FILLED)}"
                 yield f"{name} has {{{blank}}}, {expected}; braces of its own are {{{{{blank}}}}}"
-        if self.gpus and (told := self._ranks_in_command) and told != self.gpus:
+        if self.gpus and (told := self.ranks_in_command) and told != self.gpus:
             yield f"gpus={self.gpus}, and its command starts {told} ranks; leave gpus out, or write {{gpus}} there"
         for name, (holds, expected) in _EXPECTED.items():
             if not holds(getattr(self, name)):
@@ -287,7 +283,7 @@ class ScriptSpec(Spec):
             yield f"steps={self.steps}, expected at least 2 more than warmup_steps={self.warmup_steps}"
 
     @property
-    def _ranks_in_command(self) -> int | None:
+    def ranks_in_command(self) -> int | None:
         """What the command tells its launcher; ``None``: nothing, or a word for all GPUs."""
         words, at = shlex.split(self.command), self.script
         if words[at].endswith(".py") or (at and words[at].partition(".")[0] not in _LAUNCHERS):

@@ -56,12 +56,12 @@ class Seen:
         differ by 2 ms and more: no two neighbours are alike.
         """
         own = [end[0] - begin[0] for begin, end in zip(self.own, self.own[1:], strict=False)][1:]
-        apart = [abs(one - seen) for one, seen in zip(own, self.share.record.step_seconds[2:], strict=False)]
+        apart = [abs(one - seen) for one, seen in zip(own, self.share.trained.record.step_seconds[2:], strict=False)]
         return sorted(apart)[1]
 
     @property
     def usual_seconds(self) -> float:
-        return median(self.share.record.step_seconds[2:])
+        return median(self.share.trained.record.step_seconds[2:])
 
 
 @dataclass

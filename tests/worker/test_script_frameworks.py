@@ -48,12 +48,14 @@ def test_steps_losses_and_tokens_are_those_of_the_framework(seen: dict[str, Seen
         pytest.skip(f"{NEEDED[name]} is not installed")
     it = seen[name]
     own, share = it.own[:STEPS], it.share
-    assert len(share.record.step_seconds) == STEPS
+    assert len(share.trained.record.step_seconds) == STEPS
     # Their own clocks are callbacks, some way behind the hook; which steps they are their losses and tokens say.
     assert it.seconds_apart < max(0.1 * it.usual_seconds, 0.004)
-    assert share.losses == pytest.approx([loss for _, loss, _ in own], abs=1e-3 if name.startswith("zero") else 1e-5)
-    tokens = share.record.step_tokens or (share.record.tokens_per_step,) * STEPS
+    assert share.trained.losses == pytest.approx(
+        [loss for _, loss, _ in own], abs=1e-3 if name.startswith("zero") else 1e-5
+    )
+    tokens = share.trained.record.step_tokens or (share.trained.record.tokens_per_step,) * STEPS
     assert list(tokens[1:]) == [tokens for *_, tokens in own[1:]]
-    assert share.parameters > 20_000
+    assert share.trained.parameters > 20_000
     assert share.trace.steps == 3, share.trace.none
-    assert "remarks" not in share.evidence
+    assert "remarks" not in share.trained.evidence

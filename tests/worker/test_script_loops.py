@@ -23,7 +23,6 @@ NAMES = (
 LOOPS: dict[str, dict[str, Any]] = {
     **{name: {} for name in NAMES},
     "twice": {"step": 2},
-    "trainings": {"training": 2},
     "to_the_end": {"end": "script"},
 }
 FAILING: dict[str, tuple[str, dict[str, Any]]] = {
@@ -31,7 +30,6 @@ FAILING: dict[str, tuple[str, dict[str, Any]]] = {
     "too short": ("too_short", {}),
     "no such optimizer": ("plain", {"step": "Lion"}),
     "the first of two trainings": ("trainings", {"steps": 45}),
-    "no third training": ("trainings", {"training": 3}),
     "an error": ("raising", {}),
 }
 
@@ -52,7 +50,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
 @pytest.mark.parametrize("name", LOOPS)
 def test_steps_are_those_of_the_script(seen: dict[str, Seen], name: str) -> None:
     it = seen[name]
-    record = it.share.record
+    record = it.share.trained.record
     assert len(record.step_seconds) == STEPS
     assert it.seconds_apart < max(0.01 * it.usual_seconds, 0.001)
     assert record.step_seconds[0] > 0.02  # from the process's begin
@@ -62,23 +60,23 @@ def test_steps_are_those_of_the_script(seen: dict[str, Seen], name: str) -> None
 def test_losses_and_tokens_are_those_of_the_script(seen: dict[str, Seen], name: str) -> None:
     it = seen[name]
     own, share = it.own[:STEPS], it.share
-    for index, (_, loss, _) in enumerate(own if share.losses else ()):
-        assert loss is None or share.losses[index] == pytest.approx(loss, abs=1e-6), index
-    if share.evidence["tokens"] == "counted" and own[0][2]:
-        tokens = share.record.step_tokens or (share.record.tokens_per_step,) * STEPS
+    for index, (_, loss, _) in enumerate(own if share.trained.losses else ()):
+        assert loss is None or share.trained.losses[index] == pytest.approx(loss, abs=1e-6), index
+    if share.trained.evidence["tokens"] == "counted" and own[0][2]:
+        tokens = share.trained.record.step_tokens or (share.trained.record.tokens_per_step,) * STEPS
         assert list(tokens[2:]) == [tokens for *_, tokens in own[2:]]
 
 
 def test_what_is_not_known_is_said(seen: dict[str, Seen]) -> None:
-    said = {name: {key: seen[name].share.evidence.get(key) for key in ("tokens", "losses")} for name in LOOPS}
+    said = {name: {key: seen[name].share.trained.evidence.get(key) for key in ("tokens", "losses")} for name in LOOPS}
     no_tokens = {name for name, words in said.items() if words["tokens"] == "unknown"}
     assert no_tokens == {"lbfgs", "gan", "gan5", "compiled_function", "compiled_step", "many_passes"}
     assert {name for name, words in said.items() if words["losses"] == "unknown"} == {"by_functions", "many_passes"}
-    assert seen["scaler"].share.evidence["skipped_steps"] == [3, 4, 9]
+    assert seen["scaler"].share.trained.evidence["skipped_steps"] == [3, 4, 9]
 
 
 def test_how_steps_were_counted_and_what_was_in_the_way_is_a_remark(seen: dict[str, Seen], golden: Golden) -> None:
-    remarks = {name: seen[name].share.evidence.get("remarks", []) for name in LOOPS}
+    remarks = {name: seen[name].share.trained.evidence.get("remarks", []) for name in LOOPS}
     golden([*remarks["rare"], *remarks["gan"], *remarks["profiled"]])
     assert not any(remarks[name] for name in LOOPS if name not in ("rare", "gan", "gan5", "profiled"))
 
@@ -95,7 +93,7 @@ def test_a_traced_step_is_of_the_script_alone(seen: dict[str, Seen]) -> None:
 
 
 def test_waits_for_data_are_the_host_s_time_inside_of_loaders(seen: dict[str, Seen]) -> None:
-    trace, seconds = seen["fetching"].share.trace, seen["fetching"].share.record.step_seconds
+    trace, seconds = seen["fetching"].share.trace, seen["fetching"].share.trained.record.step_seconds
     assert 0.01 < trace.data_seconds < median(seconds[2:])
     assert "aten::stack" in {row.name for row in trace.rows}, "what a loader does is counted as before"
     assert not seen["plain"].share.trace.data_seconds
@@ -105,7 +103,7 @@ def test_another_training_that_begins_while_steps_are_traced_takes_nothing_from_
     seen: dict[str, Seen],
 ) -> None:
     share = seen["cut"].share
-    assert len(share.record.step_seconds) == 38
+    assert len(share.trained.record.step_seconds) == 38
     assert "the training ended before" in share.trace.none
     assert seen["cut"].ended == "parked"
 
@@ -123,6 +121,6 @@ def test_why_nothing_was_measured_is_one_line(seen: dict[str, Seen], name: str, 
 
 
 def test_a_seed_makes_a_script_repeat_that_does_not_by_itself(seen: dict[str, Seen]) -> None:
-    found = [seen[f"seeded {number}"].share.losses for number in range(4)]
+    found = [seen[f"seeded {number}"].share.trained.losses for number in range(4)]
     assert len(set(found)) == 3  # torch has a seed of its own where nobody seeds
     assert found[1] == found[2]

@@ -22,8 +22,6 @@ from pytest_llmperf.run.options import SCRIPT
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import formats
 
-NODEID = "llmperf script"
-
 # Fields of a ScriptSpec that have an option of their name.
 _OPTIONS = {
     "steps": "optimizer steps of each launch, those of warm-up included",
@@ -37,6 +35,7 @@ _OPTIONS = {
 # They would change a run.
 _NOT_WATCHED = ("steps", "cwd", "seed", "end", "workdir", "gpus")
 _NUMBERS = ("steps", "seed", "tokens", "step")
+_COLUMNS = ("what", "found", "held")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +59,10 @@ def named_script(arguments: argparse.Namespace) -> ScriptSpec:
     if not words:
         usual = "llmperf script -- torchrun --nproc-per-node 2 train.py"
         raise CaseError(f"no command is named; expected one after --, e.g. {usual}")
-    said = {name: getattr(arguments, name) for name in _OPTIONS}
-    given: dict[str, Any] = {
-        name: int(text) if name in _NUMBERS and text.isdecimal() else text
-        for name, text in said.items()
-        if text is not None
-    }
-    if not Path(said["cwd"] or ".").is_dir():
-        raise CaseError(f"--cwd {said['cwd']}: no such folder; expected the one in which the command is written to run")
+    given: dict[str, Any] = {name: text for name in _OPTIONS if (text := getattr(arguments, name)) is not None}
+    given |= {name: int(text) for name, text in given.items() if name in _NUMBERS and text.isdecimal()}
+    if not Path(cwd := given.get("cwd", ".")).is_dir():
+        raise CaseError(f"--cwd {cwd}: no such folder; expected the one in which the command is written to run")
     try:
         spec = ScriptSpec(command=words[0] if len(words) == 1 else shlex.join(words), **given)
         told = spec.gpus > 1 or not arguments.gpus or "{gpus}" not in spec.command
@@ -82,7 +77,7 @@ def _tried(spec: ScriptSpec, arguments: argparse.Namespace, troubles: list[str],
     with usage_errors(arguments):
         run.begin([spec])
     try:
-        yield from page(spec, run.cases(NODEID, terminal).measure(spec), screen, run.num_gpus)
+        yield from page(spec, run.cases("llmperf script", terminal).measure(spec), screen, run.num_gpus)
     except (CaseFailedError, CannotRunError, RunEndedError) as error:
         troubles += str(error).splitlines()
     finally:
@@ -94,12 +89,8 @@ def page(spec: ScriptSpec, launches: Sequence[Launch], screen: Screen, gpus: int
     first, last = launches[0], launches[-1]
     steps, ranks = len(first.step_seconds), len(first.ranks)
     yield f"{spec.command}: {len(launches)} launches of {steps} steps on {formats.counted(ranks, 'rank')}"
-    rows = [*_rows(spec, launches)]
-    columns = [
-        Column("what", [name for name, _, _ in rows], right=False),
-        Column("found", [plain(found) for _, found, _ in rows], right=False),
-        Column("held", [plain(how) for _, _, how in rows], right=False),
-    ]
+    cells = zip(*_rows(spec, launches), strict=True)
+    columns = [Column(name, [*map(plain, each)], right=False) for name, each in zip(_COLUMNS, cells, strict=True)]
     yield from ("", *table(columns, screen), "")
     for note in dict.fromkeys(note for launch in launches for note in launch.evidence.get("remarks", ())):
         yield f"note: {plain(note)}"
@@ -115,16 +106,10 @@ def _rows(spec: ScriptSpec, launches: Sequence[Launch]) -> Iterator[tuple[str, s
     first, repeats = launches[0], Repeats.of(launches)
     rate = measured(launches)[RATE]
     seconds = " and ".join(dict.fromkeys(formats.seconds(each.median_step_seconds) for each in launches))
-    yield (
-        "a step ends with",
-        str(spec.step if spec.step != "auto" else first.evidence.get("optimizer", "unknown")),
-        "timed as it is",
-    )
-    yield (
-        "speed",
-        f"{formats.tokens_per_second(rate.read([first]))} {rate.label} ({seconds} a step)",
-        "within its tolerance",
-    )
+    ends = first.evidence.get("optimizer", "unknown") if spec.step == "auto" else spec.step
+    yield "a step ends with", str(ends), "timed as it is"
+    speed = formats.tokens_per_second(rate.read([first]))
+    yield "speed", f"{speed} {rate.label} ({seconds} a step)", "within its tolerance"
     if first.evidence.get("tokens") == "unknown":
         yield "tokens a step", formats.ABSENT, "not found: say --tokens"
     else:

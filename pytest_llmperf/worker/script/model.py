@@ -46,10 +46,8 @@ class Model:
         self._listen()
 
     @classmethod
-    def found(cls, before: Model | None = None) -> Model:
-        """By one walk over all objects; what counts tokens listens from now on, and no more to that of ``before``."""
-        if before:
-            before.leave()
+    def found(cls) -> Model:
+        """By one walk over all objects; what counts tokens listens from now on."""
         modules, optimizers, scales_losses = list[nn.Module](), list[torch.optim.Optimizer](), False
         for thing in gc.get_objects():
             kind = type(thing)

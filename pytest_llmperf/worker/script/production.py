@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, Wa
 _STEPS, _MOST = 64, 256
 _LEAST = 8  # steps of which a row says something
 _WRITE_SECONDS = 30.0
-_NOT_ENDED = "still running, or ended from outside"
 
 
 class Ring:
@@ -83,15 +81,12 @@ class Production(Watched):
         self._order, self._device = order, device
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._file = folder / f"{OBSERVED}-{self._started.replace(':', '')}-{os.uname().nodename}-{os.getpid()}.json"
-        self._clock = gpu.clock_of(device)
-        self._memory = gpu.memory_of(device, resident)
+        self._clock, self._memory = gpu.clock_of(device), gpu.memory_of(device, resident)
         self._seconds, self._held = Ring(_STEPS), Ring(1)
         self._instants: deque[Any] = deque()
         self._tracer = Tracer(device, is_ours=False)
         self._tokens = self._counted_steps = 0
         self._gpu_bytes = gpu.memory_bytes(device) if gpu.is_gpu(device) else 0
-        self.losses = SimpleNamespace(are_known=False)
-        """Nobody keeps them."""
         self.has_place = self.has_stepped = True
         self._counts, self._where = dict[str, float](), environment(device)
         self._written, self._writer = time.monotonic(), threading.Thread()
@@ -117,7 +112,8 @@ class Production(Watched):
     def _step_ended(self) -> None:
         self._counted_steps += self._model is not None
         self._model = self._model or Model.found()
-        if self._is_traced():
+        if self._tracer.is_running or self._num_steps == self._order.get("trace_at"):
+            self._trace()
             self._instants.clear()
             return
         self._instants.append(self._clock.instant())
@@ -131,20 +127,17 @@ class Production(Watched):
             self._writer = threading.Thread(target=self.write, daemon=True)
             self._writer.start()
 
-    def _is_traced(self) -> bool:
-        """Whether the tracer was at work in this step, or is from now on."""
-        if self._tracer.is_running:
-            if self._tracer.end_step():
-                self._counts = counts_of(self._tracer.trace(None, (), 0))
-            return True
-        if self._num_steps == self._order.get("trace_at"):
+    def _trace(self) -> None:
+        """Begin, or go on."""
+        if not self._tracer.is_running:
             self._tracer.begin()
-        return self._tracer.is_running
+        elif self._tracer.end_step():
+            self._counts = counts_of(self._tracer.trace(None, (), 0))
 
     def script_ended(self, _remarks: Iterable[str]) -> None:
         self.write("")
 
-    def write(self, ended: str = _NOT_ENDED) -> None:
+    def write(self, ended: str = "still running, or ended from outside") -> None:
         """Its row so far; ``ended``: what has ended the run before its end."""
         if self._counted_steps >= _LEAST:
             with suppress(OSError):  # a disk is full: the training goes on, and so does the last row

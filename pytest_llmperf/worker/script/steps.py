@@ -50,35 +50,25 @@ class Life:
 class Steps:
     """Hears of every call, and says which of them end a step of the training that is meant."""
 
-    def __init__(self, step: str | int = "auto", training: int = 1) -> None:
+    def __init__(self, step: str | int = "auto") -> None:
         """``step``: the class of the optimizer that is the anchor, or how many calls of it are one step."""
         self._class = step if isinstance(step, str) and step != "auto" else ""
         self._calls_per_step = step if isinstance(step, int) else 1
-        self._training, self.phase = training, 1  # which of the trainings, one after the other
         self._lives: dict[int, Life] = {}
-        self._anchor: int | None = None  # whose calls end steps of this phase, once that is known
+        self._anchor: int | None = None  # whose calls end steps, once that is known
         self._repeats = 1
         self._most = 0  # calls of the most frequent optimizer
         self._foreign: dict[int, int] = {}  # calls of others since the anchor's last
         self._aside: dict[int, Life] = {}  # those that end no step, once that is settled
         self.num_calls = 0
         """Of all optimizers."""
-        self.first_call = 0
-        """The first of this phase."""
         self.is_over = False
-        """The training that is meant has ended by itself."""
+        """The first training has ended by itself, and another one begun."""
 
     @property
     def is_settled(self) -> bool:
         """Whether a step that ends is known at once."""
-        return self._anchor is not None and self.phase == self._training
-
-    @property
-    def wanted_from(self) -> int:
-        """The first call of which something may be asked later."""
-        if self._anchor is None:
-            return self.first_call - 1
-        return self.num_calls if self.is_settled else self._lives[self._anchor].calls[-1]
+        return self._anchor is not None
 
     def is_aside(self, optimizer: int | None, passes: int) -> bool:
         """Whether it is known that a call of ``optimizer`` ends no step; it is counted, and ``call`` not asked."""
@@ -100,17 +90,19 @@ class Steps:
         if life is None:
             life = self._lives[optimizer] = Life(name)
         is_anchor = optimizer == self._anchor
-        life.called(number, passes, is_listed=not is_anchor and not self.is_settled)
+        life.called(number, passes, is_listed=not self.is_settled)
         self._most = max(self._most, life.count)
         if self._anchor is None:
             return self._decided() if self._is_known(life) else []
-        if not is_anchor:
-            self._hears_of(optimizer, life)
+        if not is_anchor:  # its training is over where it steps no more, and others do that came later
+            if life.calls[0] > self._lives[self._anchor].calls[-1]:
+                self._foreign[optimizer] = self._foreign.get(optimizer, 0) + 1
+                self.is_over = self.is_over or self._foreign[optimizer] >= _KNOWN
             return []
         if self._foreign:
             self._foreign.clear()
         is_whole = life.repeats == self._repeats and life.count % self._calls_per_step == 0
-        return [number] if is_whole and self.is_settled else []
+        return [number] if is_whole else []
 
     @property
     def notes(self) -> list[str]:
@@ -127,7 +119,7 @@ class Steps:
 
     @property
     def num_steps(self) -> int:
-        """Of this phase, as far as anybody knows."""
+        """As far as anybody knows."""
         return self._most if self._anchor is None else self._lives[self._anchor].count
 
     def _is_known(self, life: Life) -> bool:
@@ -140,10 +132,6 @@ class Steps:
 
     def _decided(self) -> list[int]:
         phases = trainings(list(self._lives.values()))
-        if len(phases) > 1 and self.phase < self._training:
-            self.phase += len(phases) - 1
-            self._begin_phase({key: life for key, life in self._lives.items() if life in phases[-1]})
-            return []
         lives = [life for life in phases[0] if not self._class or life.name == self._class]
         if not lives:
             if self._most < _LATEST:
@@ -153,31 +141,10 @@ class Steps:
         chosen = anchor(lives)
         self._anchor = next(key for key, life in self._lives.items() if life is chosen)
         self.is_over, self._repeats = len(phases) > 1, chosen.usual_repeats
-        if self.is_settled:
-            self._aside = {key: life for key, life in self._lives.items() if life is not chosen}
+        self._aside = {key: life for key, life in self._lives.items() if life is not chosen}
         is_whole = chosen.repeats == self._repeats
         whole = chosen.calls if is_whole else chosen.calls[:-1]
-        return whole[self._calls_per_step - 1 :: self._calls_per_step] if self.phase == self._training else []
-
-    def _begin_phase(self, lives: dict[int, Life]) -> None:
-        self._lives, self._anchor, self._foreign = lives, None, {}
-        self.first_call = min(life.calls[0] for life in lives.values())
-        self._most = max(life.count for life in lives.values())
-
-    def _hears_of(self, optimizer: int, life: Life) -> None:
-        """Others than the anchor step; where it does not any more, its training is over."""
-        assert self._anchor is not None  # noqa: S101 - it is known here
-        last = self._lives[self._anchor].calls[-1]
-        if life.calls[0] < last:
-            return
-        self._foreign[optimizer] = self._foreign.get(optimizer, 0) + 1
-        if self._foreign[optimizer] < _KNOWN:
-            return
-        if self.phase == self._training:
-            self.is_over = True
-            return
-        self.phase += 1
-        self._begin_phase({key: each for key, each in self._lives.items() if each.calls[0] > last})
+        return whole[self._calls_per_step - 1 :: self._calls_per_step]
 
 
 def trainings(lives: Sequence[Life]) -> list[list[Life]]:

@@ -37,34 +37,33 @@ from pytest_llmperf.worker.script.steps import StepsError
 from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, Rank, place
 
 
+def _listed(tensors: Any) -> list[Any]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
 def loss_of(roots: Any) -> torch.Tensor | None:
     """What a pass that begins from ``roots`` begins from, where that is one number."""
-    if not isinstance(roots, torch.Tensor):
-        found = list(roots)
-        if len(found) != 1 or not isinstance(found[0], torch.Tensor):
+    found = _listed(roots)
+    if len(found) != 1 or not isinstance(found[0], torch.Tensor):
+        return None
+    root: Any = found[0]
+    if hasattr(root, "to_local"):  # of ranks that hold one tensor together
+        if not all(each.is_replicate() for each in root.placements):
             return None
-        roots = found[0]
-    if hasattr(roots, "to_local"):  # of ranks that hold one tensor together
-        if not all(each.is_replicate() for each in roots.placements):
-            return None
-        roots = roots.detach().to_local()
-    return roots if roots.numel() == 1 else None
+        root = root.detach().to_local()
+    return root if root.numel() == 1 else None
 
 
 def device_of(tensors: Any) -> torch.device:
     """Of the first of ``tensors``, one or several."""
-    found = (one for one in ([tensors] if isinstance(tensors, torch.Tensor) else tensors))
-    return next((one.device for one in found if isinstance(one, torch.Tensor)), torch.device("cpu"))
+    found = (one.device for one in _listed(tensors) if isinstance(one, torch.Tensor))
+    return next(found, torch.device("cpu"))
 
 
 def _are_imagined(tensors: Any) -> bool:
     """Whether nothing is computed: a training counts its own arithmetic so, before it begins."""
-    found = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-    return any(type(one).__name__ == "FakeTensor" or getattr(one, "is_meta", False) for one in found)
+    return any(type(one).__name__ == "FakeTensor" or getattr(one, "is_meta", False) for one in _listed(tensors))
 
-
-# Losses that are scaled before one pass: which of them it begins from is not known then.
-_SEVERAL = 2
 
 # They only say that another process has failed, which says why itself.
 _OF_OTHERS = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError"}
@@ -79,6 +78,17 @@ def _run(ours: Callable[..., None], *args: Any) -> None:
     # What is captured is replayed where no hook is called, and whatever we issued would be part of it.
     if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
         ours(*args)
+
+
+def _wrap(owner: Any, name: str, ours: Callable[..., Any], *, is_compiled: bool = True) -> None:
+    """``ours`` is called in the place of what is there, and gets it first; ``is_compiled``: a user's code may be."""
+    theirs = getattr(owner, name)
+
+    @functools.wraps(theirs)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        return ours(theirs, *args, **kwargs)
+
+    setattr(owner, name, _uncompiled(watched) if is_compiled else watched)
 
 
 def watch(folder: str) -> None:
@@ -123,11 +133,15 @@ class Hooks:
 
     def install(self) -> None:
         register_optimizer_step_post_hook(_uncompiled(lambda optimizer, *_: self._optimizer_called(optimizer)))
-        self._wrap_backward()
-        self._wrap_scaler()
-        self._wrap_peaks()
-        self._wrap_loaders()
-        self._hear_of_the_end()
+        _wrap(torch.autograd, "backward", self._backward)
+        _wrap(GradScaler, "step", self._scaler_step)
+        _wrap(GradScaler, "scale", self._scale)
+        _wrap(_BaseDataLoaderIter, "__next__", self._fetch)
+        _wrap(torch.cuda.memory, "reset_peak_memory_stats", self._peak_reset, is_compiled=False)
+        torch.cuda.reset_peak_memory_stats = torch.cuda.memory.reset_peak_memory_stats
+        _wrap(BaseProcess, "run", self._process, is_compiled=False)
+        _wrap(sys, "excepthook", self._uncaught, is_compiled=False)
+        atexit.register(self._script_ended)
         # A rank's child has a copy of all this and is no rank: what it left would be taken for its parent's.
         os.register_at_fork(after_in_child=self._forked)
 
@@ -171,26 +185,20 @@ class Hooks:
 
     # What torch calls.
 
-    def _wrap_backward(self) -> None:
-        backward = torch.autograd.backward
-
-        @_uncompiled
-        @functools.wraps(backward)
-        def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # Checkpointing goes backward inside of a pass, on whichever thread.
-            if self._is_inside or self._is_out or _are_imagined(tensors):
-                return backward(tensors, *args, **kwargs)
-            self._guarded(self._pass_begins, tensors)
-            self._is_inside, is_whole = True, False
-            try:
-                result = backward(tensors, *args, **kwargs)
-                is_whole = True
-            finally:
-                self._is_inside = False
-                self._guarded(self._pass_ended, is_whole)
-            return result
-
-        torch.autograd.backward = watched
+    @_uncompiled
+    def _backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        # Checkpointing goes backward inside of a pass, on whichever thread.
+        if self._is_inside or self._is_out or _are_imagined(tensors):
+            return backward(tensors, *args, **kwargs)
+        self._guarded(self._pass_begins, tensors)
+        self._is_inside, is_whole = True, False
+        try:
+            result = backward(tensors, *args, **kwargs)
+            is_whole = True
+        finally:
+            self._is_inside = False
+            self._guarded(self._pass_ended, is_whole)
+        return result
 
     def _pass_begins(self, roots: Any) -> None:
         scaled, self._unscaled = self._unscaled, []
@@ -232,80 +240,55 @@ class Hooks:
             self._is_out = True
             rank.finish(self._remarks)
 
-    def _wrap_scaler(self) -> None:
-        """A scaler multiplies losses; where it skips a step, that has ended without a call of its optimizer."""
-        step, scale = GradScaler.step, GradScaler.scale
+    @_uncompiled
+    def _scaler_step(self, step: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Where a scaler skips a step, that has ended without a call of its optimizer."""
+        before = self._num_calls
+        self._scales_otherwise = self._scales_otherwise or type(scaler).scale is not GradScaler.scale
+        result = step(scaler, optimizer, *args, **kwargs)
+        if self._num_calls == before:
+            self._optimizer_called(optimizer, is_skipped=True)
+        return result
 
-        @_uncompiled
-        @functools.wraps(step)
-        def stepped(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._num_calls
-            self._scales_otherwise = self._scales_otherwise or type(scaler).scale is not scaled
-            result = step(scaler, optimizer, *args, **kwargs)
-            if self._num_calls == before:
-                self._optimizer_called(optimizer, is_skipped=True)
-            return result
+    @_uncompiled
+    def _scale(self, scale: Any, scaler: Any, outputs: Any) -> Any:
+        # The loss is kept as it was: to divide it by the scale later would be work for the device. Of several nobody
+        # knows which one a pass begins from.
+        if not self._is_out and isinstance(outputs, torch.Tensor):
+            self._unscaled = [*self._unscaled[:1], outputs.detach()]
+        return scale(scaler, outputs)
 
-        @_uncompiled
-        @functools.wraps(scale)
-        def scaled(scaler: Any, outputs: Any) -> Any:
-            # The loss is kept as it was: to divide it by the scale later would be work for the device.
-            if not self._is_out and len(self._unscaled) < _SEVERAL and isinstance(outputs, torch.Tensor):
-                self._unscaled.append(outputs.detach())
-            return scale(scaler, outputs)
+    def _peak_reset(self, reset: Any, *args: Any, **kwargs: Any) -> None:
+        if self._rank is not None:  # before the first step it hides nothing
+            self._remarks["the script resets the peak of memory: the peak here is of its last steps alone"] = None
+        reset(*args, **kwargs)
 
-        GradScaler.step, GradScaler.scale = stepped, scaled
-
-    def _wrap_peaks(self) -> None:
-        reset = torch.cuda.reset_peak_memory_stats
-
-        @functools.wraps(reset)
-        def watched(*args: Any, **kwargs: Any) -> None:
-            if self._rank is not None:  # before the first step it hides nothing
-                self._remarks["the script resets the peak of memory: the peak here is of its last steps alone"] = None
-            reset(*args, **kwargs)
-
-        torch.cuda.reset_peak_memory_stats = torch.cuda.memory.reset_peak_memory_stats = watched
-
-    def _wrap_loaders(self) -> None:
-        """How long the host is inside of them; batches that another thread fetches keep nobody waiting."""
-        fetch = _BaseDataLoaderIter.__next__
-
-        @_uncompiled
-        @functools.wraps(fetch)
-        def watched(loader: Any) -> Any:
-            if self._rank is None or self._is_out or self._is_fetching or threading.get_ident() != self._thread:
-                return fetch(loader)
-            self._is_fetching, start = True, time.time_ns()
-            try:
-                return fetch(loader)
-            finally:
-                self._is_fetching = False
-                self._rank.fetched(start, time.time_ns())
-
-        _BaseDataLoaderIter.__next__ = watched
+    @_uncompiled
+    def _fetch(self, fetch: Any, loader: Any) -> Any:
+        """How long the host is inside of a loader; batches that another thread fetches keep nobody waiting."""
+        if self._rank is None or self._is_out or self._is_fetching or threading.get_ident() != self._thread:
+            return fetch(loader)
+        self._is_fetching, start = True, time.time_ns()
+        try:
+            return fetch(loader)
+        finally:
+            self._is_fetching = False
+            self._rank.fetched(start, time.time_ns())
 
     # How the process ends.
 
-    def _hear_of_the_end(self) -> None:
-        tell, run = sys.excepthook, BaseProcess.run
+    def _uncaught(self, tell: Any, kind: Any, error: BaseException, traceback: Any) -> None:
+        self._raised(error)
+        tell(kind, error, traceback)
 
-        def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
-            self._raised(error)
-            tell(kind, error, traceback)
-
-        @functools.wraps(run)
-        def watched(process: Any) -> None:
-            try:
-                run(process)
-            except BaseException as error:
-                # No hook hears of it, and torch's spawn exits in its place.
-                exits, is_ended_well = isinstance(error, SystemExit), not getattr(error, "code", 1)
-                self._raised(None if is_ended_well else error.__context__ if exits else error)
-                raise
-
-        sys.excepthook, BaseProcess.run = excepthook, watched  # type: ignore[assignment]
-        atexit.register(self._script_ended)
+    def _process(self, run: Any, process: Any) -> None:
+        try:
+            run(process)
+        except BaseException as error:
+            # No hook hears of it, and torch's spawn exits in its place.
+            exits, is_ended_well = isinstance(error, SystemExit), not getattr(error, "code", 1)
+            self._raised(None if is_ended_well else error.__context__ if exits else error)
+            raise
 
     def _raised(self, error: BaseException | None) -> None:
         is_others = isinstance(error, KeyboardInterrupt) or type(error).__name__ in _OF_OTHERS

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from pytest_llmperf.observe.environment import Project, environment
-from pytest_llmperf.observe.measurement import Boundary, HostMemory, Memory
+from pytest_llmperf.observe.measurement import Boundary, HostMemory
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
@@ -33,14 +33,12 @@ from pytest_llmperf.worker.script.steps import Steps, StepsError
 
 # Where an optimizer has its number: its address may become another's.
 _NUMBER = "_llmperf"
+# Backward passes of which losses are kept: those of the timed steps, unless a step has a hundred and more.
+_MOST = 4096
 
 
 class AnotherRankError(Exception):
     """Another process of the command is this rank."""
-
-
-# Backward passes of which losses are kept: those of the timed steps, unless a step has a hundred and more.
-_MOST = 4096
 
 
 class Losses:
@@ -68,20 +66,12 @@ class Call(NamedTuple):
     """It did nothing, since gradients were infinite."""
 
 
-class _Moment(NamedTuple):
-    """When a call of an optimizer ended of which it is not known yet whether a step ended with it."""
-
-    boundary: Boundary[Any]
-    time: float
-    is_profiled: bool
-
-
 class Watched:
     """A process that trains: where its steps end, by backward passes and calls of optimizers."""
 
     def __init__(self, spec: ScriptSpec) -> None:
         self.number, self._world = place()
-        self._steps = Steps(spec.step, spec.training)
+        self._steps = Steps(spec.step)
         self._model: Model | None = None
         self._passes = self._num_steps = self._num_optimizers = 0
 
@@ -114,23 +104,16 @@ class Rank(Watched):
         self._beat.steps, self._beat.has_place = spec.steps, lambda: self.has_place
         if not self._pid_file.exists():
             self._take_place()
-        memory: Memory | None = HostMemory(resident) if device.type == "cpu" else None
-        plan = Plan(
-            steps=spec.steps,
-            min_steps=spec.steps,
-            warmup_steps=spec.warmup_steps,
-            ranks=self._world,
-            rank=self.number,
-            all_steps=True,
-            is_ours=False,
-            project=project,
-        )
+        memory = HostMemory(resident) if device.type == "cpu" else None
+        how: dict[str, Any] = {"min_steps": spec.steps, "all_steps": True, "is_ours": False, "project": project}
+        plan = Plan(steps=spec.steps, warmup_steps=spec.warmup_steps, ranks=self._world, rank=self.number, **how)
         self._observed = ObservedTraining(plan, device, self._beat, memory=memory)
         self.fetched = self._observed.fetched
         self._measurement = self._observed.measurement
         self.losses = Losses(device)
         self._pass: tuple[torch.Tensor | None, int] = None, 0  # the loss and tokens of the one that runs
-        self._moments: dict[int, _Moment] = {}  # of calls, by their numbers
+        # Calls, by their numbers, of which it is not known yet whether a step ended with them: when, and if profiled.
+        self._moments: dict[int, tuple[Boundary[Any], float, bool]] = {}
         self._skips: list[int] = []  # such calls, since the last step
         self._skipped_steps: list[int] = []
         self._is_cut = False
@@ -194,24 +177,23 @@ class Rank(Watched):
         if not self._passes:  # gradients come another way
             self._keep(None, self._new_tokens())
         if not self._steps.is_settled:
-            moment = _Moment(self._measurement.boundary(), time.time(), is_profiled())
+            moment = self._measurement.boundary(), time.time(), is_profiled()
             self._beat.step = self._num_steps or self._steps.num_steps + 1  # as far as anybody can tell
         if not self._steps.num_calls:
             self._keep_place()
         if any(self._ends_the_last_step(call, moment) for call in calls):
             return True
-        if moment is not None:
-            for number in [each for each in self._moments if each < self._steps.wanted_from]:
-                del self._moments[number]
-        if self._num_optimizers > known and (self._model is None or self._spec.training > 1):
-            self._model = Model.found(self._model)  # a later training has another
+        if self._steps.is_settled:
+            self._moments.clear()
+        if self._num_optimizers > known and self._model is None:
+            self._model = Model.found()
             self.losses.are_known = self.losses.are_known and not self._model.scales_losses
         if self._steps.is_over and not self._measurement.is_over:
-            raise self._ended_early(f"training {self._spec.training} of the script")
+            raise self._ended_early("the first training of the script")
         self._is_cut = self._steps.is_over  # another one began while its steps were traced
         return self._is_cut
 
-    def _ends_the_last_step(self, call: Call, moment: _Moment | None) -> bool:
+    def _ends_the_last_step(self, call: Call, moment: tuple[Boundary[Any], float, bool] | None) -> bool:
         number = self._steps.num_calls
         if moment is not None:
             self._moments[number] = moment
@@ -226,20 +208,15 @@ class Rank(Watched):
 
     def _end_step(self, call: int) -> bool:
         """With that ``call``; whether no step comes any more."""
-        moment = self._moments.get(call)
+        boundary, now, was_profiled = self._moments.get(call) or (None, time.time(), is_profiled())
         self._num_steps += 1
         if self._num_steps == 1:
-            now = moment.time if moment else time.time()
             self._first_step_seconds = now - psutil.Process().create_time()
-            before = self._moments.get(self._steps.first_call - 1)
-            if before:
-                self._measurement.begin_after(before.boundary)
         if self._skips and self._skips[0] <= call:
             self._skipped_steps.append(self._num_steps)
             self._skips = [each for each in self._skips if each > call]
-        if not self._measurement.is_over:
-            self._profiled_steps += moment.is_profiled if moment else is_profiled()
-        came = self._observed.step_ended(self._num_steps, moment.boundary if moment else None)
+        self._profiled_steps += was_profiled and not self._measurement.is_over
+        came = self._observed.step_ended(self._num_steps, boundary)
         return came == "over" or (came == "measured" and not self._observed.go_on())
 
     # What becomes of it.
@@ -255,18 +232,14 @@ class Rank(Watched):
         trace = observed.trace(StepsError("the training ended before") if is_ended or self._is_cut else None)
         seen = evidence(model, self._spec, self._project, self._world)
         trained = observed.trained({}, keeps_losses=False, parameters=model.num_parameters, evidence=seen)
-        share = Share(
-            world=self._world,
+        trained = replace(
+            trained,
             record=self._record(trained.record),
             losses=trained.losses if self.losses.are_known else (),
-            train_seconds=trained.train_seconds,
-            parameters=trained.parameters,
             evidence=self._evidence(trained.evidence, trained.record, remarks),
-            trace=trace,
-            loaded=loaded(),
         )
-        model.leave()
         self._beat.write()
+        share = Share(world=self._world, trained=trained, trace=trace, loaded=loaded())
         write_json(self._folder / SHARE_FILE.format(self.number), codec.plain(share))
         while parks:
             time.sleep(60)  # nothing of the script runs any more, until the launcher ends this process
@@ -275,8 +248,7 @@ class Rank(Watched):
     def _record(self, record: RankRecord) -> RankRecord:
         """``record``, whose first step begins with the process, and in whose first ones nobody counted tokens."""
         record = replace(record, step_seconds=(round(self._first_step_seconds, 6), *record.step_seconds[1:]))
-        counted = [tokens for tokens in record.step_tokens if tokens]
-        if not counted:
+        if not (counted := [tokens for tokens in record.step_tokens if tokens]):
             return record
         usual = round(sum(counted) / len(counted))
         all_ = tuple(tokens or usual for tokens in record.step_tokens)
@@ -303,14 +275,11 @@ class Rank(Watched):
         if self._measurement.is_over:
             self.finish(remarks, is_ended=True)
             return
-        steps, wanted = self._steps, self._spec.training
-        if not steps.num_calls:
+        if not self.has_stepped:
             raise StepsError(
                 f"{self._passes} backward passes and no call of an optimizer were seen; expected one of torch.optim or "
                 "of a class made of torch.optim.Optimizer: steps of others cannot be counted"
             )
-        if steps.phase < wanted:
-            raise StepsError(f"training={wanted}, and the script ended with training {steps.phase}; expected as many")
         raise self._ended_early("the script")
 
     def _ended_early(self, what: str) -> StepsError:

@@ -19,7 +19,7 @@ from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import Launch, Share, Trained
 from pytest_llmperf.settings.setting import SpecError
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
@@ -121,9 +121,9 @@ def share(script: ScriptLaunch, rank: int, *, world: int = 1, device: str = "", 
     """What ``rank`` leaves."""
     made = launch_of(script.spec)
     record = replace(made.ranks[0], rank=rank, device=device or "a CPU")
-    values = {"world": world, "record": codec.plain(record), "losses": [], "train_seconds": 1.0, "parameters": 9}
     evidence = {"tokens": "unknown", **evidence}
-    values |= {"evidence": evidence, "trace": codec.plain(made.trace), "loaded": {}}
+    trained = Trained(record=record, losses=(), train_seconds=1.0, parameters=9, evidence=evidence)
+    values = codec.plain(Share(world=world, trained=trained, trace=made.trace, loaded={}))
     (script.folder / f"share-{rank}.json").write_text(json.dumps(values))
     (script.folder / "environment.json").write_text(json.dumps(codec.plain(made.environment)))
 

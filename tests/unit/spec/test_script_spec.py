@@ -20,7 +20,6 @@ UNUSUAL: list[dict[str, Any]] = [
     {"tokens": 512},
     {"tokens": "sequences:64"},
     {"step": "AdamW"},
-    {"training": 2},
     {"seed": 0},
     {"env": {"LOUD": "1"}},
 ]

@@ -12,9 +12,9 @@ from tests.golden import Golden
 NAMES = {"a": "AdamW", "m": "Muon", "d": "AdamW", "g": "AdamW", "s": "SGD", "o": "Outer", "z": "AdamW"}
 
 
-def heard(calls: str, step: str | int = "auto", training: int = 1) -> tuple[list[int], Steps]:
+def heard(calls: str, step: str | int = "auto") -> tuple[list[int], Steps]:
     """Where in ``calls`` steps ended: letters are optimizers, a dot is a backward pass, | an end as it is meant."""
-    steps, passes, places, found = Steps(step, training), 0, list[int](), list[int]()
+    steps, passes, places, found = Steps(step), 0, list[int](), list[int]()
     for place, what in enumerate(calls):
         if what == ".":
             passes += 1
@@ -82,13 +82,12 @@ def test_a_training_that_ends_before_its_steps_is_over() -> None:
     assert (len(found), steps.is_over) == (3, True)
 
 
-@pytest.mark.parametrize("first", [3, 8, 20, 100])
-def test_of_several_trainings_the_one_that_is_meant_counts(first: int) -> None:
-    before, calls = ".d.d.g" * first + ".a" * first, ".m.z|" * 30
-    found, steps = heard(before + calls, training=3)
-    assert found == [len(before) + place for place in meant(calls)]
-    assert steps.first_call == (before + calls).replace(".", "").index("m")
-    assert heard(before + calls, training=4)[0] == []
+@pytest.mark.parametrize("first", [8, 20, 100])
+def test_of_several_trainings_the_first_counts(first: int) -> None:
+    calls = ".d.d.g|" * first
+    found, steps = heard(calls + ".a" * 30)
+    assert found == meant(calls)
+    assert steps.is_over
 
 
 @given(
@@ -104,25 +103,19 @@ def test_the_least_frequent_optimizer_of_a_loop_ends_its_steps(passes: int, othe
     assert all("AdamW (40)" in line for line in steps.notes)
 
 
-@given(st.text(".amsz|", max_size=200), st.sampled_from(["auto", 2, "SGD"]), st.integers(1, 2))
-def test_steps_end_in_order_and_once_whatever_the_calls_are(calls: str, step: str | int, training: int) -> None:
+@given(st.text(".amsz|", max_size=200), st.sampled_from(["auto", 2, "SGD"]))
+def test_steps_end_in_order_and_once_whatever_the_calls_are(calls: str, step: str | int) -> None:
     try:
-        found, steps = heard(calls, step, training)
+        found, steps = heard(calls, step)
     except StepsError:
         return
     assert found == sorted(set(found))
     assert steps.num_calls == sum(what in NAMES for what in calls)
 
 
-def test_what_is_asked_of_calls_reaches_back_no_further_than_it_must() -> None:
-    _, steps = heard(".a" * 7)
-    assert steps.wanted_from < 0
-    _, steps = heard(".a" * 9)
-    assert steps.is_settled
-    assert steps.wanted_from == 9
-    _, steps = heard(".a" * 20, training=2)
-    assert not steps.is_settled
-    assert steps.wanted_from == 19
+def test_what_is_asked_of_calls_is_known_after_a_few() -> None:
+    assert not heard(".a" * 7)[1].is_settled
+    assert heard(".a" * 9)[1].is_settled
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,7 @@ class _WaitsForTorch:
         if name != "torch":
             return None
         # Whoever only asks whether there is a torch gets the same spec, and nothing has happened.
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((one for one in found if one is not None), None)
         loader = getattr(spec, "loader", None)
         if loader is not None:
@@ -65,9 +64,8 @@ def _seen(what: str) -> None:
 
 
 def _arrived() -> None:
-    is_launched = bool(os.environ.get(_LAUNCHED))
-    folder = os.environ[_LAUNCHED if is_launched else _OBSERVED]
-    if is_launched:
+    folder = os.environ[_LAUNCHED if _is_launched else _OBSERVED]
+    if _is_launched:
         _seen("torch")
     try:
         # Found before any other version of it; what it needs comes after all that the command has itself.
@@ -75,7 +73,7 @@ def _arrived() -> None:
         sys.path.insert(0, package)
         sys.path.append(libraries)
         try:
-            if is_launched:
+            if _is_launched:
                 from pytest_llmperf.worker.script.torch_hooks import watch
             else:
                 from pytest_llmperf.worker.script.production import watch
@@ -83,26 +81,26 @@ def _arrived() -> None:
             sys.path.remove(package)
         watch(folder)
     except Exception as error:
-        _fail(folder, error) if is_launched else sys.stderr.write(f"llmperf: this run is not watched: {error!r}\n")
+        _fail(folder, error) if _is_launched else sys.stderr.write(f"llmperf: this run is not watched: {error!r}\n")
 
 
 def _fail(folder: str, error: BaseException) -> None:
     import json
     import time
 
-    why = f"the training cannot be watched: {type(error).__name__}: {error}"
-    message = (
-        f"{why}; expected Python 3.10 or later with msgspec and psutil: install pytest-llmperf for {sys.executable}"
-    )
+    message = f"the training cannot be watched: {type(error).__name__}: {error}; expected Python 3.10 or later with "
+    message += f"msgspec and psutil: install pytest-llmperf for {sys.executable}"
     failure = {"kind": "refused", "message": message, "tail": [], "time": time.time()}
     with open(os.path.join(folder, "failure-0.json"), "w") as file:
         json.dump(failure, file)
 
 
-_is_asked = os.environ.get(_LAUNCHED) or os.environ.get(_OBSERVED)
-if os.environ.get(_LAUNCHED):
+_is_launched = bool(os.environ.get(_LAUNCHED))
+if _is_launched:
     _seen("hook")
-if _is_asked and not any(type(one).__name__ == _WaitsForTorch.__name__ for one in sys.meta_path):
+if (_is_launched or os.environ.get(_OBSERVED)) and not any(
+    type(one).__name__ == _WaitsForTorch.__name__ for one in sys.meta_path
+):
     sys.meta_path.insert(0, _WaitsForTorch())
 try:
     if __name__ == "sitecustomize":
