@@ -29,7 +29,7 @@ from pytest_llmperf.launch.watch import ProgressReader
 from pytest_llmperf.records import launch as records
 from pytest_llmperf.records.failure import Failure, Progress, said
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, Environment, RankRecord, Share
-from pytest_llmperf.settings.spec import ScriptSpec
+from pytest_llmperf.settings.spec import ScriptSpec, told_ranks
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.redaction import redacted
@@ -182,7 +182,7 @@ class ScriptLaunch:
         world, wanted = len(shares), self.spec.gpus
         if world != wanted:
             told = f"write {{gpus}} where its launcher takes the number of processes, or say gpus={world}"
-            if self.spec.ranks_in_command == wanted:
+            if told_ranks(self.spec) == wanted:
                 told = f"its launcher started no more of those it was told of: tell it {world}, or use torchrun"
             return f"the script trained with {world} rank(s), expected gpus={wanted}; {told}"
         leased = [gpu.uuid.removeprefix("GPU-") for gpu in gpus]

@@ -257,7 +257,7 @@ class ScriptSpec(Spec):
         for line in chain(shown, self._problems()):  # the first alone: later ones need what it asks for
             raise SpecError(f"ScriptSpec: {line}")
         if not self.gpus:
-            object.__setattr__(self, "gpus", self.ranks_in_command or 1)
+            object.__setattr__(self, "gpus", told_ranks(self) or 1)
 
     def _problems(self) -> Iterator[str]:
         for name in ("command", "tiny"):
@@ -274,26 +274,13 @@ class ScriptSpec(Spec):
             for blank in sorted(blanks(command).difference(_FILLED)):
                 expected = f"expected {{gpus}} or {{micro_batch_size}}{hint(blank, _FILLED)}"
                 yield f"{name} has {{{blank}}}, {expected}; braces of its own are {{{{{blank}}}}}"
-        if self.gpus and (told := self.ranks_in_command) and told != self.gpus:
+        if self.gpus and (told := told_ranks(self)) and told != self.gpus:
             yield f"gpus={self.gpus}, and its command starts {told} ranks; leave gpus out, or write {{gpus}} there"
         for name, (holds, expected) in _EXPECTED.items():
             if not holds(getattr(self, name)):
                 yield f"{name}={getattr(self, name)!r}, expected {expected}"
         if self.steps < self.warmup_steps + 2:
             yield f"steps={self.steps}, expected at least 2 more than warmup_steps={self.warmup_steps}"
-
-    @property
-    def ranks_in_command(self) -> int | None:
-        """What the command tells its launcher; ``None``: nothing, or a word for all GPUs."""
-        words, at = shlex.split(self.command), self.script
-        if words[at].endswith(".py") or (at and words[at].partition(".")[0] not in _LAUNCHERS):
-            words = words[:at]
-        for word, following in zip(words, [*words[1:], ""], strict=False):
-            option, equals, value = word.partition("=")
-            if _RANKS.fullmatch(option):
-                told = value if equals else following
-                return int(told) if told.isdecimal() else None
-        return None
 
     @property
     def argv(self) -> list[str]:
@@ -381,6 +368,19 @@ class ScriptSpec(Spec):
     def folder(self, root: Path) -> Path:
         """Where the command is written to run."""
         return (root / self.cwd).resolve()
+
+
+def told_ranks(spec: ScriptSpec) -> int | None:
+    """What its command tells its launcher; ``None``: nothing, or a word for all GPUs."""
+    words, at = shlex.split(spec.command), spec.script
+    if words[at].endswith(".py") or (at and words[at].partition(".")[0] not in _LAUNCHERS):
+        words = words[:at]
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        if _RANKS.fullmatch(option):
+            told = value if equals else following
+            return int(told) if told.isdecimal() else None
+    return None
 
 
 def blanks(command: str) -> set[str]:

@@ -169,19 +169,20 @@ def test_how_a_script_ended_after_its_record_is_a_remark(project: Path, ended: E
 
 
 @pytest.mark.parametrize(
-    ("gpus", "world", "device", "leased"),
+    ("gpus", "words", "device", "leased"),
     [
-        (2, 1, "", ()),
-        (1, 1, "NVIDIA H100 1bbb", (GPU,)),
-        (1, 1, "NVIDIA H100 1bbb", ()),
+        (2, "", "", ()),
+        (2, "--num_processes 2 ", "", ()),
+        (1, "", "NVIDIA H100 1bbb", (GPU,)),
+        (1, "", "NVIDIA H100 1bbb", ()),
     ],
-    ids=["fewer ranks", "another GPU", "a GPU where the CPU was meant"],
+    ids=["fewer ranks", "fewer than its launcher was told", "another GPU", "a GPU where the CPU was meant"],
 )
 def test_a_record_of_something_else_is_refused(
-    project: Path, gpus: int, world: int, device: str, leased: tuple[Gpu, ...], golden: Golden
+    project: Path, gpus: int, words: str, device: str, leased: tuple[Gpu, ...], golden: Golden
 ) -> None:
-    script = started(project, gpus=gpus)
-    share(script, 0, world=world, device=device, device_type="cuda" if device else "cpu")
+    script = started(project, f"accelerate launch {words}train.py", gpus=gpus)
+    share(script, 0, device=device, device_type="cuda" if device else "cpu")
     ended = script.recorded(KILLED, leased)
     failure = outcome.read(script.folder, script.spec, ended, Progress(phase="finishing"))
     assert isinstance(failure, Failure)
