@@ -100,8 +100,6 @@ def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, 
 
 
 # Waits for data: for how long a step's device did nothing, because its host was inside the loader.
-
-
 def data_wait(launches: Sequence[Launch]) -> tuple[float, float] | None:
     """Of the middle one of the launches that have a trace: seconds, and the share of a step; ``None`` where none has.
     On a CPU it is all that its host was there."""

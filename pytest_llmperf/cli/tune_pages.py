@@ -37,18 +37,10 @@ def page(order: TuningOrder, tuning: Tuning, screen: Screen) -> Iterator[str]:
         Column("±", ["" if one.how == NEEDED else formats.share(one.wide) for one in shares]),
         Column("by", [one.how for one in shares], right=False),
     ]
-    front = [one for one in tuning.tried if one.spec in tuning.front and one.trial.ranks]
-    front.sort(key=lambda one: -one.trial.tokens_per_second_per_gpu)
-    best = [
-        Column("configuration", [one.spec.id for one in front], right=False),
-        Column("tokens/s/GPU", [formats.tokens_per_second(one.trial.tokens_per_second_per_gpu) for one in front]),
-        Column("memory", [formats.memory(one.trial.peak_reserved_bytes) for one in front]),
-    ]
     failed = [one for one in tuning.tried if not one.trial.is_measured and not one.trial.is_too_large]
     spoilt = [trial for trial in {one.spec: one.trial for one in tuning.tried}.values() if trial.disturbances]
     for title, lines in (
         ("what each choice brought", table(choices, screen) if shares else []),
-        ("no other is both faster and smaller", table(best, screen) if front else []),
         ("failed", _some([f"{one.spec.id}: {one.trial.kind}: {one.trial.failure}" for one in failed])),
         (
             "spoilt by what was around them, and ranked nowhere; the same command measures them anew",
@@ -145,7 +137,6 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "parity": _concluded(tuning.parity),
         "case": _concluded(tuning.case),
         "choices": [{names.get(name, name): value for name, value in asdict(one).items()} for one in tuning.shares],
-        "front": [spec.id for spec in tuning.front],
         "trials": [
             {**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried
         ],

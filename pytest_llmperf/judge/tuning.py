@@ -133,20 +133,6 @@ OBJECTIVES: Mapping[str, Objective] = {
 }
 
 
-def front(trials: Mapping[str, Trial]) -> list[str]:
-    """Of ``trials`` that rank, by a name, those that no other beats in both speed and memory; the fastest first."""
-    measured = sorted(
-        (name for name, trial in trials.items() if trial.ranks),
-        key=lambda name: (-trials[name].tokens_per_second_per_gpu, trials[name].peak_reserved_bytes),
-    )
-    best, least = list[str](), math.inf
-    for name in measured:
-        if trials[name].peak_reserved_bytes < least:
-            least = trials[name].peak_reserved_bytes
-            best.append(name)
-    return best
-
-
 # Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie.
 _CONFIDENT, _TIE = 0.975, 0.005
 # Before any of it is seen, peak memory is taken to scatter so many times less than time does.

@@ -112,7 +112,7 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
 def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.judge.run_effects import host_shift
     from pytest_llmperf.judge.static_steps import upgrade_lines
-    from pytest_llmperf.report.summary_table import longest_lines, summary_lines, wide_gates
+    from pytest_llmperf.report.summary_table import summary_lines, wide_gates
     from pytest_llmperf.run.whole_run import cost_lines, priced
 
     whole_run = run.finished.whole_run if run.finished else None
@@ -126,11 +126,9 @@ def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
         verbose=reporter.verbosity > 0,
     )
     costs = cost_lines(spent.gpu_seconds, run.settings.price)
-    most = reporter.config.getoption("durations", None)  # pytest's own, which tells of whole tests; 0: all
-    longest = [] if most is None else longest_lines(results, most)
     upgrade = upgrade_lines(results) if run.settings.static else []
     common = whole_run.line if whole_run and (whole_run.change or whole_run.line) else host_shift(results)
-    below = [*upgrade, *costs, *filter(None, [wide_gates(results)]), *longest]
+    below = [*upgrade, *costs, *filter(None, [wide_gates(results)])]
     return [*_folded(filter(None, [common]), reporter), *table, *_folded(below, reporter)]
 
 

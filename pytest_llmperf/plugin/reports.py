@@ -187,7 +187,6 @@ def refusal_line(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Pa
 # documented ``timer`` and ``pedantic``: nothing is run again. Where it is absent, disabled or already used by the test,
 # nothing is recorded and no verdict changes.
 
-
 #: What a timer of ours tells: each round begins at 0 and ends at its duration, so that no digit is lost.
 _CLOCK = pytest.StashKey[list[float]]()
 

@@ -85,7 +85,6 @@ class Progress:
 
 # Phases: where the seconds of a launch went, and those of a whole run. Pure.
 
-
 #: Until its hardware was free. The only phase before the launch itself, and no part of its ``wall_seconds``.
 WAITING = "waiting_for_hardware"
 #: From the request to rank 0's first line: interpreters, or the rest of a fork server's imports; torchrun; rendezvous.

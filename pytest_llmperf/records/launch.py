@@ -313,7 +313,6 @@ class Launch:
 
 # What one rank saw of its training, and what ranks saw as one: a launch's record is made of it, whoever trained.
 
-
 #: Asks a process of a user's own training what it does. SIGUSR1 may be the script's: to save before SLURM ends it.
 ASKS = signal.SIGRTMAX - 5
 

@@ -224,7 +224,6 @@ def _differing(ranks: Sequence[RankLearning], bits: Callable[[TensorSeen], int])
 
 # Small trainings beside the plain form: which a launch makes, and what they did, tensor by tensor.
 
-
 #: Trainings of the plain form, each with weights and rows of its own, from which the measure of its rounding is taken;
 #: and of these as many as are made of a spec beside them.
 PARITY_SEEDS, PARITY_BESIDE = 5, 3

@@ -232,7 +232,6 @@ class Spent:
 
 # PastLaunch, PastResult: as much of a case's result as its history needs; Candidate: a revision in a history.
 
-
 #: The verdict of a real run that was watched; its row's file begins with it, and holds it under this name.
 OBSERVED = "observed"
 

@@ -185,7 +185,6 @@ def growth(held: Sequence[int]) -> float | None:
 
 # Launch end: after which steps a launch may end, and what has to be known of it by then. Pure.
 
-
 #: Launches of one spec scatter by 0.3 % and more (docs/explanation/noise.md): a median known to this adds little.
 ENOUGH = 0.002
 # A launch that still drifts by more is not yet at its steady state.

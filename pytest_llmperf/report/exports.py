@@ -14,9 +14,6 @@ from pytest_llmperf.support import formats
 
 _LONGEST = 500
 _MOST_TROUBLES, _MOST_SKIPPED = 20, 10
-# For the line that says what was left out.
-_NOTE_BYTES = 200
-_PADDING = re.compile(r" {2,}")
 
 
 def markdown_page(run: ExportedRun) -> list[str]:
@@ -53,24 +50,6 @@ def case_table(cases: Sequence[ExportedCase]) -> list[str]:
 
 def _cut(text: str) -> str:
     return shorten_list(text, _LONGEST, UNICODE.ellipsis)
-
-
-def within(page: Sequence[str], num_bytes: int) -> str:
-    """``page`` in so many bytes at most: without padding, cut at a whole line, and with one that says so. Empty where
-    there is no room for even that."""
-    lines = [_PADDING.sub(" ", line) for line in page]
-    sizes = [len(line.encode()) + 1 for line in lines]
-    if sum(sizes) <= num_bytes:
-        return "\n".join([*lines, ""])
-    room, kept = num_bytes - _NOTE_BYTES, 0
-    while kept < len(sizes) and room >= sizes[kept]:
-        room -= sizes[kept]
-        kept += 1
-    if not kept:
-        return ""
-    left = len(lines) - kept
-    note = f"{left} more lines had no room here, the worst come first: --perf-markdown and --perf-json have all."
-    return "\n".join([*lines[:kept], "", note, ""])
 
 
 # What pytest writes into JUnit's XML of a case.

@@ -141,8 +141,6 @@ class Result:
 
     record: StoredResult
     machine: str
-    source: str
-    """Of which file it is; empty where there is one."""
 
     @property
     def id(self) -> str:
@@ -210,7 +208,7 @@ class RunDocument:
 
     @cached_property
     def results(self) -> tuple[Result, ...]:
-        return tuple(Result(each, self.machine, self.source) for each in self.record.results)
+        return tuple(Result(each, self.machine) for each in self.record.results)
 
     def rerun(self, nodeid: str) -> list[str]:
         """The words that run a test again; none where it does not say."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pytest_llmperf.records import failure as names
-from pytest_llmperf.records.failure import total
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Check, Spent
 from pytest_llmperf.records.results_document import Figure
@@ -37,7 +36,6 @@ def no_gate_of_speed(rates: Iterable[Check | Figure]) -> str:
 
 
 # Notes of several cases in few lines: those that differ by a figure alone are one, with its range. Pure.
-
 
 # What was measured stands alone, and has a unit or is a part of a count. Any other number is a name: a rank, a version.
 _FIGURE = re.compile(r"(?<![\w.,/:-])[+-]?\d[\d,]*(?:\.\d+)?(?= %| of \d| (?:s|ms|MiB|GiB|tensors)\b)")
@@ -246,7 +244,7 @@ def _passes_changed(result: CaseResult) -> bool:
     return is_so and not result.updated and not (rate and rate.times_slower)
 
 
-# Where the time of a run went, in a line for all launches and in one for each of the longest.
+# Where the time of a run went, in a line.
 
 #: What phases are called where a whole run is told of; several may be one thing to whoever waits.
 _OF_A_RUN = {
@@ -265,8 +263,6 @@ _OF_A_RUN = {
     names.OTHER: "other",
 }
 
-_Part = tuple[str, float]
-
 # Of the whole; less is left out.
 _NEGLIGIBLE = 0.01
 
@@ -278,8 +274,11 @@ def time_line(spent: Spent) -> str:
         return ""
     parts = parts_of_a_run(spent.phases)
     line = f"{formats.seconds(spent.seconds)} in {spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
-    told = _worth_telling(sorted(parts.items(), key=lambda part: -part[1]))
-    return f"{line}: {_listed(told)}" if any(name != _OF_A_RUN[names.OTHER] for name, _ in told) else line
+    told = [name for name, seconds in parts.items() if seconds > 0 and seconds >= _NEGLIGIBLE * sum(parts.values())]
+    told.sort(key=lambda name: -parts[name])
+    if not {*told} - {_OF_A_RUN[names.OTHER]}:
+        return line
+    return f"{line}: {', '.join(f'{formats.seconds(parts[name])} {name}' for name in told)}"
 
 
 def parts_of_a_run(phases: Mapping[str, float]) -> dict[str, float]:
@@ -289,31 +288,3 @@ def parts_of_a_run(phases: Mapping[str, float]) -> dict[str, float]:
         name = _OF_A_RUN.get(phase, phase)
         parts[name] = parts.get(name, 0.0) + max(0.0, seconds)
     return parts
-
-
-def longest_lines(results: Sequence[CaseResult], most: int) -> list[str]:
-    """The launches that took longest, so many ``most`` (0: all), each with its phases in their order."""
-    launches = [
-        (result.id, launch.phases)
-        for result in results
-        # Without those that another test tells of too.
-        for launch in (*result.launches_before, *result.launches[result.shared_launches :])
-        if launch.phases
-    ]
-    if not launches:
-        return []
-    longest = sorted(launches, key=lambda named: -total(named[1]))[: most or None]
-    lines = [f"slowest {len(longest)} of {len(launches)} launches:"]
-    for name, phases in longest:
-        parts = _worth_telling([(phase.replace("_", " "), seconds) for phase, seconds in phases.items()])
-        lines.append(f"  {formats.seconds(total(phases))}  {name}: {_listed(parts)}")
-    return lines
-
-
-def _worth_telling(parts: Sequence[_Part]) -> list[_Part]:
-    whole = sum(seconds for _, seconds in parts)
-    return [(name, seconds) for name, seconds in parts if seconds > 0 and seconds >= _NEGLIGIBLE * whole]
-
-
-def _listed(parts: Iterable[_Part]) -> str:
-    return ", ".join(f"{formats.seconds(seconds)} {name}" for name, seconds in parts)

@@ -270,7 +270,6 @@ def _pack(items: Sequence[str], separator: str, width: int) -> list[str]:
 
 # Tables that leave the terminal: as Markdown. Pure.
 
-
 #: How a table can be asked for.
 FORMATS = ("text", "markdown")
 

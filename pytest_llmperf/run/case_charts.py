@@ -209,8 +209,6 @@ def memory_section(results: Sequence[Result], stored: Baselines) -> Section | No
 
 
 # Traced steps by category, and what changed in them.
-
-
 def _now(result: Result) -> Trace | None:
     """The trace of its newest launch that has one."""
     return next((launch.trace for launch in reversed(result.launches) if launch.trace), None)

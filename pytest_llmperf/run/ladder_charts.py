@@ -164,8 +164,6 @@ def _compared(  # noqa: PLR0913 - what is said of a figure
 
 
 # What cases took run by run: where that changed, and what else was different there.
-
-
 def history_section(histories: Sequence[CaseHistory]) -> Section | None:
     """Those that changed, the worst first; ``None`` where there are none."""
     several = [one for one in histories if one.segments]

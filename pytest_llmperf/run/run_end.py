@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -188,7 +189,7 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
 
 def _write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
     """Write the pages of Markdown that are wanted; why ``--perf-markdown`` was not written."""
-    from pytest_llmperf.report.exports import markdown_page, within
+    from pytest_llmperf.report.exports import markdown_page
     from pytest_llmperf.report.results_json import ExportedRun
 
     settings, refused = run.settings, ""
@@ -204,9 +205,11 @@ def _write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]
         return refused
     try:
         size = path.stat().st_size if path.exists() else 0
-        text = within(["", *page] if size else page, _MOST_BYTES - size)
-        why = "" if text else f", it has {size} bytes already, and may have {_MOST_BYTES}"
-        if text:
+        text = re.sub(r" {2,}", " ", "\n".join([*([""] if size else []), *page, ""]))  # padding is of no use there
+        num, why = len(text.encode()), ""
+        if size + num > _MOST_BYTES:
+            why = f", it has {size} bytes and may have {_MOST_BYTES}, and this page has {num}"
+        else:
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
     except OSError as error:  # nobody asked for it: no reason for a run to fail

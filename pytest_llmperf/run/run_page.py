@@ -308,8 +308,6 @@ def _launches(result: Result) -> Table:
 
 
 # The page as a file: what is read and written around it.
-
-
 @dataclass(frozen=True)
 class WrittenPage:
     """A page that was written, or why there is none."""

@@ -1,4 +1,4 @@
-"""Where the time of a run went: the footer, the JSON and --durations."""
+"""Where the time of a run went: the footer and the JSON."""
 
 from __future__ import annotations
 
@@ -40,20 +40,6 @@ def test_a_run_that_only_measures_says_it_too(project: Project) -> None:
     result = project.run("--perf-json=out.json")
     result.stdout.fnmatch_lines(["30* s in 1 launch: 14 s training, 13 s start-up, 2 s first steps, 1 s ending*"])
     assert document(project.path)["spent"]["launches"] == 1
-
-
-def test_durations_show_the_slowest_launches_with_their_phases(project: Project) -> None:
-    project.record(phases=PHASES)
-    project.fake(phases=PHASES, by={"eager": {"phases": {"start": 1.0, "steps": 3.0}}})
-    result = project.run("--durations=1")
-    result.stdout.fnmatch_lines(
-        [
-            "slowest 1 of 2 launches:",
-            "  30* s  llama-tiny-*sdpa*: 4 s start, 8 s imports, 1 s model, 2 s first step, 14 s steps, 1 s end",
-        ]
-    )
-    assert "slowest 2 of 2 launches:" in project.run("--durations=0").stdout.str()
-    assert "launches:" not in project.run().stdout.str().partition("in 2 launches: ")[2]
 
 
 def test_a_dry_run_has_spent_nothing(project: Project) -> None:

@@ -172,8 +172,6 @@ class Tuning:
     """Whether the winner trains as its plain form does; ``None`` where that was not asked, or no time was left."""
     case: Concluded | None = None
     """The winner launched, and judged, as a case; ``None`` as above."""
-    front: tuple[TrainSpec, ...] = ()
-    """Those that no other beats in both speed and memory."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """How many combinations cannot be, by the reason."""
     too_large: int = 0

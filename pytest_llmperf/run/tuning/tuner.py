@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, Field, Outcome, Search, Trial, front
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, Field, Outcome, Search, Trial
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.run.case import Caller
@@ -381,13 +381,11 @@ class Tuner:
 
     def _known(self, candidates: Candidates) -> Tuning:
         tried, left, best = tuple(self._tried), len(self._search.left), self._best
-        by_id = {one.spec.id: one for one in tried}
         is_too_small = not left and all(one.trial.is_too_large for one in tried)
         return Tuning(
             begun_at=self._specs[0],
             tried=tried,
             winner=None if best is None else best.spec,
-            front=tuple(by_id[name].spec for name in front({name: one.trial for name, one in by_id.items()})),
             refused=candidates.refused + Counter(filter(None, map(known_failure, self._specs))),
             too_large=len(self._too_large) + sum(one.trial.is_too_large for one in tried),
             left=left,

@@ -195,7 +195,6 @@ def _tuning(**values: Any) -> Tuning:
             Share("micro-batch", "8", "16", -0.2, 0.01, "turns"),
             Share("optimizer", "a", "b", -0.3, 0.02, "trials"),
         ),
-        "front": (FAST,),
         "refused": {"one cannot": 12},
         "too_large": 3,
         "left": 40,
@@ -231,7 +230,7 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
 
 
 def test_a_page_without_a_winner() -> None:
-    lines = list(page(ORDER, _tuning(winner=None, compared=(), shares=(), front=(), tried=()), Screen(None, ASCII)))
+    lines = list(page(ORDER, _tuning(winner=None, compared=(), shares=(), tried=()), Screen(None, ASCII)))
     assert lines[0] == "no winner"
 
 

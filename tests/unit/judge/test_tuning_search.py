@@ -19,7 +19,6 @@ from pytest_llmperf.judge.tuning import (
     Outcome,
     Search,
     Trial,
-    front,
 )
 from pytest_llmperf.support import codec
 
@@ -158,17 +157,6 @@ def test_objectives() -> None:
     assert all(
         one.log_of(_trial(failure="it broke", kind="error", power_watts=1.0)) is None for one in OBJECTIVES.values()
     )
-
-
-def test_the_front_is_what_no_other_beats_in_speed_and_memory() -> None:
-    trials = {
-        "fast": _trial(step_seconds=0.4, peak_reserved_bytes=9),
-        "worse": _trial(step_seconds=0.45, peak_reserved_bytes=9),
-        "small": _trial(step_seconds=0.6, peak_reserved_bytes=3),
-        "slow": _trial(step_seconds=0.7, peak_reserved_bytes=4),
-        "failed": _trial(step_seconds=0.1, peak_reserved_bytes=1, failure="no"),
-    }
-    assert front(trials) == ["fast", "small"]
 
 
 class TestTrial:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_llmperf.records.result import CaseResult, Spent
-from pytest_llmperf.report.summary_table import longest_lines, summary_lines, time_line
+from pytest_llmperf.report.summary_table import summary_lines, time_line
 from tests.golden import Golden
 from tests.unit.report.test_report_failure import launch_of
 
@@ -63,26 +63,3 @@ class TestOfARun:
         )
         assert both == Spent(launches=3, phases={"start": 5.0, "steps": 6.0}, gpu_seconds=3.0)
         assert both.seconds == 11.0
-
-
-class TestTheLongest:
-    def test_come_first_with_their_phases_in_order(self, golden: Golden) -> None:
-        lines = longest_lines([case("a", 3.0, 9.0), case("b", 5.0)], 2)
-        golden(lines)
-
-    def test_are_all_of_them_where_none_is_too_many(self) -> None:
-        assert len(longest_lines([case("a", 3.0, 9.0), case("b", 5.0)], 0)) == 4
-
-    def test_are_each_launch_once(self, golden: Golden) -> None:
-        lent = case("a", 3.0, 9.0)
-        shared = [
-            lent,
-            replace(lent, nodeid="t.py::c", shared_launches=1),
-            replace(lent, shares="a", shared_launches=2),
-        ]
-        assert longest_lines(shared, 0)[0] == "slowest 3 of 3 launches:"
-        turns = case("b", 5.0, launches_before=case("b", 7.0).launches)
-        golden(longest_lines([turns], 1)[1])
-
-    def test_are_nothing_where_no_launch_told(self) -> None:
-        assert longest_lines([case("a", launches=(launch_of(),)), case("b")], 0) == []
