@@ -121,8 +121,7 @@ def _is_beyond(check: Check, *, worse: bool) -> bool:
 
 
 def refuse_injected(name: str, launches: Sequence[Launch]) -> None:
-    """A fault that was asked for is nothing to hold a case against; BaselineError: ``launches``, of the case ``name``,
-    were measured under one."""
+    """BaselineError: ``launches`` of the case ``name`` were measured under a fault that was asked for."""
     for fault in injected(launches):
         raise BaselineError(f"{name}: measured under {fault}, which is never recorded")
 
@@ -193,9 +192,9 @@ def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch])
 
 
 def _best_level(check: Check, past: Sequence[float], usual: Spread) -> tuple[int, int, float] | None:
-    """Where the neighbours among the figures of the ``past`` begin that ``check`` is furthest beyond, how many they are
-    and their mean; ``None``: it is beyond none. It has to be beyond what its gate allows; and its own level, of the
-    last acceptances and it, beyond their noise."""
+    """Where the neighbours in the ``past`` begin that ``check`` is furthest beyond, how many they are and their mean;
+    ``None``: beyond none.It has to be beyond what its gate allows; its level, with the last ones, beyond their
+    noise."""
     residuals = [
         (b - (a + c) / 2) ** 2 / _BETWEEN_NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:], strict=False)
     ]

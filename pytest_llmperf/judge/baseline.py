@@ -88,8 +88,7 @@ class Baseline(Document):
 
     @property
     def sessions(self) -> int:
-        """Different hosts or days that its launches are of: the GPUs of one host on one day know the same air. A host
-        that was booted anew is known by its GPUs."""
+        """Hosts, or days on one, that its launches are of. A host that was booted anew is known by its GPUs."""
         days = (launch.started_at[:10] for launch in self.launches)
         return len(set(zip(labels(self.launches)["host"], days, strict=True)))
 

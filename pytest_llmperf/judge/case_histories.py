@@ -181,8 +181,7 @@ def segments(
     *,
     are_times: bool = True,
 ) -> tuple[Segment, ...]:
-    """Those of ``timeline`` between ``changes``; ``shared``: by a change's index what of its logarithm all cases have
-    in common."""
+    """Those between ``changes``; ``shared``: by a change's index what of its logarithm all cases have in common."""
     found: list[Segment] = []
     for number, level in enumerate(change_points.levels_between(timeline.logs, timeline.scatter(noise), changes)):
         runs = dict.fromkeys(timeline.runs[level.start : level.end])

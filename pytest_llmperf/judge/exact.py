@@ -1,7 +1,6 @@
-"""Exact counts: what a step does, held against the baseline's without tolerance, by one launch: of one spec and the
-same versions all run the same kernels as often on every host of a machine kind (docs/explanation/traces.md). What costs
-time and is easily written by mistake, a wait, a copy, a broken graph, is ``regressed``, all else ``changed`` (decision
-29). Pure."""
+"""Exact counts: what a step does, held against the baseline's without tolerance, by one launch: of one spec and
+versions all run the same kernels as often on every host of a machine kind (docs/explanation/traces.md). What costs time
+and is easily written by mistake (a wait, a copy) is ``regressed``, all else ``changed`` (decision 29). Pure."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ _MOST_NAMES, _NAME_WIDTH = 3, 60
 def count_checks(
     launches: Sequence[Launch], stored: StoredTrace | None, repeats: Repeats | None = None
 ) -> tuple[Check, ...]:
-    """A check for each count that the launches have; without a verdict where nothing gates it. ``repeats``: of a user's
-    own training, what of it is exact."""
+    """A check for each count of the launches; without a verdict where nothing gates it. ``repeats``: of a script."""
     newest = StoredTrace.of(launches)
     if not launches or (newest is None and stored is None):
         return ()

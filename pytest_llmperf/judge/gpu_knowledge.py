@@ -1,5 +1,4 @@
-"""What all baselines of a machine kind tell of its GPUs and of how each case feels them; and what that, and what a run
-has seen on its own, tell of a case."""
+"""What all baselines of a machine kind, and what a run has seen, tell of its GPUs and of how each case feels them."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ def _own(total: float, df: float, usual: Spread) -> Spread:
 def _regressed(
     model: Model, panel: Panel, found: gpu_panel.Prediction, weights: Array
 ) -> tuple[dict[str, Loading], list[float], list[float]]:
-    """The loading of each series; and what is left of it, as of one launch's variance each, and its degrees of freedom.
-    ``weights``: of each cell."""
+    """The loading of each series, what is left of it (of one launch's variance), and its degrees of freedom."""
     factors, num, of_series = range(len(FACTORS)), len(panel.units), panel.of_series
     cells = np.arange(len(of_series))
 
@@ -172,8 +170,7 @@ class _Stored:
 
 
 class _Sums:
-    """What stored series tell by themselves of the effects of GPUs, found once for all: a case leaves a few of them
-    out."""
+    """What stored series tell of the effects of GPUs, found once for all cases: each leaves a few of them out."""
 
     @one_thread()
     def __init__(self, model: Model, stored: _Stored) -> None:
@@ -261,8 +258,7 @@ class Knowledge:
         series, calibrations = candidates[0].digest, [*gpu_panel.calibrations_of(candidates)]
         units = [gpu_panel.unit_of(each) for each in (*baseline, *candidates)]
         size, loading, own = len(units), self.model.loading(series), self.model.own_spread(series)
-        # Half of the variance is shared by all launches on a unit, half is the launch's; those that were repeated know
-        # that better.
+        # Half of the variance is a unit's, half a launch's; launches that were repeated know that better.
         half = Spread(own.sd / math.sqrt(2), own.df)
         same = np.array([[float(a == b) for b in units] for a in units])
         with one_thread():

@@ -109,9 +109,8 @@ COMPONENTS = ("host", "device", "day")
 
 @dataclass(frozen=True)
 class Panel:
-    """Cells: of each series on each of its units the mean of its observations, stored ones apart from a run's own.
-    Arrays have a value for each cell: indices, and of its observations the mean, the number and the mean squared
-    error."""
+    """Cells: of each series on each of its units its observations, stored ones apart from a run's own. Arrays have a
+    value for each cell: indices, the observations' mean, their number and their mean squared error."""
 
     units: Sequence[Unit]
     series: Sequence[str]
@@ -179,8 +178,7 @@ class Incidence(dict[str, Array]):
 
 # Prediction: what a panel's observations tell of unknowns whose covariance is known before (Henderson 1975).
 
-#: Other cases of a run may have changed themselves: beyond so many of their errors they count for less (Huber 1964),
-#: found in so many rounds.
+#: Cases of a run that lie beyond so many of their errors count for less (Huber 1964), found in so many rounds.
 USUAL_ERRORS, ROUNDS = 1.5, 6
 
 
@@ -263,9 +261,8 @@ def predicted(panel: Panel, design: Array, prior: Array, variances: Array, rest:
 
 
 def doubted(panel: Panel, design: Array, prior: Array, variances: Array, rest: Rest | None = None) -> Prediction:
-    """The same where cells of the run itself that lie far off count for less: their cases may have changed. Other
-    weights of few cells move the errors of few combinations of the unknowns alone (Woodbury 1950): one solution serves
-    all rounds."""
+    """The same where the run's own cells that lie far off count for less: their cases may have changed. Weights of few
+    cells move the errors of few combinations of the unknowns (Woodbury 1950): one solution serves all rounds."""
     first, own = predicted(panel, design, prior, variances, rest), np.flatnonzero(panel.may_have_changed)
     if not own.size:
         return first

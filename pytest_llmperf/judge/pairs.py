@@ -27,8 +27,7 @@ _HOLDS, _INTERVAL = 0.95, 0.975
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a ratio must keep; ``None`` bounds nothing; ValueError: a bound that is no positive number, or a lower one
-    above its upper one."""
+    """What a ratio must keep; ``None`` bounds nothing; ValueError: a bound is not positive, or the bounds cross."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -83,9 +82,8 @@ def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Boun
 
 
 def keeps(beyond: float, each: Sequence[float], difference: Difference, rule: Rule) -> Verdict | None:
-    """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there.
-    ``None``: not decided, and another launch, or pair, is worth its cost. ``each`` is the same of every one, and
-    ``difference`` tells the noise."""
+    """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there;
+    ``each``: of every launch, or pair.``None``: undecided, and another is worth its cost. ``difference``: the noise."""
     held, broken = _confidences(difference, rule)
     if beyond > held * difference.error:
         return "pass"

@@ -1,5 +1,5 @@
-"""Policy: what each kind of machine tolerates of each metric, when a difference in speed is one, and with which step
-times a launch to come passes."""
+"""Policy: what a kind of machine tolerates, when a difference in speed is one, with which step times a launch
+passes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from pytest_llmperf.records.result import Verdict
 from pytest_llmperf.records.steady_state import ENOUGH, PassingRange, PassingRanges
 from pytest_llmperf.support.user_input import hint, is_positive
 
-#: So many launches, or pairs, have to show an alarm, or praise, each by itself: one that went wrong must not do
-#: (decision 9).
+#: So many launches, or pairs, have to show an alarm, or praise, by themselves: one may go wrong (decision 9).
 CONFIRMED_BY = 2
 # One-sided confidence in "no slower than the tolerance", and how often a change of the detectable size is seen.
 _CONFIDENT, _POWER = 0.95, 0.90
@@ -79,8 +78,7 @@ def passes_below(difference: Difference, tolerance: float) -> float:
 
 
 def interval(difference: Difference) -> tuple[float, float]:
-    """Between which logarithms the difference is nine times in ten: below the upper end, as a pass is shown, and above
-    the lower one, each nineteen times in twenty."""
+    """Between which logarithms the difference is nine times in ten: beyond each end one time in twenty."""
     reach = min(quantile(_CONFIDENT, difference.df) * difference.error, _MOST_TOLD)
     return difference.log - reach, difference.log + reach
 
@@ -255,8 +253,7 @@ _WEIGHT = 0.5
 _DRIFT = 0.2
 # Of what passes: in fewer steps one that stalls weighs more, and what the slowest rank lost is not seen by another.
 _STALLS = 0.5
-# Steps, of those that most launches of the case took until they were steady: a chip that has not yet found its power
-# limit shows no drift.
+# Of the steps until most launches were steady: a chip that has not yet found its power limit shows no drift.
 _SETTLED = 1.5
 # Enough for a median, and to be its own steady state.
 _STEPS = 8

@@ -103,9 +103,8 @@ class CommonChange:
     """Share of the cases that moved so, by like amounts."""
 
     def verdict(self, tolerance: float, rule: Rule) -> Verdict:
-        """By the rule of a single case: beyond ``tolerance`` and the noise; a loss that is beyond the one is no pass. A
-        GPU of which nothing tells may move all cases alike: then no less is gated than GPUs of one kind were ever seen
-        apart."""
+        """By the rule of a single case: beyond ``tolerance`` and the noise; a loss beyond the one is no pass. A GPU of
+        which nothing tells may move all cases alike: then no less is gated than GPUs of a kind were ever seen apart."""
         least = max(tolerance, 0.0 if self.is_known else _UNCALIBRATED)
         beyond = max(math.log1p(least), quantile(1 - rule.alpha, self.df) * self.error)
         if self.together < MOST:
@@ -135,8 +134,7 @@ class CommonChange:
 @one_thread()
 def common_change(knowledge: Knowledge) -> CommonChange | None:
     """Of what the run has seen; ``None``: too few cases that are known from before. A change is a shift of all of the
-    run's launches, and of no calibration: its estimate is that of generalised least squares, beside the effects of all
-    GPUs."""
+    run's launches, and of no calibration, estimated by generalised least squares beside the effects of all GPUs."""
     known = {each.series for each in knowledge.stored}
     seen = [each for each in knowledge.seen if each.series in known]
     launched = [each for each in seen if not each.is_calibration]
@@ -169,8 +167,7 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
 
 
 def host_shift(results: Sequence[CaseResult]) -> str:
-    """A line where most cases moved in one direction and by like amounts; else empty. It explains and excuses nothing:
-    a slower library looks the same."""
+    """A line where most cases moved alike; else empty. It excuses nothing: a slower library looks the same."""
     changes = [
         check.change
         for result in results
@@ -224,9 +221,8 @@ def judge_efficiency(
     launches: Sequence[Launch], baseline: Baseline | None, narrow: Narrow, policy: Policy, terms: Terms
 ) -> Decided:
     """The efficiency of ``launches`` over ``narrow``, held against a floor and against both widths' baselines. It is
-    ``regressed`` against the baselines only where both words agree: the ratio fell, and the wide case itself is slower.
-    Where the narrow width was not measured in this run the ratio says no more than throughput does, and gates by its
-    floor alone."""
+    ``regressed`` against these only where the ratio fell and the wide case itself is slower. Where the narrow width was
+    not measured in this run the ratio says no more than throughput does, and gates by its floor alone."""
     value = METRICS[RATE].read(launches) / METRICS[RATE].read(narrow.launches)
     check = METRICS[METRIC].check(value, detail=f"over {narrow.name}")
     verdicts: list[Verdict] = []
@@ -280,9 +276,8 @@ def _beside_baselines(
 
 
 def less(wide: Difference, narrow: Difference) -> Difference:
-    """By how much more ``wide`` slowed down than ``narrow``: of a ratio of the two, the noise of both. They are taken
-    to be independent. A host or a day that moved both alike would make the ratio better known than that, never worse.
-    Degrees of freedom: Satterthwaite (1946)."""
+    """By how much more ``wide`` slowed down than ``narrow``, with the noise of both, taken to be independent:a host or
+    a day that moved both alike would make it better known. Degrees of freedom: Satterthwaite (1946)."""
     variance, df = variance_of([(wide.error**2, wide.df), (narrow.error**2, narrow.df)])
     each = tuple(each - narrow.log for each in wide.each)
     return Difference(wide.log - narrow.log, math.sqrt(variance), df, wide.launch_sd, each)
@@ -313,8 +308,7 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     spread = noise.launch.moderated(within_sessions(wide, narrow))
     # A launch that ended before its median was known scatters by that much more.
     squares = [fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) for group in (wide, narrow)]
-    # A day may move one width and not the other: a floor is no word about tonight alone. And two widths of one run need
-    # not have had the same GPUs, nor the same host.
+    # A day may move one width alone. And two widths of one run need not have had the same GPUs, nor the same host.
     ranks = [[rank for launch in group for rank in launch.ranks] for group in (wide, narrow)]
     gpus, hosts = (
         [{tuple(getattr(rank, name) for name in names) for rank in each} for each in ranks]

@@ -52,8 +52,7 @@ class StepStore:
         return alone.spec if alone else None
 
     def record(self, place: Place, spec: Spec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
-        """Keep ``new`` at ``place``, as it was judged there; the file; BaselineError: another run changed what is
-        there, or it cannot be written."""
+        """Keep ``new`` at ``place``; the file; BaselineError: another run changed it, or it cannot be written."""
 
         def change(old: Baseline | None) -> Baseline:
             if old is None or old.static != place.stored:
@@ -70,8 +69,7 @@ class StepStore:
 
 def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[baselines.Entry]:
     """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
-    CPU or for GPUs as the run's are. ``is_static``: of a run without launches, which asks for static figures alone;
-    BaselineError: a file that cannot be read."""
+    CPU or GPUs as the run's are.``is_static``: a run without launches; BaselineError: a file that cannot be read."""
     found = [] if is_static else BaselineStore(root).entries(machine)
     kinds: list[type[StepBaseline | CurveBaseline]] = [StepBaseline] if is_static else [StepBaseline, CurveBaseline]
     for kind in kinds:
@@ -102,8 +100,7 @@ def _among(names: frozenset[str]) -> Callable[[StaticStep], Mapping[str, float]]
 
 
 def _asking(step: StaticStep) -> Mapping[str, float]:
-    """The operators by which a script asks for exchanges; of a predicted step, whose arithmetic is known, they count
-    as any."""
+    """Operators by which a script asks for exchanges; of a predicted step, whose FLOPs are known, they count as any."""
     return {name: count for name, count in step.operators.items() if name.startswith("c10d::") and not step.flops}
 
 
@@ -172,8 +169,7 @@ def news(now: StaticStep, stored: StaticStep) -> str:
 
 
 def come_and_gone(step: StaticStep, stored: StaticStep) -> str:
-    """What points to the cause: operators that the step did not call before and that it calls no more, and the lines
-    of Python that wait or copy."""
+    """What points to the cause: operators that are called anew or no more, and lines of Python that wait or copy."""
     mine, theirs = step.operators, stored.operators
     lines = list[str]()
     for word, there, other in (("gone:", theirs, mine), ("new:", mine, theirs)):
@@ -221,8 +217,7 @@ _MOST_FILES = 3
 
 
 def refuse_unexplained(case: str, result: CaseResult, changed: Sequence[str]) -> None:
-    """Raise a ``BaselineError`` where the step of ``result`` may not replace one without a reason. ``changed`` are the
-    files of its tree that are in no commit."""
+    """BaselineError: ``result`` may not replace a step without a reason. ``changed``: files that are in no commit."""
     if result.verdict in ("regressed", "changed"):
         word = "worse" if result.verdict == "regressed" else "another step"
         raise BaselineError(f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"')

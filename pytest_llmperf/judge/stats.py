@@ -184,8 +184,7 @@ def without_outliers(launches: Sequence[Launch], noise: Noise) -> list[Launch]:
 
 
 def disagreement(launches: Sequence[Launch], noise: Noise, tolerance: float) -> str:
-    """A line where launches of one session lie further apart than noise and ``tolerance`` let them; else empty. One of
-    them went wrong, and nobody can tell which."""
+    """A line where launches of one session lie too far apart: one went wrong, nobody knows which; else empty."""
     far = max(math.log1p(tolerance), _OUTLYING * math.sqrt(2) * noise.launch.sd)
     for session in dict.fromkeys(launch.session for launch in launches):
         logs = [log_of(launch) for launch in launches if launch.session == session]
@@ -278,9 +277,8 @@ def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Sprea
 
 
 def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: float, halvings: int) -> Spread:
-    """What these ``variances``, each with its degrees of freedom, tell of one more (Smyth 2004, section 6.2). Of
-    logarithms: one that is a hundred times as large as the others moves it by no more than it must. Its degrees of
-    freedom are between ``least`` and ``most``."""
+    """What these ``variances``, each with its degrees of freedom, tell of one more (Smyth 2004, section 6.2).Of
+    logarithms, lest one of a hundred times the size moves it. Its degrees of freedom: ``least`` to ``most``."""
     logs = [math.log(each) - float(special.digamma(df / 2)) + math.log(df / 2) for each, df in variances]
     excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in variances)
     for _ in range(halvings):  # trigamma falls: bisection finds where it is the excess
@@ -331,8 +329,7 @@ class Difference:
     of_gpus: float = 0.0
     """By how much slower the GPUs of the one are than those of the other, as others tell: no part of ``log``."""
     gpu_df: float = math.inf
-    """By how many degrees of freedom it is known what a GPU may do of which nothing tells by itself; infinite where
-    something tells of all of them."""
+    """Degrees of freedom of what GPUs may do of which nothing tells by itself; infinite where there are none."""
     by_itself: float = -math.inf
     """Of a case that scatters unlike all others: up to which ``log`` it is slower elsewhere when nothing changed."""
 

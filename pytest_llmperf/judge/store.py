@@ -114,8 +114,8 @@ def _finite(digits: str) -> float:
 
 
 def parse(kind: type[T], text: str, source: str) -> T:
-    """The document of this ``kind`` in ``text``; ``source`` names it in errors; BaselineError: empty, truncated, of a
-    newer schema, or of something else."""
+    """The document in ``text``, ``source`` in errors; BaselineError: empty, truncated, of a newer schema, another
+    kind."""
     if not text.strip():
         raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
     if _CONFLICT.search(text):
@@ -163,8 +163,7 @@ def dump(values: Mapping[str, Any]) -> str:
     return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", "", match[1]).replace(",", ", ") + "]", text) + "\n"
 
 
-# A tenth of what a step's clock resolves, and half the bytes in version control. Of losses, which are exact, as many as
-# tell all values of float32 apart.
+# A tenth of what a step's clock resolves. Of losses, which are exact, as many as tell all values of float32 apart.
 _DIGITS, _DIGITS_OF = 6, {"losses": 9}
 
 
@@ -189,8 +188,7 @@ _ROUNDED = 2e-5
 
 
 def same_settings(values: Mapping[str, Any], digest: str) -> None:
-    """That the spec of these ``values`` is the one that the ``digest`` is of, else ValueError; a user's own file may be
-    gone, or other by now."""
+    """ValueError: the ``digest`` is of another spec than these ``values``; a user's own file may be gone or changed."""
     try:
         spec = read_spec(values)
     except SpecError:
@@ -217,9 +215,8 @@ def same_anchor(anchor: Accepted, history: Sequence[Accepted]) -> None:
 
 
 def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> None:
-    """That what was accepted is what its launches hold, and that figures that follow from one another do; else
-    ValueError. What only a version's own statistic gives (how a steady state is found) is held against what any could
-    have given."""
+    """ValueError: what was accepted is not what its launches hold, or figures do not follow from one another. What only
+    a version's own statistic gives (how a steady state is found) is held against what any could have given."""
     tokens, ranks = launches[0].tokens_per_step, len(launches[0].ranks)
     for entry in history if not launches[0].is_script else ():  # its tokens may be others in each launch
         for line in _apart(entry.metrics, tokens, ranks):
@@ -296,8 +293,7 @@ class Store(Generic[T]):
         return stored
 
     def check_writable(self, machine: str, spec: Spec) -> None:
-        """Find out before a launch whether its figures could be recorded; BaselineError: the folder, or the one of the
-        locks, cannot be made or written."""
+        """Before a launch: BaselineError where its folder, or the one of the locks, cannot be made or written."""
         path = self.path(machine, spec)
         folder = path.parent
         _lock_folder(path)
@@ -312,9 +308,8 @@ class Store(Generic[T]):
             ) from error
 
     def update(self, machine: str, spec: Spec, change: Callable[[T | None], T]) -> tuple[T | None, T]:
-        """Replace what is stored by ``change`` of it, locked against other processes; the old and the new. The file
-        changes as a whole or not at all; BaselineError: as ``load``, or it cannot be written; whatever ``change``
-        raises."""
+        """Replace what is stored by ``change`` of it, locked against other processes; the old and the new.The file
+        changes as a whole or not at all; raises as ``load`` and ``change``, or BaselineError: not written."""
         path = self.path(machine, spec)
         try:
             with _locked(path):
@@ -326,8 +321,7 @@ class Store(Generic[T]):
         return old, new
 
     def replace(self, spec: Spec, judged: T | None, new: T) -> Path:
-        """Keep ``new`` in the place of what it was ``judged`` against; the file; BaselineError: another run changed
-        what is there, or it cannot be written."""
+        """Keep ``new`` in the place of ``judged``; the file; BaselineError: another run changed it, or not written."""
         path = self.path(new.machine, spec)
 
         def change(old: T | None) -> T:
@@ -340,8 +334,7 @@ class Store(Generic[T]):
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """What is in the file, or ``None`` where there is none; BaselineError: it cannot be read, or is no file of this
-    ``kind``."""
+    """What is in the file; ``None``: there is none; BaselineError: it cannot be read, or is of another ``kind``."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -32,8 +32,7 @@ class Span:
 
 
 def spans(steps: int) -> tuple[Span, ...]:
-    """Those of a training of so many steps: ``2 to 12, 13 to 25, 26 to 50, 51 to 100``; ValueError: there are fewer
-    than ``FEWEST_STEPS``."""
+    """Those of so many steps: ``2 to 12, 13 to 25, 26 to 50, 51 to 100``; ValueError: fewer than ``FEWEST_STEPS``."""
     if steps < FEWEST_STEPS:
         raise ValueError(f"{steps} steps, expected {FEWEST_STEPS} or more")
     ends = [1, *(steps >> shift for shift in reversed(range(_PARTS)))]
@@ -97,9 +96,8 @@ class _Look:
 
 
 def judge_curve(trained: Mapping[int, Sequence[float]], stored: Mapping[int, Sequence[float]]) -> JudgedCurve:
-    """The losses of the seeds that were ``trained``, the first of the ``stored`` ones, each as many. One seed tells
-    that all is as it was. Where it does not, the next ones have to be trained: ``undecided``, until all that are stored
-    were, or two show a fault that no seed would."""
+    """The losses of the seeds that were ``trained``, the first of the ``stored`` ones. One seed tells that all is as it
+    was; else the next ones have to be trained:``undecided``, until all were, or two show a gross fault."""
     seeds = tuple(trained)
     everything = spreads(list(stored.values()))
     parts, looks = [], []

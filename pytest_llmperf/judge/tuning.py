@@ -185,8 +185,7 @@ def turns_of(pairs: Sequence[tuple[Launch, Launch]], objective: Objective, noise
     return Turns(fmean(logs), stats.quantile(_CONFIDENT, df) * error, len(pairs))
 
 
-#: How much a trial compiles: nothing, but for Triton's kernels; layers or a model; or these, and each kernel's tilings
-#: are measured.
+#: How much a trial compiles: nothing but Triton's kernels; layers or a model; or these, with tilings measured.
 PLAIN, COMPILED, AUTOTUNED = range(3)
 
 #: Configurations closer than this, as a fraction, are told apart by turns and not by trials.
@@ -300,8 +299,7 @@ class Search:
         return _FIRST[compiles]
 
     def promising(self, seconds: float) -> Iterator[int]:
-        """What to try next with so many seconds left, and after that what else, if nothing new were known. Nothing
-        where no trial is worth its seconds."""
+        """What to try next with so many seconds left, and what after that; nothing where no trial is worth them."""
         logs = self._logs()
         if not logs and self._is_left(0):
             yield 0
@@ -383,9 +381,9 @@ class Search:
         return found
 
     def _size_gains(self, best: int) -> dict[tuple[str, str], float]:
-        """Of micro-batches beside the one of ``best`` what they may bring, by their choice. Up to twice as large, while
-        none is tried: half of what the last doubling brought, anywhere; down to half, while none is tried: half of what
-        the last halving brought here."""
+        """Of micro-batches beside the one of ``best`` what they may bring, by their choice.While none is tried: up to
+        twice as large half of what the last doubling brought, anywhere; down to half of it half of what halving did
+        here."""
         axis, sizes, logs = self._field.size_axis, self._field.sizes, self._logs()
         if not axis:
             return {}

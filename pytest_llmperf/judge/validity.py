@@ -30,9 +30,8 @@ _DRIFT_ERRORS = 3 * 2.45
 
 
 def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """One line for each reason not to trust ``launch``; empty where there is none. ``inactive`` names settings that are
-    declared to change nothing (Liger on a model without kernels): where one of them is asked for, it is trouble if it
-    *was* active."""
+    """One line for each reason not to trust ``launch``. ``inactive`` names settings that are declared to change nothing
+    (Liger on a model without kernels): where one of them is asked for, it is trouble if it *was* active."""
     found = []
     if launch.digest != spec.digest:
         found.append(f"the record is of other settings (digest {launch.digest}, the spec's is {spec.digest})")
@@ -62,8 +61,7 @@ class Circumstances:
 
 
 def circumstances(launch: Launch, tolerance: float, experience: Experience | None = None) -> Circumstances:
-    """What was around ``launch``, as far as it was seen. ``tolerance`` is the throughput's: a launch that drifts by
-    more than half of it has no one speed."""
+    """What was around ``launch``; one that drifts by more than half of throughput's ``tolerance`` has no one speed."""
     health = launch.health
     lines = list(neighbours(health))
     for reason, share in health.clock_reasons.items():

@@ -86,8 +86,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ``None`` leaves all. As CUDA does: indices or UUIDs
-    (also abbreviated), and the list ends at the first entry that names no GPU. Raises ValueError where an entry names a
-    MIG slice."""
+    (also abbreviated), and the list ends at the first entry that names no GPU. ValueError: one names a MIG slice."""
     if visible is None:
         return tuple(gpus)
     chosen: list[Gpu] = []

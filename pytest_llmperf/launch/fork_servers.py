@@ -330,9 +330,8 @@ class ServerPool:
         marks: Mapping[str, str] | None = None,
         before_end: Callable[[], object] = lambda: None,
     ) -> None:
-        """``folder``, made when the first server starts, is where they may leave logs; by the variables ``marks``
-        others tell whose processes they are. ``before_end`` waits for a launch of one that another takes the place of.
-        """
+        """``folder``, made when the first server starts, is for their logs; by the variables ``marks`` others tell
+        whose processes they are. ``before_end`` waits for a launch of one that another takes the place of."""
         self._folder, self._marks, self._before_end = folder, marks or {}, before_end
         self._servers: dict[ServerKey, ServerProcess] = {}
         self._cold: dict[ServerKey, str] = {}

@@ -234,8 +234,7 @@ _MOST_LINES, _MOST, _WIDTH = 20_000, 5, 240
 @dataclass(frozen=True)
 class Hang:
     message: str
-    """``rank 1 in train (loop.py:7); ranks 0, 2, 3 in backward (graph.py:9)``: the odd ones come first, and before
-    them those that did not answer."""
+    """``rank 1 in train (loop.py:7); ranks 0, 2, 3 in …``: first those that did not answer, then the odd ones."""
     rank: int
     """One of the first."""
     stack: tuple[str, ...]

@@ -1,5 +1,4 @@
-"""What is known of a spec or a model without a GPU: ``worker.estimate`` tells it, a process that imports torch beside
-this one, which does not."""
+"""What is known of a spec or a model without a GPU: ``worker.estimate`` tells it, a process of its own with torch."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ def started(errors: Any, niceness: int) -> subprocess.Popen[bytes]:
 
 
 def step_request(spec: TrainSpec, *, operators: bool = False, ranks_per_node: int = 0) -> dict[str, Any]:
-    """A question for bytes by part, and for ``operators`` with their arithmetic and exchanges where these are wanted;
-    0 ranks a node: all are on one."""
+    """A question for bytes by part, and for ``operators``, FLOPs and exchanges; 0 ranks a node: all on one."""
     request: dict[str, Any] = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
     request |= {"ranks_per_node": ranks_per_node} if ranks_per_node else {}
     return request | ({"operators": True} if operators else {})
@@ -177,8 +175,7 @@ class _Steps(PredictionProcess):
 
 
 def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | PredictionError, None, None]:
-    """For each of ``specs``, in their order and each as soon as it is known, why there is none, or bytes of one rank at
-    its peak by part."""
+    """Of each of ``specs``, as soon as it is known, bytes of one rank at its peak by part, or why there is none."""
     with closing(_Steps(operators=False)) as steps:
         steps.ask(specs)
         for spec in specs:

@@ -112,8 +112,7 @@ def start(  # noqa: PLR0913 - what Popen takes
 @contextmanager
 def lifeline(folder: Path) -> Iterator[dict[str, str]]:
     """Hold a lock while the launch runs; yields the variables that make the ranks watch it. The system lets go of it
-    however this process ends. A pid would say less: before the ranks look, it may be gone, and a pid that is not there
-    may as well be one of another container."""
+    however this process ends. A pid would say less: one that is not there may as well be another container's."""
     with locked(folder / "launcher.lock") as is_held:  # else the ranks watch torchrun alone, as without an id
         yield {"LLMPERF_LAUNCHER_BOOT": boot_id()} if is_held else {}
 
@@ -187,8 +186,7 @@ def _oom_kills() -> int:
 
 
 def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> int:
-    """End a process and its ``descendants``; its return code. Ctrl-C only hurries. Politely first, since only SIGTERM
-    makes torchrun end its ranks."""
+    """End a process and its ``descendants``; its return code. SIGTERM first, by which torchrun ends its ranks."""
     survivors = descendants()
     try:
         if process.poll() is None:
@@ -222,8 +220,7 @@ class Former:
         return self._thread is not None
 
     def leaves(self, process: Started, ended: Ended, held: ExitStack, tell: Callable[[str, bool], None]) -> None:
-        """From now on ``process`` ends, with all that is left of it; ``tell`` hears where it does not end well, and
-        whether by an error of its own."""
+        """From now on ``process`` ends; ``tell`` hears where it ends badly, and whether by an error of its own."""
         self._process, self._tell = process, tell
         self._is_over = self._was_killed = False
         # In a thread: others wait for what is held, and nobody here may look for a while.

@@ -30,8 +30,7 @@ BEFORE_WORDS = 3
 #: Why a launch could not be started, where that is no failure of what it runs.
 REFUSALS = (ColdStartError, OSError)
 
-# More threads than cores slow a CPU run down by themselves; on a GPU the host needs few. A user's own script keeps its
-# own number, which may be what it is fast by.
+# More threads than cores slow a CPU run down; on a GPU the host needs few. A script keeps its own number.
 _OURS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 

@@ -151,9 +151,8 @@ def calibrated(
     device: torch.device, folder: Path, begin: Callable[[], None] = lambda: None, of_run: Path | None = None
 ) -> Calibration | None:
     """The calibration of ``device`` of this UTC day, kept in ``folder``; made now, by all ranks, if one has none.
-    ``begin`` is called before it is made. One that has a trouble is not kept; a folder that cannot be written is no
-    error: then it is kept in ``of_run``, for the launches of this run. ``None``: the device has no room for it, which
-    says nothing of what is to be trained."""
+    ``begin`` is called before. One that has a trouble is not kept; if the folder cannot be written it is kept in
+    ``of_run``, for this run's launches.``None``: the device has no room for it, which says nothing of a training."""
     file = f"{_name(device)}.json"
     paths = [each / file for each in (folder, of_run) if each is not None]
     with gpu.sensors(device) as sensed:
@@ -182,8 +181,7 @@ def _has_room(device: torch.device) -> bool:
 
 
 def calibrate(device: torch.device) -> Calibration:
-    """Measure what ``device`` gives now; takes some seconds on a GPU, and tenths of one on a CPU. All ranks of a
-    process group have to call it together."""
+    """Measure what ``device`` gives now, in seconds on a GPU, tenths of one on a CPU; all ranks call it together."""
     made_at = time.strftime(calibration.TIME_FORMAT, time.gmtime())
     sizes = _GPU if gpu.is_gpu(device) else _CPU
     random = torch.Generator(device)  # its own: the training's numbers are those that it would have had
@@ -238,8 +236,8 @@ def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
 
 def _tapered_mean(times: Sequence[float]) -> float:
     """Their mean with the least weight at both ends: a swing that is cut within a period is no drift. With equal
-    weights, halves of products that swing in the power limit were 0.6 to 1.0 % apart where the whole repeated to 0.2 %;
-    with these 0.1 to 0.4 %."""
+    weights,halves of products at the power limit were 0.6 to 1.0 % apart where the whole repeated to 0.2 %; so 0.4
+    %."""
     weights = [math.sin(math.pi * (number + 0.5) / len(times)) ** 2 for number in range(len(times))]
     return sum(map(operator.mul, times, weights)) / sum(weights)
 

@@ -224,8 +224,7 @@ class Ending:
 # Steps to learn the step time from; all of them warm-up.
 _LEARN_FROM, _LEARN_TO = 1, 3
 
-# Burnt by matrix products and not by waiting: a chip at its power limit turns a wait into higher clocks, and an 8 %
-# wait was seen to cost 6 %.
+# Burnt by matrix products: a chip at its power limit turns a wait into higher clocks (8 % of it cost 6 %).
 _SIDE, _TRIAL_PRODUCTS = 4096, 100
 
 

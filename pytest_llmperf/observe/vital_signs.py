@@ -98,8 +98,7 @@ def _is_gone(process: psutil.Process | None) -> bool:
 
 
 def _launcher_lock(folder: Path) -> int | None:
-    """The file that the launcher keeps locked while it lives, open until this process ends. ``None`` where nothing can
-    be known from here."""
+    """The open file that the launcher keeps locked while it lives; ``None``: nothing can be known from here."""
     # Between two kernels a lock may hold for nobody: on a network's file system, or on a copy of the folder.
     if not boot_id() or os.environ.get("LLMPERF_LAUNCHER_BOOT") != boot_id():
         return None
@@ -199,8 +198,7 @@ class Headroom:
             return
         import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
 
-        # What is freed is the system's again, which counts it. Left to itself glibc learns to keep blocks of up to
-        # 32 MiB, in pieces.
+        # What is freed is the system's again, which counts it: else glibc learns to keep blocks of up to 32 MiB.
         with suppress(OSError, AttributeError):  # another C library has no such call
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
         self._held_before, self._limit_bytes = _held_bytes()[_DATA], limit_bytes
@@ -255,8 +253,7 @@ class Headroom:
 
 def lack_of_memory(error: BaseException, headroom: Headroom) -> str | None:
     """How it is known that memory ran out: empty where ``error`` says so itself; ``None`` where it is another error.
-    One that only hints at it, or that comes out of native code and says nothing of it, is looked at again: by what is
-    left."""
+    One that only hints at it, or that native code raised and that says nothing, is judged by what is left."""
     if not isinstance(error, Exception):
         return None
     meanings = {_meaning(one) for one in _chain(error)}

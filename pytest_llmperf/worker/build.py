@@ -94,9 +94,8 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
-    """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``. FileNotFoundError:
-    the spec's folder of weights is not there. RefusedError: transformers has no such model, or not with this attention,
-    or it is not causal."""
+    """The model on ``device`` in the spec's precision: random weights, or ``spec.weights``. FileNotFoundError: no
+    folder of weights. RefusedError: transformers has no such model, or not with this attention, or it is not causal."""
     choose_sdpa(spec)
     hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
     check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)

@@ -41,8 +41,7 @@ class Request:
     """Who trains: a module of ``worker/recipes``."""
 
     def await_turn(self, enter: Callable[[str], None]) -> None:
-        """Until the launch before has left the device: so long this one's launcher has the file locked, if it is there;
-        ``enter`` hears of the phase."""
+        """Until the launch before has left the device: so long this one's launcher has the file locked, if there."""
         with suppress(FileNotFoundError), (self.folder / TURN_FILE).open("rb") as file:
             enter("yielding")
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -50,8 +50,7 @@ class Allocation:
             )
         nodes = expand_nodes(nodelist)
         cpus = expand_counts(variables.get("SLURM_JOB_CPUS_PER_NODE", "")) or (1,) * len(nodes)
-        # A job that was shrunk has lost the second, and keeps what sbatch was asked for. CPUs are no tasks: ranks of
-        # several nodes would meet on one.
+        # A job that was shrunk has lost the second, and keeps what sbatch was asked for. CPUs are no tasks.
         tasks = expand_counts(variables.get("SLURM_TASKS_PER_NODE", ""))
         tasks = tasks or expand_counts(variables.get("SLURM_NTASKS_PER_NODE", "")) * len(nodes) or cpus
         for name, counts in (("SLURM_JOB_CPUS_PER_NODE", cpus), ("SLURM_TASKS_PER_NODE", tasks)):

@@ -236,8 +236,7 @@ def _run(part: HostPart, offer: Sequence[str], seconds: float) -> dict[str, Any]
 def _begun_warm(
     part: HostPart, offer: Sequence[str], seconds: float
 ) -> tuple[ForkedAgent | None, psutil.Process | None, dict[str, Any]]:
-    """This node's torchrun, forked within so many seconds by its server, and that, where a container does not hide it;
-    else why it begins cold."""
+    """This node's torchrun, forked within so many seconds by its server, and that, if visible; else why it is cold."""
     _, name, *needs = offer
     server, end = None, socket.socket(socket.AF_UNIX)
     try:

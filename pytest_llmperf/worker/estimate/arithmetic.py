@@ -179,9 +179,8 @@ def replaced(where: Any, **values: Any) -> Iterator[None]:
 
 
 class Arithmetic(QuickMode):
-    """Counts the FLOPs of whatever runs under it, by operator: ``with Arithmetic() as arithmetic: step()``. It sees
-    each operator below autograd, those of the backward pass too; of a tensor in shards, this rank's products.
-    ``called`` is told each operator's name."""
+    """Counts the FLOPs of what runs under it, by operator: ``with Arithmetic() as arithmetic: step()``. It sees each
+    one below autograd, the backward pass's too;of a tensor in shards, this rank's products. ``called`` gets names."""
 
     supports_higher_order_operators = True
 

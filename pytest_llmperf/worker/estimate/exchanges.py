@@ -29,8 +29,7 @@ from pytest_llmperf.worker.settings.parallelism import RESHARD_AFTER_FORWARD, re
 @contextmanager
 def among_ranks(spec: TrainSpec, ranks_per_node: int = 0) -> Iterator[ParallelismConfig]:
     """Be rank 0 of the spec's ranks while this lasts, on one node where nobody says otherwise; before any fake mode: a
-    mesh is made of numbers. Rank 0 holds as much as any: where ranks are too many for a tensor's rows, the last ones
-    hold less."""
+    mesh is made of numbers. Rank 0 holds as much as any: of too few rows the last ranks hold less."""
     replicas, shards = replicas_and_shards(spec, ranks_per_node or spec.gpus)
     config = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)

@@ -330,8 +330,7 @@ class _Dropout(torch.autograd.Function):
 @contextmanager
 def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by ``called`` alone.
-    ``masks``: whether what SDPA cannot say otherwise, as a sliding window, becomes one. Other kernels are told of
-    it."""
+    ``masks``: whether what SDPA cannot say otherwise (a sliding window) becomes one; other kernels are told of it."""
     # transformers takes fake tensors for tracing, and would build a mask that training does not.
     answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}
     if not masks:

@@ -162,8 +162,7 @@ def make_small_trainings(
 ) -> None:
     """Leave the figures of each in the launch's folder, and where this launch makes it, the truth of each seed."""
     config = small_config(request.model_config, order.shrinks)
-    # What is imported stays: the Trainer collects garbage at each training's begin and end, and a fork copies every
-    # page that holds an object then.
+    # What is imported stays: the Trainer collects garbage at each training, and a fork copies every page of it.
     gc.freeze()
 
     def train(spec: TrainSpec, **how: Any) -> SmallSteps:

@@ -214,8 +214,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     gathered: str = "no",
 ) -> SmallSteps:
     """Return what the steps of ``spec``, small already, did with a model of ``config``. ``is_plain``: of experts each
-    computes by itself. ``double``: in double precision. ``gathered``: with copies of its weights in that type, as
-    ``as_gathered`` makes them."""
+    computes by itself. ``double``: in double precision. ``gathered``: with copies of its weights in that type."""
     torch.compiler.reset()
     set_seed(spec.seed)
     arguments = training_arguments(spec, folder, device, spec.steps)

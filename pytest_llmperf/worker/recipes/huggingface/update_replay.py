@@ -166,8 +166,7 @@ class Elements:
     square: torch.Tensor
 
 
-# Of a rounding, what rounding a value that was rounded already adds; and relative, of settings that a kernel has in
-# fp32.
+# What rounding a value twice adds to a rounding; and relative, of settings that a kernel has in fp32.
 _TWICE, _SHORT = 2.0**-10, 2.0**-24
 
 
