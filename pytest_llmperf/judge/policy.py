@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeAlias
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
@@ -210,22 +210,21 @@ def _tolerances(kind: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Reference:
-    """The launches that a measurement is held against; ``Baseline`` says which each are."""
+    """What a measurement is held against that is no baseline, with the launches that one has."""
 
-    stored: Sequence[Launch]
+    launches: Sequence[Launch]
     newest: Sequence[Launch]
     explained: Sequence[Launch]
 
-    @classmethod
-    def of(cls, baseline: Baseline) -> Reference:
-        return cls(baseline.launches, baseline.newest, baseline.explained)
+
+Held: TypeAlias = Baseline | Reference
 
 
-def lasting(metric: Metric, held: Reference) -> float:
+def lasting(metric: Metric, held: Held) -> float:
     """How much of a metric of which more is worse, and that one launch alone may show, a launch usually has."""
     # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
     lasting = min(middle(metric, held.explained), middle(metric, held.newest))
-    return max(middle(metric, held.stored), lasting)
+    return max(middle(metric, held.launches), lasting)
 
 
 def limit(metric: Metric, reference: float, tolerance: float, *, elsewhere: bool = False) -> float:
@@ -240,7 +239,7 @@ def middle(metric: Metric, launches: Sequence[Launch]) -> float:
 
 def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
     """With how much of ``metric``, which is ``confirmed``, a launch passes."""
-    return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[metric.name])
+    return limit(metric, lasting(metric, baseline), policy.tolerances[metric.name])
 
 
 # Early stop: before a launch, with which step times it will pass its case by itself. More steps of such a launch would

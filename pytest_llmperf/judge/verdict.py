@@ -10,7 +10,7 @@ from statistics import median_high, median_low
 from pytest_llmperf.judge import policy as policies
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import CONFIRMED_BY, Policy, Reference, Rule, decide, lasting, limit, middle
+from pytest_llmperf.judge.policy import CONFIRMED_BY, Held, Policy, Reference, Rule, decide, lasting, limit, middle
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import CHECKPOINT
@@ -49,7 +49,7 @@ def judge(
         checks = [_new(metric, launches, policy.tolerances.get(name)) for name, metric in measured(launches).items()]
         return Judgement("new", NEW, (*checks, *extra))
     difference = policy.difference(launches, baseline.launches)
-    return _judged(launches, Reference.of(baseline), difference, policy.at(launches, baseline, difference), extra)
+    return _judged(launches, baseline, difference, policy.at(launches, baseline, difference), extra)
 
 
 def judge_pairs(
@@ -65,10 +65,14 @@ def judge_pairs(
 
 
 def _judged(
-    launches: Sequence[Launch], held: Reference, difference: Difference, policy: Policy, extra: Sequence[Check]
+    launches: Sequence[Launch],
+    held: Held,
+    difference: Difference,
+    policy: Policy,
+    extra: Sequence[Check],
 ) -> Judgement:
     found = []
-    for name, metric in measured([*launches, *held.stored]).items():
+    for name, metric in measured([*launches, *held.launches]).items():
         check = _new(metric, launches, policy.tolerances.get(name))
         if metric.rule == "speed":
             found.append(_speed(check, launches, difference, policy, policy.on_known.get(name)))
@@ -167,7 +171,7 @@ def _speed(
     return Decided(speed.check, speed.undecided or is_beyond)
 
 
-def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: Reference, policy: Policy) -> Decided:
+def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: Held, policy: Policy) -> Decided:
     reference = lasting(metric, held)
     if check.tolerance is None:
         return Decided(_beside(check, reference))
@@ -183,10 +187,10 @@ def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: R
     return Decided(check, policy.rule.budget >= CONFIRMED_BY)
 
 
-def _exact(metric: Metric, check: Check, launches: Sequence[Launch], held: Reference, policy: Policy) -> Decided:
+def _exact(metric: Metric, check: Check, launches: Sequence[Launch], held: Held, policy: Policy) -> Decided:
     # Of two that differ the rest tells which one is odd.
     newest = [metric.read([launch]) for launch in held.newest]
-    reference = sorted((median_low(newest), middle(metric, held.stored), median_high(newest)))[1]
+    reference = sorted((median_low(newest), middle(metric, held.launches), median_high(newest)))[1]
     check = _beside(check, reference)
     if check.tolerance is None:
         return Decided(check)
@@ -285,7 +289,7 @@ class PhaseChecks:
     notes: tuple[str, ...] = ()
 
 
-def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Policy) -> PhaseChecks:
+def phase_checks(launches: Sequence[Launch], held: Held | None, policy: Policy) -> PhaseChecks:
     """The phases of ``launches`` against those of launches that are like them in ``held``."""
     checks, notes, undecided = [], [], False
     for name, metric in phases().items():
@@ -296,7 +300,7 @@ def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Pol
         # Seconds of one launch, what launches like it usually take, and what they may.
         weighed: list[tuple[float, float, float]] = []
         for launch in told if held and tolerance is not None else ():
-            sides = (held.stored, held.newest, held.explained) if held else ()
+            sides = (held.launches, held.newest, held.explained) if held else ()
             stored, newest, explained = ([each for each in side if alike(metric, launch, each)] for side in sides)
             if stored:
                 usual = lasting(metric, Reference(stored, newest or stored, explained or stored))

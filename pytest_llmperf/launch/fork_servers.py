@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +66,6 @@ class LaunchOrder:
     needs: Sequence[str]
     """What its spec makes a rank import beyond what all import: ``family:llama``, ``liger``, …"""
     log: Path
-
-
-class State(Enum):
-    """Where a forked launch stands: ``ForkedAgent.poll`` alone moves it on, by what its server says of it. How far its
-    ranks are while it is going, and whether they still measure, they tell by ``progress.json``."""
-
-    GOING = "it was begun, and nobody told its end"
-    GONE = "it has ended, and how is known"
-    LOST = "it has ended, and whoever was to tell how is gone, or was stopped"
 
 
 class Conversation:
@@ -152,7 +142,8 @@ class ForkedAgent:
 
     def __init__(self, pid: int, server: Conversation) -> None:
         self.pid, self._server = pid, server
-        self.state = State.GOING
+        self.is_lost = False
+        """It has ended, and whoever was to tell how is gone, or was stopped."""
         self._returncode: int | None = None
         self._process: psutil.Process | None = None
         with suppress(psutil.Error):  # it may have ended already
@@ -161,15 +152,13 @@ class ForkedAgent:
 
     def poll(self) -> int | None:
         """See ``Started``; of one that is lost, whose agents get SIGTERM by the kernel: SIGTERM's."""
-        if self.state is not State.GOING:
+        if self._returncode is not None:
             return self._returncode
-        returncode = self._server.returncode(self.pid)
-        if returncode is None and not (self._process and is_alive(self._process)):
+        self._returncode = self._server.returncode(self.pid)
+        if self._returncode is None and not (self._process and is_alive(self._process)):
             self._gone_at = min(self._gone_at, time.monotonic())
             if self._server.is_lost or time.monotonic() - self._gone_at > _REAP_SECONDS:
-                self.state, self._returncode = State.LOST, -signal.SIGTERM
-        if returncode is not None:
-            self.state, self._returncode = State.GONE, returncode
+                self.is_lost, self._returncode = True, -signal.SIGTERM
         return self._returncode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -13,7 +13,7 @@ from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch import request as requests
 from pytest_llmperf.launch.device import LOOK_AT, Gpu, has_room, wait_until_left
-from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool, State
+from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool
 from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
 from pytest_llmperf.launch.process import Former
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart, worker_environment
@@ -115,7 +115,7 @@ class LocalLauncher:
                     with HealthWatch(request.gpus, request.folder) as watched:
                         ended = part.run(agent, request.timeout_seconds, progress, watched)
                         health = watched.health()
-                if agent and agent.state is State.LOST:
+                if agent and agent.is_lost:
                     ended = replace(ended, where=", whose fork server died,")
                 place.is_whole = ended.returncode == 0
                 if former and request.warm and agent and ended.left:
@@ -143,7 +143,7 @@ class LocalLauncher:
         def tell(wrong: str, is_its_own: bool) -> None:
             line = f"{request.spec.id}: {wrong}"
             say(line)
-            if is_its_own and agent.state is not State.LOST:  # then nobody knows how it ended
+            if is_its_own and not agent.is_lost:  # then nobody knows how it ended
                 former.bad_ends.append(f"{line}; its logs are in {request.folder}")
 
         return tell

@@ -87,13 +87,9 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"
 
 
-def _nobody(_: str) -> None:
-    """Wait as long as it takes."""
-
-
 @contextmanager
 def lease_gpus(
-    num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool = False, wait: Say = _nobody
+    num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool = False, wait: Say = lambda _: None
 ) -> Iterator[tuple[Gpu, ...]]:
     """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased. GPUs with foreign
     processes come last, and it is said. ``shared``: others that say so too may hold them meanwhile. ``wait`` hears
@@ -116,7 +112,7 @@ def lease_gpus(
 
 
 @contextmanager
-def lease_cpu(say: Say, *, shared: bool = False, wait: Say = _nobody) -> Iterator[tuple[()]]:
+def lease_cpu(say: Say, *, shared: bool = False, wait: Say = lambda _: None) -> Iterator[tuple[()]]:
     """Hold this host's CPU: runs that would slow each other take turns; ``shared``, ``wait`` and errors as of GPUs."""
     with _gathered(1, lambda taken: [] if taken else ["cpu"], _CPUS, _Waiting("the CPU", say, wait), shared=shared):
         yield ()
@@ -195,7 +191,11 @@ def _gathered(
     so in turn, and two half-gathered sets never wait for each other."""
     chosen: list[str] = []
     with _folder() as folder, ExitStack() as held:
-        with _acquired(_Lock(folder, queue), replace(waiting, what="a place in the queue")):
+        turn, for_turn = _Lock(folder, queue), replace(waiting, what="a place in the queue")
+        while not turn.is_acquired():
+            for_turn.tick([turn.path])
+        with ExitStack() as queued:
+            queued.callback(turn.release)
             while len(chosen) < number:
                 for lock in [_Lock(folder, name, shared=shared) for name in left(chosen)]:
                     if len(chosen) < number and lock.is_acquired():
@@ -206,23 +206,13 @@ def _gathered(
         yield chosen
 
 
-@contextmanager
-def _acquired(lock: _Lock, waiting: _Waiting) -> Iterator[None]:
-    while not lock.is_acquired():
-        waiting.tick([lock.path])
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 @dataclass
 class _Waiting:
     """Says that one waits, and for whom: at once, and again each minute."""
 
     what: str
     say: Say
-    wait: Say = _nobody
+    wait: Say = lambda _: None
     start: float = field(default_factory=time.monotonic)
     said: float = -_REMIND_SECONDS
 

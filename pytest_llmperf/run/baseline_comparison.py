@@ -16,7 +16,7 @@ from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changed_evidence, changes, count_checks, trace_notes
-from pytest_llmperf.judge.policy import Policy, Reference, passing_ranges
+from pytest_llmperf.judge.policy import Policy, passing_ranges
 from pytest_llmperf.judge.repeats import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.stats import disagreement
 from pytest_llmperf.judge.validity import Circumstances
@@ -188,7 +188,7 @@ class BaselineComparison:
         return tuple(unsure.get(check, check) for check in checks)
 
     def _phase_checks(self, baseline: Baseline | None) -> PhaseChecks:
-        return phase_checks(self._launches, Reference.of(baseline) if baseline else None, self._policy)
+        return phase_checks(self._launches, baseline, self._policy)
 
     def _result(self, judgement: Judgement, baseline: Baseline | None) -> CaseResult:
         """Diagnosed by what the newest trace does that the stored one did not, or a rank that all wait for, if new."""

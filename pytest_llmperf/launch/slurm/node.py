@@ -31,7 +31,7 @@ import psutil
 
 from pytest_llmperf.launch import fork_servers, process
 from pytest_llmperf.launch.device import OF_A_STEP, RECORD, shown
-from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, State
+from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool
 from pytest_llmperf.launch.local import HostPart
 from pytest_llmperf.launch.machine import find_machine
 from pytest_llmperf.launch.request import BEFORE_WORDS
@@ -118,7 +118,7 @@ def _serve_one(channel: Channel, asked: Message, pool: ServerPool, word: str) ->
             _look(channel)
             with suppress(subprocess.TimeoutExpired):
                 agent.wait(_POLL_SECONDS)
-        if agent.state is State.GONE:  # else a closed channel says that how it ended is not known
+        if not agent.is_lost:  # else a closed channel says that how it ended is not known
             channel.send({"ended": agent.pid, "returncode": returncode})
     except ColdStartError as error:
         channel.send({"refused": str(error)})
@@ -219,8 +219,8 @@ def _run(part: HostPart, offer: Sequence[str], seconds: float) -> dict[str, Any]
                 # A signal's number is none that an exit code can hold.
                 answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
                 if agent:
-                    answer |= {"start": "warm", "lost_server": agent.state is State.LOST}
-                    if agent.state is State.LOST and server:
+                    answer |= {"start": "warm", "lost_server": agent.is_lost}
+                    if agent.is_lost and server:
                         process.kill_with_children(server)  # it may live, and not run
                 if ended.timed_out:
                     answer |= {"returncode": _TIMED_OUT, "timed_out": True}

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llmperf.judge.acceptance import best, creep
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import Policy, Reference
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.judge.verdict import Judgement, joined, judge, phase_checks
 from pytest_llmperf.records.launch import Launch
@@ -34,7 +34,7 @@ def on(host: str, seconds: float = 0.1, **fake: Any) -> list[Launch]:
 
 def judged(old: Baseline | None, launches: Sequence[Launch]) -> tuple[Judgement, tuple[str, ...]]:
     judgement = judge(launches, old, POLICY)
-    phases = phase_checks(launches, Reference.of(old) if old else None, POLICY)
+    phases = phase_checks(launches, old or None, POLICY)
     judgement = joined(judgement, phases.checks, undecided=False)
     return judgement, creep(old, judgement.checks, launches, POLICY.noise) if old else ()
 

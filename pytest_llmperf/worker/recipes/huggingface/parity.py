@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from pytest_llmperf.worker.recipes.huggingface.small_trainer import (
     SmallSteps,
     train_small,
 )
+from pytest_llmperf.worker.recipes.huggingface.update_replay import fetched
 
 # As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
 _ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -104,8 +105,8 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         tensors += _compared(UPDATE, seen.updates, updates)
         both = zip(seen.updates, updates, strict=True)
         pairs = [(ours[name], true) for ours, plain in both for name, true in plain.items()]
-        wanted = sum(_fetched((true != 0).sum() for _, true in pairs))
-        stayed = sum(_fetched(((true != 0) & (ours == 0)).sum() for ours, true in pairs))
+        wanted = sum(fetched((true != 0).sum() for _, true in pairs))
+        stayed = sum(fetched(((true != 0) & (ours == 0)).sum() for ours, true in pairs))
         lost = stayed / wanted if wanted else 0.0
     return TrainingErrors(
         form=form,
@@ -130,10 +131,10 @@ def _compared(
 ) -> Iterator[TensorError]:
     for step, (ours, truth) in enumerate(zip(own, true, strict=True), 1):
         pairs = [(ours.get(name, torch.zeros_like(expected)), expected) for name, expected in truth.items()]
-        norms = _fetched(found.norm() for found, _ in pairs)
-        true_norms = _fetched(expected.norm() for _, expected in pairs)
-        products = _fetched((found * expected).sum() for found, expected in pairs)
-        errors = _fetched((found - expected).norm() for found, expected in pairs)
+        norms = fetched(found.norm() for found, _ in pairs)
+        true_norms = fetched(expected.norm() for _, expected in pairs)
+        products = fetched((found * expected).sum() for found, expected in pairs)
+        errors = fetched((found - expected).norm() for found, expected in pairs)
         for name, norm, true_norm, product, error in zip(truth, norms, true_norms, products, errors, strict=True):
             longest = norm * true_norm
             yield TensorError(
@@ -148,13 +149,7 @@ def _compared(
 
 
 def _total(tensors: Mapping[str, torch.Tensor]) -> float:
-    return float(sum(norm**2 for norm in _fetched(one.norm() for one in tensors.values())) ** 0.5)
-
-
-def _fetched(figures: Iterable[torch.Tensor]) -> list[float]:
-    """All of them at once: a device is waited for whenever one figure is asked for."""
-    found = list(figures)
-    return torch.stack(found).tolist() if found else []
+    return float(sum(norm**2 for norm in fetched(one.norm() for one in tensors.values())) ** 0.5)
 
 
 def make_small_trainings(

@@ -99,7 +99,7 @@ def bit_sums(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     def bits(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous().view(-1).view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
 
-    return list(map(int, _fetched([None if each is None else bits(local(each)) for each in tensors])))
+    return list(map(int, fetched([None if each is None else bits(local(each)) for each in tensors])))
 
 
 def square_sums(tensors: Iterable[torch.Tensor | None]) -> list[float]:
@@ -108,10 +108,12 @@ def square_sums(tensors: Iterable[torch.Tensor | None]) -> list[float]:
         None if each is None else torch.linalg.vector_norm(local(each), dtype=torch.float32).double()
         for each in tensors
     ]
-    return [norm**2 for norm in _fetched(norms)]
+    return [norm**2 for norm in fetched(norms)]
 
 
-def _fetched(sums: Sequence[torch.Tensor | None]) -> list[Any]:
+def fetched(sums: Iterable[torch.Tensor | None]) -> list[Any]:
+    """All of them at once, since a device is waited for whenever one is asked for; 0 of what is not there."""
+    sums = list(sums)
     there = [each for each in sums if each is not None]
     found = iter(torch.stack(there).tolist() if there else ())
     return [0 if each is None else next(found) for each in sums]
