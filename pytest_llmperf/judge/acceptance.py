@@ -193,7 +193,7 @@ def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch])
 
 def _best_level(check: Check, past: Sequence[float], usual: Spread) -> tuple[int, int, float] | None:
     """Where the neighbours in the ``past`` begin that ``check`` is furthest beyond, how many they are and their mean;
-    ``None``: beyond none.It has to be beyond what its gate allows; its level, with the last ones, beyond their
+    ``None``: beyond none. It has to be beyond what its gate allows; its level, with the last ones, beyond their
     noise."""
     residuals = [
         (b - (a + c) / 2) ** 2 / _BETWEEN_NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:], strict=False)

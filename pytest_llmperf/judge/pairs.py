@@ -83,7 +83,7 @@ def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Boun
 
 def keeps(beyond: float, each: Sequence[float], difference: Difference, rule: Rule) -> Verdict | None:
     """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there;
-    ``each``: of every launch, or pair.``None``: undecided, and another is worth its cost. ``difference``: the noise."""
+    ``each``: of every launch, or pair. ``None``: undecided, another is worth its cost. ``difference``: the noise."""
     held, broken = _confidences(difference, rule)
     if beyond > held * difference.error:
         return "pass"

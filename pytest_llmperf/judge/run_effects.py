@@ -276,7 +276,7 @@ def _beside_baselines(
 
 
 def less(wide: Difference, narrow: Difference) -> Difference:
-    """By how much more ``wide`` slowed down than ``narrow``, with the noise of both, taken to be independent:a host or
+    """By how much more ``wide`` slowed down than ``narrow``, with the noise of both, taken to be independent: a host or
     a day that moved both alike would make it better known. Degrees of freedom: Satterthwaite (1946)."""
     variance, df = variance_of([(wide.error**2, wide.df), (narrow.error**2, narrow.df)])
     each = tuple(each - narrow.log for each in wide.each)

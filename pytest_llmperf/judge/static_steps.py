@@ -69,7 +69,7 @@ class StepStore:
 
 def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[baselines.Entry]:
     """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
-    CPU or GPUs as the run's are.``is_static``: a run without launches; BaselineError: a file that cannot be read."""
+    CPU or GPUs as the run's are. ``is_static``: a run without launches; BaselineError: a file that cannot be read."""
     found = [] if is_static else BaselineStore(root).entries(machine)
     kinds: list[type[StepBaseline | CurveBaseline]] = [StepBaseline] if is_static else [StepBaseline, CurveBaseline]
     for kind in kinds:

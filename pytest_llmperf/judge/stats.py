@@ -277,7 +277,7 @@ def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Sprea
 
 
 def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: float, halvings: int) -> Spread:
-    """What these ``variances``, each with its degrees of freedom, tell of one more (Smyth 2004, section 6.2).Of
+    """What these ``variances``, each with its degrees of freedom, tell of one more (Smyth 2004, section 6.2). Of
     logarithms, lest one of a hundred times the size moves it. Its degrees of freedom: ``least`` to ``most``."""
     logs = [math.log(each) - float(special.digamma(df / 2)) + math.log(df / 2) for each, df in variances]
     excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in variances)

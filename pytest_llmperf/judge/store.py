@@ -308,7 +308,7 @@ class Store(Generic[T]):
             ) from error
 
     def update(self, machine: str, spec: Spec, change: Callable[[T | None], T]) -> tuple[T | None, T]:
-        """Replace what is stored by ``change`` of it, locked against other processes; the old and the new.The file
+        """Replace what is stored by ``change`` of it, locked against other processes; the old and the new. The file
         changes as a whole or not at all; raises as ``load`` and ``change``, or BaselineError: not written."""
         path = self.path(machine, spec)
         try:

@@ -97,7 +97,7 @@ class _Look:
 
 def judge_curve(trained: Mapping[int, Sequence[float]], stored: Mapping[int, Sequence[float]]) -> JudgedCurve:
     """The losses of the seeds that were ``trained``, the first of the ``stored`` ones. One seed tells that all is as it
-    was; else the next ones have to be trained:``undecided``, until all were, or two show a gross fault."""
+    was; else the next ones have to be trained: ``undecided``, until all were, or two show a gross fault."""
     seeds = tuple(trained)
     everything = spreads(list(stored.values()))
     parts, looks = [], []

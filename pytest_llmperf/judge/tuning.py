@@ -381,7 +381,7 @@ class Search:
         return found
 
     def _size_gains(self, best: int) -> dict[tuple[str, str], float]:
-        """Of micro-batches beside the one of ``best`` what they may bring, by their choice.While none is tried: up to
+        """Of micro-batches beside the one of ``best`` what they may bring, by their choice. While none is tried: up to
         twice as large half of what the last doubling brought, anywhere; down to half of it half of what halving did
         here."""
         axis, sizes, logs = self._field.size_axis, self._field.sizes, self._logs()

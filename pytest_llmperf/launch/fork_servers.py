@@ -1,5 +1,4 @@
-"""Fork servers as the launcher has them: started, told what to import, asked for launches, and ended; one run's are a
-pool, which knows which of them a launch may begin from, and why there is none."""
+"""Fork servers as the launcher has them: started, told what to import, asked for launches, ended; and a run's pool."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ _END_SECONDS, _LAST_SECONDS = 80.0, 5.0
 _MOST_BRANCHES, _MOST_SERVERS = 4, 2
 # What a launch sets for itself, and ranks look at when they need it: none of it is read by an import.
 _LIVE = frozenset({VISIBLE, "LLMPERF_LAUNCHER_BOOT", "LLMPERF_INJECT", "PYTEST_CURRENT_TEST"})
-# For imports alone. OpenBLAS begins its threads while it is loaded, and so does the jemalloc inside of pyarrow, which
-# the Trainer imports where datasets is installed; and torch must ask no GPU.
+# For imports alone: OpenBLAS and pyarrow's jemalloc begin threads while they are loaded; torch must ask no GPU.
 _WHILE_IMPORTING = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 _DIED = "its fork server died"
@@ -111,8 +109,7 @@ class Conversation:
     def launch(
         self, order: LaunchOrder, waiting: Callable[[], object], seconds: float, more: Mapping[str, Any] | None = None
     ) -> ForkedAgent:
-        """A torchrun, forked within so many ``seconds``; ``more`` is what a node's server has to know beside the order.
-        ColdStartError where there is none, OSError where its log cannot be written."""
+        """A torchrun, forked within ``seconds``; ``more``: for a node's server. ColdStartError; OSError of its log."""
         words = {"torchrun": [*order.torchrun], "environment": dict(order.environment), "needs": [*order.needs]}
         with order.log.open("wb") as log:
             self.send({"do": "launch", **words, **(more or {})}, [log.fileno()])

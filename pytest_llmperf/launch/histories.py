@@ -123,9 +123,8 @@ def run(command: Sequence[str], *, cwd: Path | None = None) -> str:
 
 
 def finished(command: Sequence[str], seconds: float, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """``command`` at its end, or after so many ``seconds``; OSError or TimeoutExpired as of ``subprocess.run``. However
-    it ends, what it has started ends with it: a compiler would go on writing to a folder that is removed. It hears
-    nothing of what a hook of git tells of the repository that runs it."""
+    """``command`` at its end; OSError or TimeoutExpired as of ``subprocess.run``. What it has started ends with it: a
+    compiler would go on writing to a folder that is removed. It hears nothing of what a hook of git tells."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     with subprocess.Popen(
         command,

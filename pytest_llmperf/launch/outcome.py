@@ -172,8 +172,7 @@ def _dead(folder: Path) -> list[_Dead]:
 
 
 def _reasons(folder: Path) -> list[Failure]:
-    """What ranks left that ended by an error: want of memory first, and then the earliest. It may surface in one rank
-    while another already waits for it. Peers of a rank that failed only saw it go."""
+    """What ranks left that ended by an error: want of memory first, then the earliest; peers only saw a rank go."""
     found = []
     for path in folder.glob("failure-*.json"):
         with suppress(*_UNUSABLE):

@@ -70,8 +70,8 @@ def package_path() -> str:
 
 
 def home_of_package(python: str, folder: Path) -> str:
-    """What ``PYTHONPATH`` needs first so that ``python`` finds this package, and nothing else of ours beside it. For
-    another Python than this one that is a link, which is made in ``folder``."""
+    """What ``PYTHONPATH`` needs first for ``python`` to find this package alone: for another Python a link in
+    ``folder``."""
     if python == sys.executable:
         return package_path()
     place = folder / OTHER_PATH
@@ -312,8 +312,7 @@ class WholeTree:
 
     def end(self, descendants: Callable[[], set[psutil.Process]]) -> None:
         """Stop them and ``descendants``, so that none sees another go, and kill them: no handler of theirs runs. What
-        they alone had in shared memory goes, unless it was there before them; and the locks of extensions that they
-        built for torch: who finds one of those waits for ever."""
+        they alone had in shared memory goes; and the locks of torch's extensions: who finds one waits for ever."""
         stopped, shared, locks = set[psutil.Process](), set[Path](), set[Path]()
         try:
             for _ in range(_ROUNDS):

@@ -117,8 +117,7 @@ def _sweep(home: Path, inductor: Path) -> None:
 
 
 def drop_unfinished(cache: Path, since: float) -> None:
-    """Remove what was compiled after ``since``, a time of the clock, by processes that were ended. What a process of
-    ours has open stays: a compiler at work has its result."""
+    """Remove what was compiled after ``since``, in epoch seconds, by processes that were ended; what is open stays."""
     found, open_elsewhere = list[Path](), set[str]()
     for folder, folders, files in os.walk(cache):
         folders[:] = [name for name in folders if name != _TRITONS]

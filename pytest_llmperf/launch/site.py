@@ -1,5 +1,4 @@
-"""Site: where the launches of a run go. This machine (``local``) and a SLURM job's nodes (``slurm/``) are two; whatever
-else schedules work is one more class with these methods."""
+"""Site: where the launches of a run go. This machine (``local``) and a SLURM job's nodes (``slurm/``) are two."""
 
 from __future__ import annotations
 

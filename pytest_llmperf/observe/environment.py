@@ -103,8 +103,7 @@ def _versions() -> dict[str, str]:
 
 
 def _version(distribution: metadata.Distribution) -> str:
-    """Its version, and where it was not installed from an index the commit: ``5.24.0.dev0 @1a2b3c4d5e6f``. Source:
-    direct_url.json of the packaging specifications (PEP 610)."""
+    """Its version, and where it was not installed from an index the commit: ``5.24.0.dev0 @1a2b3c4d5e6f`` (PEP 610)."""
     about = json.loads(distribution.read_text("direct_url.json") or "{}")
     commit = about.get("vcs_info", {}).get("commit_id", "")
     if about.get("dir_info", {}).get("editable"):
@@ -288,8 +287,7 @@ _CALLABLES: Callables = {
 
 
 def of_a_step(model: nn.Module, optimizer: Any, callables: Callables) -> dict[str, str]:
-    """By what is called: the modules that define it, the outermost first; of forward passes where there are several.
-    ``callables``: what the training's own framework calls."""
+    """By what is called (``callables``: by the framework): the modules that define it, the outermost first."""
     found = {
         f"{name}.{function}": " > ".join(defining(getattr(owner, function, None)))
         for name, (owner, functions) in {**_CALLABLES, **callables}.items()

@@ -28,8 +28,7 @@ Instant = TypeVar("Instant")
 
 
 class Clock:
-    """Instants in the order of the work; the distances between them, read once the work is done. This one is the
-    host's, whose work is done when it says so; ``device`` has a GPU's."""
+    """Instants in the order of the work, and the times between them. This one is the host's; ``device`` has a GPU's."""
 
     def __init__(self) -> None:
         self._marks: list[Any] = []

@@ -152,7 +152,7 @@ def calibrated(
 ) -> Calibration | None:
     """The calibration of ``device`` of this UTC day, kept in ``folder``; made now, by all ranks, if one has none.
     ``begin`` is called before. One that has a trouble is not kept; if the folder cannot be written it is kept in
-    ``of_run``, for this run's launches.``None``: the device has no room for it, which says nothing of a training."""
+    ``of_run``, for this run's launches. ``None``: the device has no room for it, which says nothing of a training."""
     file = f"{_name(device)}.json"
     paths = [each / file for each in (folder, of_run) if each is not None]
     with gpu.sensors(device) as sensed:
@@ -236,7 +236,7 @@ def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
 
 def _tapered_mean(times: Sequence[float]) -> float:
     """Their mean with the least weight at both ends: a swing that is cut within a period is no drift. With equal
-    weights,halves of products at the power limit were 0.6 to 1.0 % apart where the whole repeated to 0.2 %; so 0.4
+    weights, halves of products at the power limit were up to 1.0 % apart where the whole repeated to 0.2 %; so 0.4
     %."""
     weights = [math.sin(math.pi * (number + 0.5) / len(times)) ** 2 for number in range(len(times))]
     return sum(map(operator.mul, times, weights)) / sum(weights)

@@ -241,8 +241,8 @@ _Item = tuple[Key, int]
 
 
 def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: bool = True) -> Trace:
-    """Return what one of the traced steps did; of steps that need not be alike, their mean. IncompleteTraceError: its
-    steps are not alike, or something in it has no match."""
+    """What one of the traced steps did, or their mean; IncompleteTraceError: they are not alike, or some has no
+    match."""
     if not found.work:
         raise IncompleteTraceError("the profiler saw no operator" if on_host else "the profiler saw no kernel")
     steps: list[list[_Item]] = [[] for _ in marks.ends[1:]]

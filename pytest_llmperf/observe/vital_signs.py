@@ -336,8 +336,7 @@ def watched(headroom: Headroom, path: Path, *, to_be_capped: bool) -> Iterator[N
     def watch() -> None:
         written = None
         while not stop.wait(seconds):
-            # At the limit nothing but small things may be had, and even they may fail: the next look comes soon. A full
-            # disk ends the run where its results are written, not here.
+            # At the limit even small things may fail: the next look comes soon. A full disk ends the run elsewhere.
             with suppress(OSError, MemoryError):
                 headroom.look()
                 least = headroom.least

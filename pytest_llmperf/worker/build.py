@@ -69,9 +69,8 @@ def check_direction(hf_config: Any) -> None:
 
 
 def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration of a causal language model, as transformers has it; without a cache, which training lacks. Of a
-    model that also sees or hears it is the text part's: the other parts would get no gradient. RefusedError:
-    transformers has no such model, or does not take this configuration."""
+    """The configuration of a causal language model, without a cache. Of a model that also sees or hears it is the text
+    part's: the others would get no gradient. RefusedError: transformers does not have it, or not so."""
     if config["model_type"] not in CONFIG_MAPPING:
         raise RefusedError(
             f"{transformers_version()} has no model type {config['model_type']!r}, and code that comes with a model is "
@@ -130,8 +129,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         save_strategy="no",
         eval_strategy="no",
         logging_strategy="no",
-        # The filter waits for the device at every step to look at the loss; the record holds every loss instead,
-        # and one that is not finite makes the launch invalid.
+        # The filter waits for the device at every step; the record holds every loss, and judges one that is not finite.
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,

@@ -37,8 +37,7 @@ attention_kernel = attention.attention_kernel
 
 
 def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
-    """Let each setting's witness watch a training, before its Trainer is made. What is returned gives all that they
-    saw, as a record holds it; called once, after all that is timed."""
+    """Let each setting's witness watch a training, before its Trainer is made; the answer gives what they saw, once."""
     witnesses: Mapping[str, Callable[[Training], Any]] = {
         "run": _run,
         "precision": precision.Witness(spec, model),

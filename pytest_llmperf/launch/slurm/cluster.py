@@ -232,8 +232,7 @@ class Srun:
         record: str = "",
         stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
-        """Start ``command`` once on each of ``nodes``, with all the CPUs that the job has there, as a ``worker`` would
-        have its environment. OSError where srun cannot be started."""
+        """Start ``command`` once on each of ``nodes``, with the job's CPUs there, as a ``worker``; raises OSError."""
         gres = ["--gres=none"] if self.on_cpu else [f"--gres=gpu:{gpus_per_node}"]
         if not any(node.granted_gpus for node in self.cluster.nodes):
             gres = []  # SLURM gives whole nodes here, and knows nothing of GPUs

@@ -126,8 +126,7 @@ def step_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_time(job_id: str) -> float | None:
-    """When the job reaches its time limit, in seconds since the epoch; ``None``: never, or nobody knows. It is asked
-    anew each time: a limit may be changed while the job runs."""
+    """When the job reaches its time limit, which may change, in epoch seconds; ``None``: never, or nobody knows."""
     return _time(job_id, "EndTime")
 
 

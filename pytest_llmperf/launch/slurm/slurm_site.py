@@ -51,8 +51,7 @@ class SlurmLauncher:
         self._walls: dict[str, float] = {}
 
     def launch(self, request: LaunchRequest, watch: Watch) -> Outcome:
-        """See ``Site``. A launch that its nodes broke is tried once more on others, where there are any; its failure
-        names the nodes that are lost to the job where the case could run with them."""
+        """See ``Site``. A launch that its nodes broke is tried again on others; its failure names those lost."""
         first = self._attempt(request, watch)
         if isinstance(first, Aftermath) and self._was_refused(first):
             # A controller that restarts refuses what it would start a moment later.

@@ -87,8 +87,7 @@ def _nodes(lists: Iterable[str]) -> set[str]:
 
 
 def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``nodes`` that fail at a step which needs nothing: no container, no Python, no shared folder. A node
-    that starts it is as good as another start of the job would find it."""
+    """Those of ``nodes`` that fail at a step which needs nothing: no container, no Python, no shared folder."""
     states = controller.node_states(nodes) if nodes else {}
     gone = {node for node in nodes if _GONE.search(states.get(node, ""))}
     asked = [node for node in nodes if node not in gone]  # for a step with one that is down, srun would wait

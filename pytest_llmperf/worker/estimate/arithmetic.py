@@ -180,7 +180,7 @@ def replaced(where: Any, **values: Any) -> Iterator[None]:
 
 class Arithmetic(QuickMode):
     """Counts the FLOPs of what runs under it, by operator: ``with Arithmetic() as arithmetic: step()``. It sees each
-    one below autograd, the backward pass's too;of a tensor in shards, this rank's products. ``called`` gets names."""
+    one below autograd, the backward pass's too; of a tensor in shards, this rank's products. ``called`` gets names."""
 
     supports_higher_order_operators = True
 
@@ -294,9 +294,8 @@ class OperatorCounter:
 
 def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:
     """FLOPs of training for one token of a full sequence, of the model that ``config`` describes in its plain form.
-    Those of one forward and one backward pass, in which nothing is computed twice and nothing fused. Not in a process
-    where Liger was ever applied: it patches a family's classes for good. RefusedError: transformers has no such model.
-    Exception: whatever the model's code raises where tensors have no content."""
+    Those of one forward and one backward pass, nothing computed twice and nothing fused. Not in a process where Liger
+    was ever applied: it patches classes for good. RefusedError, or whatever the model's code raises without content."""
     hf_config = hf_config_of(config)
     there = attentions_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -273,10 +273,9 @@ class GpuFunctions(TorchFunctionMode):
     def _attention(
         self, *tensors: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, **kwargs: Any
     ) -> torch.Tensor:
-        """By PyTorch's plain functions, which are the same on every device, or by one kernel. That keeps inputs,
-        output, one fp32 number a row (Dao et al. 2022) and a mask, of which each call makes numbers in the queries'
-        type where it says yes and no. The CPU's kernel keeps just these, takes fake tensors of any shape, and is a real
-        operator that selective recomputation finds among those that it keeps."""
+        """By PyTorch's plain functions, the same on every device, or by one kernel. That keeps inputs, output, one fp32
+        number a row (Dao et al. 2022) and a mask, as numbers in the queries' type. The CPU's kernel keeps just these,
+        takes fake tensors, and is a real operator that selective recomputation finds."""
         aten, to = torch.ops.aten, self._autocast
         query, key, value = (tensor if to is None else tensor.to(to) for tensor in tensors[:3])
         mask = next(iter(tensors[3:]), attn_mask)

@@ -46,8 +46,7 @@ def prepare(request: Mapping[str, Any]) -> None:
             importlib.import_module("torch.distributed.fsdp")
 
 
-# What a prediction does not look at: how long is measured and by what it is judged, what fills the batches and who
-# fetches them, and what a compiler or the matrix units make of the same step.
+# What a prediction does not look at: how long is measured, judgement, data, compilers and matrix units.
 _WITHOUT_EFFECT = frozenset(
     "steps min_steps warmup_steps throughput_tolerance memory_tolerance seed data weights tf32 torch_compile "
     "torch_compile_mode torch_compile_scope text split tokenizer tokenise data_workers data_prefetch "

@@ -223,8 +223,8 @@ _WORKSPACE = -1
 
 
 def parts_at_peak(recording: Recording, workspaces: Sequence[int] = ()) -> dict[str, int]:
-    """Bytes by part where most is allocated; ``workspaces`` are the matrix library's. ``rounding`` is what the
-    allocator's blocks have beyond the storages in them."""
+    """Bytes by part where most is allocated; ``workspaces``: the matrix library's; ``rounding``: of allocated
+    blocks."""
     replay = _Replay()
     replay.run(recording.model)
     replay.run(Change(_WORKSPACE - at, size, "workspace") for at, size in enumerate(workspaces))

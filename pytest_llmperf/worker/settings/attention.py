@@ -80,9 +80,8 @@ class _AttentionOps(TorchDispatchMode):
 
 
 def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
-    """The attention operators that one more sequence calls, after all steps; empty: plain matrix products. ``unknown``
-    where it does not go through, or is not tried: flex_attention would compile once more, and a rank of a sharded model
-    that failed alone would leave the others waiting."""
+    """The attention operators that one more sequence calls, after all steps; empty: matrix products. ``unknown``: it
+    failed or is not tried: flex_attention would compile anew, ranks of a sharded model wait for one that failed."""
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return UNKNOWN
     batch = trainer.train_dataset[0]

@@ -198,8 +198,7 @@ Run = tuple[int, int]
 
 
 def resident_runs() -> tuple[Run, ...]:
-    """The pages of files that are resident in this process now. A fork begins without those that its parent has read.
-    On the CPU a rank's memory is what becomes resident in it."""
+    """Pages of files that are resident in this process: a fork begins without them, which are a CPU rank's memory."""
     found: list[Run] = []
     with suppress(OSError), Path("/proc/self/pagemap").open("rb") as pagemap:
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():

@@ -146,8 +146,7 @@ class ForkServer:
         self._imported.variables = {**self._imported.variables, **{name: os.environ.get(name) for name in changed}}
         if not gpu_answers.sees_gpus():  # else memory is the card's
             self._imported.pages |= frozenset(resident_runs())
-        # Or each rank's first collection, which is the Trainer's, would copy each page that holds an object. To find
-        # what imports left as garbage would take a tenth of their time.
+        # Or each rank's first collection, the Trainer's, would copy each page that holds an object.
         gc.freeze()
         return {"ready": imports.sources()}
 
