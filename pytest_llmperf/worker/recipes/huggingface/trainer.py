@@ -54,9 +54,7 @@ def train(
     model = build_model(spec, request.model_config, device)
     remarks = list(unused_settings(request.model_config, model))
     compile_layers(spec, model)
-    checkpoint = None
-    if spec.save_checkpoint:
-        checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir)))
+    checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if spec.save_checkpoint else None
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
     evidence = watched(spec, model)
