@@ -63,7 +63,7 @@ _LONGEST_MESSAGE = 300
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value), lasts=False)
+    write_text(path, json.dumps(codec.plain(value)), lasts=False)
 
 
 def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how: str = "") -> None:

@@ -24,7 +24,6 @@ from pytest_llmperf.records import launch as records
 from pytest_llmperf.records.launch import Environment, Later, RankRecord, Trained
 from pytest_llmperf.records.learning import merged_learning
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
-from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import Request, write_failure, write_json
 from pytest_llmperf.worker.imports import loaded
 from pytest_llmperf.worker.settings.data import explained
@@ -104,7 +103,7 @@ class Recorder:
         self._environment: Environment | None = None
         if rank == 0:  # what is not as it was is told of a launch that fails, too
             self._environment = environment(device)
-            write_json(folder / records.ENVIRONMENT_FILE, codec.plain(self._environment))
+            write_json(folder / records.ENVIRONMENT_FILE, self._environment)
 
     def measured(self, trained: Trained) -> None:
         """All that is timed is over: what follows has to end in time, or all are ended."""
@@ -152,7 +151,7 @@ class Recorder:
             planned_steps=spec.steps if len(self._trained.record.step_seconds) < spec.steps else 0,
             learning=merged_learning([one.learning for one in later]),
         )
-        write_json(self._folder / name, codec.plain(launch))
+        write_json(self._folder / name, launch)
 
     def _end(self, seconds: float) -> None:
         error = TimeoutError(f"they did not end within {seconds:.0f} s")

@@ -25,7 +25,6 @@ from pytest_llmperf.observe.environment import Project, environment, place_of
 from pytest_llmperf.observe.tracer import Tracer
 from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult, counts_of
 from pytest_llmperf.settings.spec import ScriptSpec, literal
-from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.script.model import Model
@@ -168,7 +167,7 @@ class Production(Watched):
         )
         device = {"name": where.gpu, "memory_bytes": self._gpu_bytes, "cores": len(os.sched_getaffinity(0))}
         windows = {"steps": self._seconds.each, "seconds": self._seconds.windows, "held_bytes": self._held.windows}
-        return {OBSERVED: codec.plain(result), "device": device, "windows": windows, "notes": self._steps.notes}
+        return {OBSERVED: result, "device": device, "windows": windows, "notes": self._steps.notes}
 
 
 class ProductionHooks(Hooks):

@@ -25,7 +25,6 @@ from pytest_llmperf.observe.training import ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
 from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share
 from pytest_llmperf.settings.spec import ScriptSpec
-from pytest_llmperf.support import codec
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.imports import loaded
 from pytest_llmperf.worker.script.model import Model, evidence
@@ -124,7 +123,7 @@ class Rank(Watched):
     def _take_place(self) -> None:
         write_json(self._pid_file, os.getpid())
         if self._environment:
-            write_json(self._folder / ENVIRONMENT_FILE, codec.plain(self._environment))
+            write_json(self._folder / ENVIRONMENT_FILE, self._environment)
         self._beat.words = LastWords(self._folder, self.number, ASKS)
         self._beat.start()
 
@@ -240,7 +239,7 @@ class Rank(Watched):
         )
         self._beat.write()
         share = Share(world=self._world, trained=trained, trace=trace, loaded=loaded())
-        write_json(self._folder / SHARE_FILE.format(self.number), codec.plain(share))
+        write_json(self._folder / SHARE_FILE.format(self.number), share)
         while parks:
             time.sleep(60)  # nothing of the script runs any more, until the launcher ends this process
         self._beat.stop()

@@ -19,7 +19,6 @@ from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, tru
 from pytest_llmperf.settings.precision import label_of
 from pytest_llmperf.settings.registry import in_fp32, in_pieces
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.folder import Request, write_json
 from pytest_llmperf.worker.rank_job import from_ranks
@@ -172,7 +171,7 @@ def make_small_trainings(
         ]
     beat.enter("finishing")
     if errors:
-        write_json(request.folder / learning.ERRORS_FILE, [codec.plain(one) for one in errors])
+        write_json(request.folder / learning.ERRORS_FILE, errors)
 
 
 def _plain(
