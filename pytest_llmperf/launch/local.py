@@ -12,7 +12,7 @@ from typing import Any
 from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch import request as requests
-from pytest_llmperf.launch.device import LOOK_AT, Gpu, has_room, wait_until_left
+from pytest_llmperf.launch.device import LOOK_AT, Gpu, wait_until_left
 from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool
 from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
 from pytest_llmperf.launch.process import Former
@@ -24,8 +24,6 @@ from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_p
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import RECORD_FILE, TURN_FILE, Launch
-from pytest_llmperf.settings.precision import bytes_each
-from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class LocalLauncher:
         try:
             with ExitStack() as held:
                 part, place = held.enter_context(self._prepared(request))
-                if former and former.is_leaving and not (former.of == request.gpus and self._fits_beside(request)):
+                if former and former.is_leaving and not (former.of == request.gpus and request.fits_beside()):
                     with request.meter.waiting():
                         former.gone()
                 with request.meter.running() as lap:
@@ -125,18 +123,6 @@ class LocalLauncher:
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except requests.REFUSALS as error:
             return outcome.refused(request.folder, error)
-
-    @staticmethod
-    def _fits_beside(request: LaunchRequest) -> bool:
-        """Whether there is surely room for its model before the launch that leaves has given back what it held."""
-        spec = request.spec
-        if not (isinstance(spec, TrainSpec) and request.warm) or request.memory_limit_bytes:  # which counts all
-            return False
-        if (geometry := spec.architecture.geometry) is None:
-            return False
-        # Twice: weights that are made in another precision, an output of its own.
-        weights = 2 * geometry.weights * bytes_each(spec)
-        return has_room(request.gpus, weights if request.gpus else weights * spec.gpus)
 
     @staticmethod
     def _told(request: LaunchRequest, former: Former, say: Say, agent: ForkedAgent) -> Callable[[str, bool], None]:

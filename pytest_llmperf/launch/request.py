@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
+from pytest_llmperf.launch.device import VISIBLE, Gpu, has_room, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import Former, home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.steady_state import PassingRanges
+from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -70,6 +71,17 @@ class LaunchRequest:
     """``None``: it begins cold."""
     former: Former | None = field(default=None, compare=False)
     """Behind whose end it may begin, and which it becomes; ``None``: it overlaps with none."""
+
+    def fits_beside(self) -> bool:
+        """Whether there is surely room for its model before the launch that leaves has given back what it held."""
+        spec = self.spec
+        if not (isinstance(spec, TrainSpec) and self.warm) or self.memory_limit_bytes:  # which counts all
+            return False
+        if (geometry := spec.architecture.geometry) is None:
+            return False
+        # Twice: weights that are made in another precision, an output of its own.
+        weights = 2 * geometry.weights * bytes_each(spec)
+        return has_room(self.gpus, weights if self.gpus else weights * spec.gpus)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def test_a_model_is_built_beside_a_launch_that_ends_and_never_beside_one_that_ti
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(after_import("pytest_llmperf.worker.__main__", _STAMPS))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
-    monkeypatch.setattr(local, "has_room", lambda *_: has_room)
+    monkeypatch.setattr(LaunchRequest, "fits_beside", lambda _: has_room)
     turns = Turns(tmp_path)
     try:
         launches = [turns.launch(), turns.launch()]

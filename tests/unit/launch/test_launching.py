@@ -680,7 +680,7 @@ class TestRoomBesideOneThatEnds:
     ) -> None:
         known = tuple(SimpleNamespace(free_bytes=lambda each=each: round(each * 2**30)) for each in free_gib)
         monkeypatch.setattr(device, "sensors", lambda _: nullcontext(known))
-        assert LocalLauncher._fits_beside(replace(self.REQUEST, **change)) == fits
+        assert replace(self.REQUEST, **change).fits_beside() == fits
 
 
 class TestLifeline:
