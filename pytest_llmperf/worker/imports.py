@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TypeAlias
 
 # Of a digest: enough to tell two files apart, and short enough for a line.
 DIGITS = 12
@@ -31,9 +32,7 @@ def loaded() -> dict[str, str]:
     """Each imported distribution with its version, and each ``.pth`` file whose lines Python ran, by their digest."""
     found: dict[str, str] = {}
     with suppress(Exception):  # a broken distribution is not worth a launch
-        found = {
-            re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(): each.version for each in _imported_distributions()
-        }
+        found = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version, _ in _imported_distributions()}
     # A folder that is only on the path has its own read by nobody.
     own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     for folder in map(Path, () if sys.flags.no_site else [*site.getsitepackages(), *own]):
@@ -50,7 +49,7 @@ def patched_files() -> dict[str, str]:
     files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
     found: dict[str, str] = {}
     with suppress(Exception):
-        for distribution in _imported_distributions():
+        for _, _, distribution in _imported_distributions():
             found |= _patched(distribution, files)
     return dict(sorted(found.items()))
 
@@ -65,25 +64,29 @@ def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[t
             continue
         digest, _, size = rest.partition(",")
         with suppress(OSError, ValueError):
-            path = Path(root, name)
-            about = path.stat()
+            about = os.stat(path := f"{root}/{name}")  # noqa: PTH116 - of thousands of files
             # pip writes RECORD last: what was written after it, or has another size, is looked into.
             if about.st_size == int(size) and about.st_mtime <= installed_at + 1 and not _OF_A_STEP.fullmatch(name):
                 continue
-            content = path.read_bytes()
+            content = Path(path).read_bytes()
             if urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode() != digest:
                 yield name, short_digest(content)
 
 
+# Its name, its version and itself.
+_Named: TypeAlias = tuple[str, str, metadata.Distribution]
+
+
 @cache
-def known() -> tuple[Mapping[str, list[str]], Mapping[str, metadata.Distribution]]:
+def known() -> tuple[Mapping[str, list[str]], Mapping[str, _Named]]:
     """The names of the distributions that have each package, and those by name; once for all forks of a process."""
     first = reversed(list(metadata.distributions()))  # the first on the path counts
-    return metadata.packages_distributions(), {name: each for each in first if (name := each.metadata["Name"])}
+    named = ((about["Name"], about["Version"], each) for each in first if (about := each.metadata)["Name"])
+    return metadata.packages_distributions(), {each[0]: each for each in named}
 
 
 @cache
-def _imported_distributions() -> tuple[metadata.Distribution, ...]:
+def _imported_distributions() -> tuple[_Named, ...]:
     packages, distributions = known()
     tops = {name.partition(".")[0] for name in list(sys.modules)}
     # An installation that was broken off has files and no name; it hides no other.
