@@ -9,17 +9,16 @@ from typing import Any
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.report.page import html
 from pytest_llmperf.report.results_json import RunDocument
-from pytest_llmperf.run.run_page import StoredFigures, page_of
+from pytest_llmperf.run.ladder_charts import Baselines
+from pytest_llmperf.run.run_page import page_of
 from tests.runs import ladder_run
 
 #: What would be a picture, two scripts, a template and the end of a style sheet, if it were markup.
 EVIL = '<img src=x onerror="throw 1"><script>throw 2</script>&amp;"\'{{ 7 * 7 }}</style></details>'
 
 
-def made(values: Any, stored: StoredFigures | None = None, histories: Sequence[CaseHistory] = ()) -> str:
-    return html(
-        page_of([RunDocument(values)], stored or StoredFigures(), made_by="pytest-llmperf 0", histories=histories)
-    )
+def made(values: Any, stored: Baselines | None = None, histories: Sequence[CaseHistory] = ()) -> str:
+    return html(page_of([RunDocument(values)], stored or {}, made_by="pytest-llmperf 0", histories=histories))
 
 
 def evil_run() -> Any:

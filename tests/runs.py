@@ -19,7 +19,7 @@ from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.report.results_json import RunDocument, document
 from pytest_llmperf.run.history_store import HistoryStore, past_results
-from pytest_llmperf.run.run_page import StoredFigures
+from pytest_llmperf.run.ladder_charts import Baselines
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of
 from tests.shelf import baseline_at
@@ -116,10 +116,10 @@ def nineteen_nights(path: Path) -> Path:
     return path
 
 
-def stored_figures() -> StoredFigures:
+def stored_figures() -> Baselines:
     """The baselines that it was judged against."""
     baselines = [stored_at(rung.spec, rate) for rung, rate in {**LADDER, **WIDTHS}.values()]
-    return StoredFigures({(MACHINE, one.digest): one for one in baselines})
+    return {(MACHINE, one.digest): one for one in baselines}
 
 
 def written(path: Path, values: object) -> Path:

@@ -330,14 +330,16 @@ class BaselineStore(Store[Baseline]):
         found = (path for pattern in ("*/*/*.json", f"*/*/{CAPACITY}/*.json") for path in self.root.glob(pattern))
         return sorted({path.relative_to(self.root).parts[0] for path in found})
 
-    def baselines(self, machine: str) -> list[Baseline]:
-        """Every readable baseline of ``machine``, once; another is told of where it is used."""
-        found: dict[Path, Baseline] = {}
-        for path in sorted((self.root / machine).glob("*/*.json")):
-            with suppress(BaselineError):
+    def baselines(self, machine: str, broken: list[str] | None = None) -> list[Baseline]:
+        """Every readable baseline of ``machine``, once; another is told of where it is used, or in ``broken``."""
+        found, troubles = dict[Path, Baseline](), [] if broken is None else broken
+        own = bool(machine) and Path(machine).name == machine  # a name that leads elsewhere is nobody's folder
+        for path in sorted((self.root / machine).glob("*/*.json")) if own else ():
+            try:
                 baseline = read(path, Baseline)
-                if baseline is not None:
-                    found[path] = baseline
+                found |= {path: baseline} if baseline is not None else {}
+            except BaselineError as error:
+                troubles.append(str(error).splitlines()[0])
         copies = self.copies(found)
         return [baseline for path, baseline in found.items() if path not in copies]
 

@@ -102,8 +102,7 @@ def scattering(machines: Iterable[str], baselines: Path) -> dict[str, Scattering
     for machine in sorted(set(machines)):
         is_cpu = bool(_CPU.search(machine))
         noise = (Policy.for_cpu() if is_cpu else Policy.for_gpu()).noise
-        if machine and Path(machine).name == machine:  # a name that leads elsewhere is nobody's folder
-            noise = Experience.of(BaselineStore(baselines).launches(machine), noise).noise
+        noise = Experience.of(BaselineStore(baselines).launches(machine), noise).noise
         found[machine] = Scattering(noise, are_gpus=not is_cpu)
     return found
 

@@ -106,10 +106,12 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
         from pytest_llmperf.run.run_page import write_page
 
         documents = [RunDocument(values)]
-        page = write_page(settings.report, documents, settings.baselines, made_by=MADE_BY, history=settings.history)
-        run.notes += [f"--perf-report {settings.report}: {line}" for line in page.without]
-        if page.why_none:
-            yield Trouble("--perf-report", [f"--perf-report {page.why_none}"])
+        why_none, without = write_page(
+            settings.report, documents, settings.baselines, made_by=MADE_BY, history=settings.history
+        )
+        run.notes += [f"--perf-report {settings.report}: {line}" for line in without]
+        if why_none:
+            yield Trouble("--perf-report", [f"--perf-report {why_none}"])
 
 
 def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:

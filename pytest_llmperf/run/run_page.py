@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_llmperf.judge import store
-from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline
+from pytest_llmperf.judge.baseline import ANY_MACHINE, BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
 from pytest_llmperf.report.page import Case, Cell, Details, Page, Section, Table, write_html
@@ -42,18 +40,9 @@ _MOST_SKIPPED = 200
 _MOST_HOSTS = 4
 
 
-@dataclass(frozen=True)
-class StoredFigures:
-    """The baselines at hand when a page is made."""
-
-    baselines: Baselines = field(default_factory=dict)
-    broken: tuple[str, ...] = ()
-    """A line for each file that cannot serve."""
-
-
 def page_of(
     documents: Sequence[RunDocument],
-    stored: StoredFigures,
+    stored: Baselines,
     left_out: Sequence[str] = (),
     made_by: str = "",
     histories: Sequence[CaseHistory] = (),
@@ -79,11 +68,11 @@ def page_of(
     return Page(
         title=f"pytest-llmperf on {where}" if documents else "pytest-llmperf",
         runs=tuple(map(_facts, documents)),
-        warnings=tuple(map(_clipped, (*left_out, *troubles, *cut, *stored.broken))),
+        warnings=tuple(map(_clipped, (*left_out, *troubles, *cut))),
         remarks=(gate,) if gate else (),
         columns=headings(documents),
         main=_MAIN,
-        cases=_rows(documents, stored.baselines),
+        cases=_rows(documents, stored),
         sections=tuple(filter(None, _sections(documents, results, stored, histories))),
         skipped=tuple(skipped[:_MOST_SKIPPED]),
         made_by=made_by,
@@ -94,17 +83,17 @@ def page_of(
 def _sections(
     documents: Sequence[RunDocument],
     results: Sequence[Result],
-    stored: StoredFigures,
+    stored: Baselines,
     histories: Sequence[CaseHistory],
 ) -> Iterator[Section | None]:
     # One of each case on each machine kind, of two runs the last that was named. What somebody has to look at comes
     # first, then the ladder: a chart has no room for all.
     newest = {(result.machine, result.id): result for result in results}
     charted = sorted(newest.values(), key=lambda result: (urgency(result), not result.record.rung))
-    yield ladder_section(charted, stored.baselines)
+    yield ladder_section(charted, stored)
     yield change_section(charted)
     yield history_section(histories)
-    yield memory_section(charted, stored.baselines)
+    yield memory_section(charted, stored)
     yield trace_section(charted)
     yield time_section(documents)
 
@@ -308,16 +297,6 @@ def _launches(result: Result) -> Table:
 
 
 # The page as a file: what is read and written around it.
-@dataclass(frozen=True)
-class WrittenPage:
-    """A page that was written, or why there is none."""
-
-    why_none: str = ""
-    """A line, where there is no page; else nothing."""
-    without: Sequence[str] = ()
-    """A line for each thing of its history that is not on it."""
-
-
 def write_page(  # noqa: PLR0913 - what it is made of
     path: Path,
     runs: Sequence[RunDocument],
@@ -326,34 +305,20 @@ def write_page(  # noqa: PLR0913 - what it is made of
     *,
     made_by: str,
     history: Path | None = None,
-) -> WrittenPage:
-    """Write the page of ``runs`` beside what is stored in ``baselines``. ``left_out`` has a line for each run that
-    could not be read; ``history`` is the store of runs before these. A run that is over has been judged and told
-    whatever becomes of its page, so that nothing is raised here."""
+) -> tuple[str, Sequence[str]]:
+    """Write the page of ``runs`` beside what is stored in ``baselines``; why there is none, and a line for each thing
+    of its history that is not on it. ``left_out`` has a line for each run that could not be read; ``history`` is the
+    store of runs before these. A run that is over has been judged and told whatever becomes of its page, so that
+    nothing is raised here."""
     try:
-        stored = stored_figures(baselines, [run.machine for run in runs])
+        broken, store, machines = list[str](), BaselineStore(baselines), sorted({run.machine for run in runs})
+        stored = {(name, one.digest): one for name in machines for one in store.baselines(name, broken)}
         told = RunHistories.read(runs, history, baselines)
-        write_html(path, page_of(runs, stored, [*left_out, *told.troubles], made_by, told.cases))
+        left_out = [*left_out, *told.troubles, *broken]
+        write_html(path, page_of(runs, stored, left_out, made_by, told.cases))
     except OSError as error:
-        return WrittenPage(f"{path}: no page was written ({error.strerror or error})")
+        return f"{path}: no page was written ({error.strerror or error})", ()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's
         why = one_line(f"{type(error).__name__}: {error}")
-        return WrittenPage(f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again")
-    return WrittenPage(without=told.troubles)
-
-
-def stored_figures(root: Path, machines: Iterable[str]) -> StoredFigures:
-    """Read what is stored of these machine kinds under ``root``; nothing where there is no such folder."""
-    found, broken = dict[tuple[str, str], Baseline](), list[str]()
-    for machine in sorted(set(machines)):
-        if not machine or Path(machine).name != machine:
-            continue  # a name that leads elsewhere is nobody's folder
-        for path in sorted((root / machine).glob("*/*.json")):
-            try:
-                baseline = store.read(path, Baseline)
-            except (store.BaselineError, OSError) as error:
-                broken.append(str(error).splitlines()[0])
-                continue
-            if baseline is not None:
-                found[machine, baseline.digest] = baseline
-    return StoredFigures(found, tuple(broken))
+        return f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again", ()
+    return "", told.troubles

@@ -76,12 +76,12 @@ def _written(path: Path, results: Sequence[Path], baselines: Path, history: Path
     for number, (name, document) in enumerate(found, 1):
         numbered = name if names.count(name) == 1 else f"{name} ({number})"
         runs.append(RunDocument(document, numbered if len(found) > 1 else ""))
-    page = write_page(path, runs, baselines, troubles, made_by=MADE_BY, history=history)
-    if page.why_none:
-        return Answer([], [*troubles, page.why_none])
+    why_none, without = write_page(path, runs, baselines, troubles, made_by=MADE_BY, history=history)
+    if why_none:
+        return Answer([], [*troubles, why_none])
     cases = sum(len(run.results) for run in runs)
     of_runs = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    return Answer([f"{path}: {cases} case{'s' * (cases != 1)} of {of_runs}"], [*troubles, *page.without])
+    return Answer([f"{path}: {cases} case{'s' * (cases != 1)} of {of_runs}"], [*troubles, *without])
 
 
 # ``--tables``: a machine's baselines as the chapter's tables, beside the published figures. Pure.

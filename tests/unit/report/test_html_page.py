@@ -14,7 +14,7 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report import page as html_page
 from pytest_llmperf.report.page import Page, RowChart, Table, drawn, html
 from pytest_llmperf.report.results_json import RunDocument
-from pytest_llmperf.run.run_page import MOST_CASES, StoredFigures, page_of
+from pytest_llmperf.run.run_page import MOST_CASES, page_of
 from tests.golden import Golden
 from tests.pages import evil_run, made, many
 from tests.runs import LADDER, ladder_run, result_of, stored_figures
@@ -125,7 +125,7 @@ def test_two_thousand_cases_are_below_five_megabytes_and_none_is_left_out(many_c
 @pytest.mark.slow
 def test_of_more_cases_than_a_page_holds_those_that_pass_are_left_out(golden: Golden) -> None:
     values = many(MOST_CASES + 100)
-    page = page_of([RunDocument(values)], StoredFigures())
+    page = page_of([RunDocument(values)], {})
     golden(page.warnings)
     assert len(page.cases) == MOST_CASES
     kinds = [one.verdict for one in page.cases]

@@ -9,7 +9,7 @@ import pytest
 from pytest_llmperf.report.page import LineChart
 from pytest_llmperf.run.history import RunHistories
 from pytest_llmperf.run.ladder_charts import history_section
-from pytest_llmperf.run.run_page import StoredFigures, page_of
+from pytest_llmperf.run.run_page import page_of
 from tests.golden import Golden
 from tests.runs import night, nineteen_nights
 
@@ -66,10 +66,10 @@ def test_a_store_that_is_broken_is_a_line_on_the_page(tmp_path: Path, golden: Go
 def test_the_page_has_it_after_what_changed(store: Path, tmp_path: Path) -> None:
     run = night(20, 1.1, "2.12")
     told = RunHistories.read([run], store, tmp_path)
-    page = page_of([run], StoredFigures(), histories=told.cases)
+    page = page_of([run], {}, histories=told.cases)
     anchors = [section.anchor for section in page.sections]
     assert "history" in anchors
-    assert "history" not in [section.anchor for section in page_of([run], StoredFigures()).sections]
+    assert "history" not in [section.anchor for section in page_of([run], {}).sections]
 
 
 def test_names_in_a_history_are_text(store: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_names_in_a_history_are_text(store: Path, tmp_path: Path) -> None:
 
     run = night(20, 1.1, EVIL)
     told = RunHistories.read([run, night(21, 1.1, EVIL)], store, tmp_path)
-    page = page_of([run], StoredFigures(), histories=told.cases)
+    page = page_of([run], {}, histories=told.cases)
     text = html(page)
     assert "throw 1" not in text or "<img src=x" not in text
     assert "<script>throw 2" not in text

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_llmperf.analysis import ladder as chapter15
+from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.page import (
     Case,
@@ -26,16 +27,15 @@ from pytest_llmperf.report.page import (
     specification,
 )
 from pytest_llmperf.report.results_json import RunDocument, document
-from pytest_llmperf.run import run_page
-from pytest_llmperf.run.ladder_charts import CaseName
-from pytest_llmperf.run.run_page import StoredFigures, page_of
+from pytest_llmperf.run.ladder_charts import Baselines, CaseName
+from pytest_llmperf.run.run_page import page_of, write_page
 from pytest_llmperf.support import formats
 from tests.examples import examples
 from tests.golden import Golden
 from tests.runs import LADDER, MACHINE, WIDTHS, ladder_run, launches_at, result_of, stored_at, stored_figures
 from tests.shelf import keep
 
-NOTHING = StoredFigures()
+NOTHING: Baselines = {}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def marks(bar: Row) -> dict[str, float]:
     return dict(bar.marks)
 
 
-def of_run(values: Any, stored: StoredFigures = NOTHING) -> Page:
+def of_run(values: Any, stored: Baselines = NOTHING) -> Page:
     return page_of([RunDocument(json.loads(json.dumps(values)))], stored)
 
 
@@ -345,11 +345,15 @@ def test_a_stored_file_that_cannot_serve_is_a_line_and_no_more(tmp_path: Path) -
     rung, rate = next(iter(LADDER.values()))
     keep(tmp_path, stored_at(rung.spec, rate))
     (tmp_path / MACHINE / "llama-3.2-1b" / "broken.json").write_text("{", encoding="utf-8")
-    stored = run_page.stored_figures(tmp_path, [MACHINE, "../..", ""])
-    assert stored.baselines.get((MACHINE, rung.spec.digest)) is not None
-    (line,) = stored.broken
-    assert "broken.json" in line
-    assert page_of([], stored).warnings == (line,)
+    run = ladder_run([result_of(rung, rate)])
+    assert write_page(tmp_path / "page.html", [RunDocument(run)], tmp_path, made_by="") == ("", ())
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("broken.json: not JSON") == 1
+    assert "baseline" in page
+    broken = list[str]()
+    store = BaselineStore(tmp_path)
+    assert [len(store.baselines(name, broken)) for name in (MACHINE, "../..", "")] == [1, 0, 0]
+    assert len(broken) == 1
 
 
 def test_what_this_run_has_recorded_is_not_its_own_baseline(golden: Golden) -> None:
@@ -357,7 +361,7 @@ def test_what_this_run_has_recorded_is_not_its_own_baseline(golden: Golden) -> N
     result = replace(result_of(rung, rate), updated="recorded")
     stored = stored_at(rung.spec, rate)
     with_it = replace(stored, launches=(*stored.launches, *result.launches))
-    page = page_of([RunDocument(ladder_run([result]))], StoredFigures({(MACHINE, stored.digest): with_it}))
+    page = page_of([RunDocument(ladder_run([result]))], {(MACHINE, stored.digest): with_it})
     (steps,) = page.cases[0].details.charts
     assert isinstance(steps, LineChart)
     assert [line.role for line in steps.lines] == ["baseline"] * 3 + ["now"] * 2
@@ -428,8 +432,8 @@ def test_a_cpus_memory_is_not_held_against_a_gpus_prediction() -> None:
     values = ladder_run()
     values["machine"]["kind"] = "cpu-x-8c"
     stored = stored_figures()
-    moved = {("cpu-x-8c", digest): one for (_, digest), one in stored.baselines.items()}
-    page = page_of([RunDocument(values)], replace(stored, baselines=moved))
+    moved = {("cpu-x-8c", digest): one for (_, digest), one in stored.items()}
+    page = page_of([RunDocument(values)], moved)
     assert "memory" not in [each.anchor for each in page.sections]
 
 
