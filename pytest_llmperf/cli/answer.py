@@ -145,6 +145,15 @@ class CommandParser(argparse.ArgumentParser):
         self.read_options()
         return super().parse_known_args(*args, **others)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # As argparse does it, which on older Pythons suggests nothing.
+        if action.choices is not None and value not in action.choices:
+            names = list(map(str, action.choices))
+            known = f"(choose from {', '.join(map(repr, names))})"
+            raise argparse.ArgumentError(
+                action, f"invalid choice: {value!r} {known}{user_input.hint(str(value), names)}"
+            )
+
 
 def arguments_parser() -> CommandParser:
     """Its namespace has ``answer``, what gives it, and often ``usage``: what was given may still be no use together."""

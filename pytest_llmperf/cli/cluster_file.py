@@ -350,6 +350,7 @@ SBATCH: Mapping[str, str] = {
     **dict.fromkeys(
         ("--gpus", "--gpus-per-node", "--ntasks-per-gpu"), "which follow from [suite] gpus; see [sbatch] gres"
     ),
+    "--chdir": "say it as [suite] checkout",
     "--hold": "with which no night begins",
     "--wait": "say it as llmperf submit --wait",
     **dict.fromkeys(_SUBMITS_NONE, "with which sbatch submits no job of this night"),
@@ -364,7 +365,7 @@ _SBATCH_SHORT = dict(
     word.split("=")
     for word in (
         "t=--time a=--array J=--job-name N=--nodes n=--ntasks o=--output e=--error W=--wait h=--help u=--usage "
-        "V=--version d=--dependency A=--account p=--partition q=--qos C=--constraint"
+        "V=--version d=--dependency A=--account p=--partition q=--qos C=--constraint D=--chdir"
     ).split()
 )
 # The short options of sbatch after which the rest of a word is the value.

@@ -167,7 +167,7 @@ class Runner:
                 self._end(str(error), OVER_BUDGET if error.over_budget else UNFINISHED)
             except KeyboardInterrupt:
                 live.clear()
-                self._observer.say(f"{spec.id}: interrupted; its logs are in {request.folder}")
+                self._observer.say(f"{spec.id}: interrupted; what its launches left is in {request.folder.parent}")
                 raise
             except BaseException as error:
                 why = self._observer.ended_from_outside(error)

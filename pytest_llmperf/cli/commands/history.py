@@ -59,7 +59,8 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if found.troubles and not found.results and any(source.exists() for source in sources):
         # Why nothing could be read, and not that there is nothing.
         raise CaseError("\n".join(found.troubles))
-    results = _of_one_project(_chosen(found.results, arguments, sources), named=bool(arguments.sources))
+    chosen = _chosen(found.results, arguments, sources)
+    results = _of_one_project(chosen, named=bool(arguments.sources))
     named = _named(results, arguments.case) if arguments.case else results
     # The cases of a run tell of its GPUs, also where one of them alone was asked for.
     asked = {(result.machine, result.digest) for result in named}
@@ -74,7 +75,9 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if arguments.case and len({one.id for one in several}) == 1:
         pages = [case_page(one, screen) for one in several]
         return Answer([line for page in pages for line in ("", *page)][1:], found.troubles)
-    return Answer(list_page(several, screen), found.troubles)
+    is_elsewhere = results is chosen and not arguments.sources
+    head = [f"no runs of {plain(project_of(Path.cwd()))} yet; of all projects:", ""] if is_elsewhere else []
+    return Answer([*head, *list_page(several, screen)], found.troubles)
 
 
 def _of_one_project(results: Sequence[PastResult], *, named: bool) -> Sequence[PastResult]:

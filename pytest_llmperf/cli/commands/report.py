@@ -40,7 +40,7 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if path and not results:
         arguments.usage("--html needs RESULTS: the --perf-json files of the runs")
     if results and not path:
-        arguments.usage(f"{results[0]} says nothing to --tables: RESULTS go with --html FILE")
+        arguments.usage(f"{results[0]}: results of runs go on a page, which --html FILE names; tables are of baselines")
     if path and arguments.machine:
         arguments.usage("--machine says nothing to --html")
     if path:

@@ -337,6 +337,19 @@ class TestDiff:
         golden(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [(["hsitory"], "history"), (["baselines", "lsit"], "list"), (["plan", "--format=tex"], "text")],
+)
+def test_a_misspelt_word_is_told_the_nearest(
+    words: list[str], nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert f"did you mean {nearest!r}?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").glob("*/*/*.json")), ids=lambda path: path.stem)
 def test_stored_ones_are_shown(path: Path) -> None:
     stored = read(path)

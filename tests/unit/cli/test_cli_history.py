@@ -326,3 +326,15 @@ def test_projects_do_not_mix_and_older_rows_are_read(
     assert ": 20 runs," in llmperf("history", "case0")[1]
     code, output, _ = llmperf("history", "--from", store.path)
     assert (code, output.count("llama-case0"), "github.com/others/theirs" in output) == (0, 3, True)
+    assert not output.startswith("no runs of")
+
+
+def test_a_project_without_runs_is_told_so_before_those_of_others(
+    llmperf: Run, store: HistoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.append([replace(one, project="github.com/others/theirs") for one in nights(3, 1)])
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    first, *others = llmperf("history")[1].splitlines()
+    assert first == f"no runs of {tmp_path / 'new'} yet; of all projects:"
+    assert any("github.com/others/theirs" in line for line in others)

@@ -113,6 +113,7 @@ class TestClusterFile:
                     *(("-J x", "--job-name"), ("--job-n=x", "--job-name"), ("-a 1", "--array"), ("-oX", "--output")),
                     *(("--wrap ls", "--wrap"), ("-W", "--wait"), ("-n 4", "--ntasks"), ("--requeue", "--requeue")),
                     *(("-V", "--version"), ("--signal=USR2", "--signal"), ("-e x", "--error"), ("-h", "--help")),
+                    ("-D /tmp", "--chdir"),
                 )
             ),
             (f"[sbatch]\noptions = -p y\npartition = x\n{MINIMAL}", "no --partition, of which [sbatch] partition has"),
