@@ -112,11 +112,11 @@ class Environment:
         object.__setattr__(self, "variables", redacted(self.variables))
 
     def differences(self, other: Environment) -> tuple[str, ...]:
-        """One line for each thing that differs, ``name: mine -> theirs``, sorted; what else was loaded comes last."""
+        """One line for each thing that differs, ``name: mine -> theirs``: hardware, versions, variables, what else was
+        loaded."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in ("gpu", "driver", "platform")]
         for mine, theirs in ((self.versions, other.versions), (self.variables, other.variables)):
-            pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in {*mine, *theirs}]
-        pairs.sort()
+            pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in sorted({*mine, *theirs})]
         if self.loaded and other.loaded:
             known = {*self.versions, *other.versions}
             names = sorted({*self.loaded, *other.loaded} - known)
@@ -126,6 +126,8 @@ class Environment:
         )
 
 
+# Variables of exchanges between ranks.
+_NET = ("NCCL_", "NVSHMEM_", "GLOO_", "UCX_", "FI_", "RCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_")
 #: Evidence of where a scheduler put the ranks.
 PLACEMENT = ("slurm_nodes", "slurm_switches")
 
@@ -228,7 +230,10 @@ class Launch:
 
     def differences(self, other: Launch) -> tuple[str, ...]:
         """Name what may explain a difference from ``other``: environment, power limit, where its ranks were."""
-        lines = list(self.environment.differences(other.environment))
+        exchange = len(self.ranks) + len(other.ranks) > 2  # noqa: PLR2004 - each has one: their variables do nothing
+        lines = [
+            line for line in self.environment.differences(other.environment) if exchange or not line.startswith(_NET)
+        ]
         mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
         if mine and theirs and mine != theirs:
             lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")

@@ -128,7 +128,7 @@ def summary_lines(  # noqa: PLR0913 - what is shown, and on what
         ),
         *_grouped("changed since the baseline", stored, lambda result: result.changed),
         *_grouped("not the same on both sides", in_turns, lambda result: result.changed),
-        *_grouped("different from the baseline's environment", stored, lambda result: result.differences),
+        *_grouped("different from the baseline's environment", stored, lambda one: _differences(one, verbose=verbose)),
         *_grouped("different between the two sides", in_turns, lambda result: result.differences),
         *merged_notes(
             ((one.id, [note for note in one.notes if verbose or USUAL not in note]) for one in results), len(results)
@@ -192,6 +192,17 @@ def _grouped(title: str, results: Sequence[CaseResult], lines_of: Callable[[Case
             cases.setdefault(line, []).append(result.id)
     lines = [f"{title}: {line} ({of_cases(ids, len(results))})" for line, ids in cases.items()]
     return lines[:_MOST_LINES] + ([f"{title}: {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else [])
+
+
+# Of a host: a variable, and a package that somebody else's imports find there or do not.
+_OF_A_HOST = re.compile(r"[A-Z][A-Z\d_]*: |\S+: (none -> |.* -> none$)")
+
+
+def _differences(result: CaseResult, *, verbose: bool) -> Sequence[str]:
+    """Of a case that is as it was not those of its host, which moved nothing."""
+    if verbose or result.changed or result.verdict != "pass":
+        return result.differences
+    return [line for line in result.differences if not _OF_A_HOST.match(line)]
 
 
 def _recorded(result: CaseResult) -> tuple[str, ...]:

@@ -89,6 +89,14 @@ class TestEvidence:
         golden(then.differences(now))
         assert launch().differences(now) == ()
 
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_what_exchanges_alone_read_is_no_difference_of_one_rank(self, ranks: int) -> None:
+        old = replace(launch(), ranks=launch().ranks * ranks)
+        variables = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "OMP_NUM_THREADS": "2"}
+        now = replace(old, environment=replace(old.environment, variables={**old.environment.variables, **variables}))
+        told = {line.partition(":")[0] for line in old.differences(now)}
+        assert told == (variables.keys() if ranks > 1 else {"OMP_NUM_THREADS"})
+
     def test_what_else_was_loaded_differs_where_both_tell(self) -> None:
         old = launch()
         then, now = (

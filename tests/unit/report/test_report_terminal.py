@@ -307,3 +307,18 @@ def test_what_two_tests_recorded_of_one_training_is_told_once() -> None:
     ]
     lines = summary_lines(results, None, color=False)
     assert lines.count("recorded a (1 launch)") == 1
+
+
+def test_what_a_host_has_otherwise_is_told_of_what_is_not_as_it_was() -> None:
+    lines = ("torch: 2.0 -> 2.1", "OMP_NUM_THREADS: 1 -> 2", "einops: none -> 0.8.2", "numpy: 1.26 -> 2.0")
+    told = {
+        name: [line for line in summary_lines([one], None, color=False, verbose=name == "verbose") if " -> " in line]
+        for name, one in {
+            "pass": case("pass", differences=lines),
+            "changed": case("pass", differences=lines, changed=("loss",)),
+            "regressed": case("regressed", differences=lines),
+            "verbose": case("pass", differences=lines),
+        }.items()
+    }
+    assert {name: len(each) for name, each in told.items()} == {"pass": 2, "changed": 4, "regressed": 4, "verbose": 4}
+    assert [line.split(": ")[1] for line in told["pass"]] == ["torch", "numpy"]
