@@ -238,6 +238,11 @@ class BaselineComparison:
         notes += self._held_up(launches)
         unheld = self._scaling.unheld if self._scaling and baseline is None else ""  # else its verdict says so
         notes += [*filter(None, [unheld]), *self._phase_checks(baseline).notes, *seen_notes(launches, baseline)]
+        usual, said = (Policy.for_cpu() if self._run.on_cpu else Policy.for_gpu()), baseline.spec if baseline else {}
+        for name, metric in (("throughput_tolerance", RATE), ("memory_tolerance", MEMORY)):
+            then, now = said.get(name) or usual.tolerances[metric], getattr(self._spec, name) or 0.0
+            if baseline and now > then:
+                notes.append(f"{name} is {now * 100:g} % here, was {then * 100:g} % when its baseline was recorded")
         stored = self._disagreement(baseline.launches) if baseline else ""
         stored = stored and f"of the baseline's, {stored}: record it anew"
         return tuple(filter(None, [*notes, *self._run.model_flops.notes(self._spec), self.disagreement, stored]))

@@ -12,6 +12,7 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
 from pytest_llmperf.run.baseline_comparison import diagnosed
 from pytest_llmperf.run.findings import DidNotTrainError
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import SPEC, Engine
 from tests.golden import Golden
 
@@ -98,6 +99,20 @@ def test_what_a_library_printed_is_a_note_until_it_is_stored(engine: Engine, bot
     result = engine.check().result
     assert (result.verdict, result.changed) == ("pass", ())
     assert ("falling back" in result.notes) is not both
+
+
+def test_a_gate_that_its_spec_opened_since_the_recording_says_so(engine: Engine) -> None:
+    engine.on(GPUS)
+
+    def noted(spec: TrainSpec) -> list[str]:
+        return [note for note in engine.check(spec, gpus=1).result.notes if "tolerance" in note]
+
+    engine.fake()
+    assert engine.check(gpus=1, update="all", reason="start").result.updated
+    assert noted(SPEC) == []
+    assert noted(replace(SPEC, throughput_tolerance=0.01)) == []
+    opened = replace(SPEC, throughput_tolerance=0.9)
+    assert noted(opened) == ["throughput_tolerance is 90 % here, was 5 % when its baseline was recorded"]
 
 
 def test_a_doubled_first_loss_fails_and_is_recorded_with_a_reason_alone(engine: Engine) -> None:
