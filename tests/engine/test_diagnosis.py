@@ -112,7 +112,7 @@ def test_a_gate_that_its_spec_opened_since_the_recording_says_so(engine: Engine)
     assert noted(SPEC) == []
     assert noted(replace(SPEC, throughput_tolerance=0.01)) == []
     opened = replace(SPEC, throughput_tolerance=0.9)
-    assert noted(opened) == ["throughput_tolerance is 90 % here, was 5 % when its baseline was recorded"]
+    assert noted(opened) == ["throughput_tolerance is 90 % here, was 2 % when its baseline was recorded"]
 
 
 def test_a_doubled_first_loss_fails_and_is_recorded_with_a_reason_alone(engine: Engine) -> None:
