@@ -9,9 +9,10 @@ from pkgutil import resolve_name
 from typing import Any
 
 from pytest_llmperf.report.text import FORMATS, Column, Glyphs, one_line, render
-from pytest_llmperf.run.options import BISECT, STORED, TUNE, Option, Settings, add_to_command, only
+from pytest_llmperf.run.options import STORED, Settings, add_to_command
 from pytest_llmperf.run.options import table as options_of
 from pytest_llmperf.support import MADE_BY, formats, user_input
+from pytest_llmperf.support.user_input import argument
 
 
 @dataclass(frozen=True)
@@ -88,45 +89,21 @@ _COMMANDS = {
 }
 
 
-_A_LINE = {"help": "one JSON document a line"}
-
-# Of several commands, and of no run's settings.
-_OF_COMMANDS = (
-    Option(
-        flag="--json",
-        is_switch=True,
-        help="one JSON document instead of a page",
-        fronts=only(TUNE, BISECT, "history", plan=_A_LINE, scale=_A_LINE),
-    ),
-    Option(
-        flag="--format",
-        choices=FORMATS,
-        fronts=only(
-            plan={"help": "a table, predicted beside measured; left out: a page for each"},
-            report={"default": "text", "help": "of the answer"},
-        ),
-    ),
-    Option(
-        flag="--minutes",
-        parse=user_input.positive,
-        expected="a time in minutes above 0",
-        metavar="M",
-        help="for all of it",
-        fronts=only(tune={"default": 10.0}, bisect={"default": 60.0}),
-    ),
-    Option(
-        flag="--mail",
-        default="",
-        parse=user_input.mail,
-        expected="an address, or several with commas; none begins with -",
-        metavar="ADDRESS",
-        fronts=only(
-            merge={"help": "send the summary there, by the program mail"},
-            submit={"help": "whom to tell of a cluster file that cannot be read, by the program mail"},
-            nights={"help": "with --newer-than: mail it there, by the program mail"},
-        ),
-    ),
-)
+# Options of several commands, and of no run's settings.
+_OF_COMMANDS: Mapping[str, Mapping[str, Any]] = {
+    "--json": {"action": "store_true", "help": "one JSON document instead of a page"},
+    "--format": {"choices": FORMATS},
+    "--minutes": {
+        "type": argument(user_input.positive, "a time in minutes above 0"),
+        "metavar": "M",
+        "help": "for all of it (default: %(default)g)",
+    },
+    "--mail": {
+        "type": argument(user_input.mail, "an address, or several with commas; none begins with -"),
+        "metavar": "ADDRESS",
+        "default": "",
+    },
+}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -167,10 +144,14 @@ def arguments_parser() -> CommandParser:
     return parser
 
 
-def add_shared(parser: Any, front: str, *flags: str) -> None:
-    """Add the options that ``front`` has together with others, or ``flags`` of them, to a parser or a group of it."""
-    add_to_command(parser, (one for _, one in options_of(Settings)), front, flags)
-    add_to_command(parser, _OF_COMMANDS, front, flags, has_defaults=True)
+def add_shared(parser: argparse.ArgumentParser, front: str) -> None:
+    """Add the options of a run's settings that ``front`` has."""
+    add_to_command(parser, (one for _, one in options_of(Settings)), front)
+
+
+def add_option(parser: Any, flag: str, **words: Any) -> None:
+    """Add one that other commands have too, to a parser or a group of it; ``words``: what is different here."""
+    parser.add_argument(flag, **{**_OF_COMMANDS[flag], **words})
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:

@@ -82,7 +82,6 @@ _AN_ADDRESS = "an address, or several with commas; none begins with -"
 # Where a key says the same as an option of sbatch.
 _SBATCH_KEYS = ("account", "partition", "qos", "constraint", "gres")
 
-#: By section.
 KEYS: Mapping[str, Mapping[str, Key]] = {
     "cluster": {
         "name": Key("llmperf-nightly", _NAME.fullmatch, "letters, digits and . _ -, since it names files"),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from pytest_llmperf.cli.answer import Answer, ClusterError, CommandError, Screen, add_shared
+from pytest_llmperf.cli.answer import Answer, ClusterError, CommandError, Screen, add_option
 from pytest_llmperf.cli.night_results import gather
 from pytest_llmperf.cli.night_tests import left_out
 from pytest_llmperf.report.results_json import write_json
@@ -305,7 +305,7 @@ def add_nights_options(parser: argparse.ArgumentParser) -> None:
     text = "exit code 1 unless a night was merged within this time, green or red; for cron and monitoring, e.g. 26h"
     time_above_0 = user_input.argument(user_input.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
     add("--newer-than", metavar="TIME", type=time_above_0, help=text)
-    add_shared(parser, "nights")
+    add_option(parser, "--mail", help="with --newer-than: mail it there, by the program mail")
     parser.set_defaults(answer=_nights, usage=parser.error)
 
 
@@ -348,7 +348,7 @@ def add_merge_options(parser: argparse.ArgumentParser) -> None:
     add("--markdown", metavar="FILE", type=Path)
     text = "add a line to this file; inside of a SLURM job, make it the job's comment too"
     add("--nights", metavar="FILE", type=Path, help=text)
-    add_shared(parser, "merge")
+    add_option(parser, "--mail", help="send the summary there, by the program mail")
     add("--name", default="llmperf-nightly", help="of the night, for the mail's subject; default: %(default)s")
     parser.set_defaults(answer=_merge, usage=parser.error)
 

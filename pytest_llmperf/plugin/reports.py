@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pytest_llmperf.run.run_end import Trouble
 
 
-#: Of the item that finds.
 FINDINGS = pytest.StashKey[Findings]()
 
 # They remember what failed in order to run it again, and a trouble of the run is no test.

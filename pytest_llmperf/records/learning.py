@@ -241,7 +241,6 @@ class ParityOrder:
     """In which type the plain form's weights are used, where that is another than theirs and there is no autocast."""
 
 
-#: The launch's file.
 ERRORS_FILE = "training-errors.json"
 
 GRADIENT, UPDATE = "gradient", "update"

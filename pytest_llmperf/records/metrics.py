@@ -267,7 +267,6 @@ _IN_PLACE = [
     for name, label in zip(STAND_INS, ("sequences/s/GPU", "steps/s"), strict=True)
 ]
 
-#: By name.
 METRICS: dict[str, Metric] = {row.name: row for row in (*_ROWS, *_IN_PLACE)}
 
 

@@ -23,7 +23,6 @@ Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "ch
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 #: In place of one, of a case that a run which launches nothing has asked about.
 PLANNED: Literal["planned"] = "planned"
-#: Those of a case that does not hold.
 FAILING: frozenset[str] = frozenset[Verdict]({"invalid", "regressed", "new"})
 
 

@@ -54,7 +54,6 @@ def _cut(text: str) -> str:
 
 # What pytest writes into JUnit's XML of a case.
 
-#: Before the name of each property of ours.
 PREFIX = "llmperf."
 
 _COMPARED = ("baseline", "limit", "change", "detectable")

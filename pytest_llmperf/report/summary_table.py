@@ -274,7 +274,6 @@ _OF_A_RUN = {
     names.OTHER: "other",
 }
 
-# Of the whole; less is left out.
 _NEGLIGIBLE = 0.01
 
 

@@ -268,7 +268,6 @@ def contradictions(spec: Spec, launches: tuple[Launch, ...], inactive: frozenset
 # Of a step: from here on they are worth a note.
 _MOST_STALLED, _NOTABLE_WAIT = 0.01, 0.05
 
-# Of a line that has to say more.
 _MOST_DIFFERENT, _MOST_FILES = 2, 3
 
 

@@ -28,7 +28,6 @@ from pytest_llmperf.report.text import detectable_words
 from pytest_llmperf.run.ladder_charts import Baselines
 from pytest_llmperf.support import formats
 
-# More are no picture.
 _MOST_CASES, _MOST_LAUNCHES, _MOST_DIVIDED = 16, 6, 12
 _MOST_POINTS, _MOST_NAMES = 400, 12
 

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.baseline import BaselineStore
-from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, histories
+from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, Segment, histories
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.records.result import OBSERVED, PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
 from pytest_llmperf.report.results_json import RunDocument
-from pytest_llmperf.report.text import one_line
+from pytest_llmperf.report.text import Column, one_line
 from pytest_llmperf.run.history_store import HistoryError, HistoryStore, observed_result, past_results
+from pytest_llmperf.support import formats
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -130,6 +131,28 @@ class RunHistories:
             return cls(tuple(one for one in found if len(one.results) > 1), stored.troubles)
         except Exception as error:  # noqa: BLE001 - a page without its history is a page
             return cls((), (one_line(f"its history is not shown: {type(error).__name__}: {error}"),))
+
+
+def level_columns(segments: Sequence[Segment]) -> list[Column]:
+    """Of each level of a case what it took, and with what."""
+
+    def rates(one: Segment, *seconds: float) -> str:
+        return " to ".join(formats.tokens_per_second(one.rate(each)) for each in seconds)
+
+    newest = [one.results[-1] for one in segments]
+    return [
+        Column("from", [one.results[0].began[:10] for one in segments], right=False),
+        Column("to", [one.began[:10] for one in newest], right=False),
+        Column("runs", [str(len(one.results)) for one in segments]),
+        Column("tokens/s/GPU", [rates(one, one.step_seconds) for one in segments]),
+        # The longest step is the lowest rate.
+        Column("95 of 100 in", [rates(one, one.high, one.low) for one in segments], right=False),
+        Column("step", [formats.seconds(one.step_seconds) for one in segments]),
+        Column("change", [formats.percent(one.change.rate if one.change else None) for one in segments]),
+        Column("peak memory", [formats.memory(one.peak_reserved_bytes) for one in newest]),
+        Column("torch", [one_line(one.versions.get("torch", formats.ABSENT)) for one in newest], right=False),
+        Column("revision", [one_line(one.revision or formats.ABSENT) for one in newest], right=False),
+    ]
 
 
 _SECONDS = 20

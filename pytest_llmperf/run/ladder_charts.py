@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 from pytest_llmperf.analysis.ladder import LADDERS, NOTES, Rung
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.case_histories import CaseHistory, Segment
+from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.report.page import NOW, STORED, Chart, Line, LineChart, Row, RowChart, Section, Table
 from pytest_llmperf.report.results_json import Result
+from pytest_llmperf.report.text import Column
+from pytest_llmperf.run.history import level_columns
 from pytest_llmperf.support import formats
 
 _MARKS = ("baseline", "published")
-# More are no picture.
 _MOST_RUNGS, _MOST_CHARTS, _MOST_HISTORIES, _MOST_POINTS = 24, 18, 8, 400
 
 # Every id begins with its model and goes on with its precision (``settings/train_spec.py``).
@@ -201,7 +202,9 @@ def _history(one: CaseHistory) -> LineChart:
     for segment in one.segments:
         rate = round(segment.rate(segment.step_seconds) or 1 / segment.step_seconds, 3)
         levels.append(Line("level", "baseline", tuple((_day(segment.results[at], first), rate) for at in (0, -1))))
-    headings = ("from", "to", "what changed", "versions", "runs", "tokens/s/GPU", "95 of 100 in", "change")
+    columns, changed = level_columns(one.segments), ["; ".join(each.different) for each in one.segments]
+    columns.insert(2, Column("what changed", [words or formats.ABSENT for words in changed], right=False))
+    headings, rows = [column.heading for column in columns], zip(*(column.cells for column in columns), strict=True)
     return LineChart(
         title=one.id,
         says=f"Tokens/s per GPU of {len(one.results)} runs: {told}.",
@@ -209,7 +212,7 @@ def _history(one: CaseHistory) -> LineChart:
         x_axis=f"days since {first}",
         y_axis="tokens/s/GPU",
         lines=(*levels, Line("run", "now", tuple(runs))),
-        table=Table(headings, tuple(map(_segment, one.segments)), 4),
+        table=Table(tuple(headings), tuple(rows), 3),
     )
 
 
@@ -218,20 +221,3 @@ def _day(result: PastResult, first: str) -> float:
         return float((date.fromisoformat(result.began[:10]) - date.fromisoformat(first)).days)
     except ValueError:  # a time that is none, in a file that somebody wrote
         return 0.0
-
-
-def _segment(segment: Segment) -> tuple[str, ...]:
-    newest = segment.results[-1]
-    interval = " to ".join(formats.tokens_per_second(segment.rate(each)) for each in (segment.high, segment.low))
-    versions = ", ".join(f"{name} {version}" for name, version in list(newest.versions.items())[:4])
-    told = filter(None, (f"revision {newest.revision}" if newest.revision else "", versions))
-    return (
-        segment.results[0].began[:10],
-        newest.began[:10],
-        "; ".join(segment.different) or formats.ABSENT,
-        "; ".join(told) or formats.ABSENT,
-        str(len(segment.results)),
-        formats.tokens_per_second(segment.rate(segment.step_seconds)),
-        interval,
-        formats.percent(segment.change.rate if segment.change else None),
-    )

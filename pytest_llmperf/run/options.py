@@ -6,7 +6,7 @@ start of pytest loads this: it imports little."""
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -161,22 +161,15 @@ def add_to_pytest(parser: Any, options: Iterable[Option]) -> None:
             parser.addini(one.ini, one.ini_help or f"as {one.flag}", **kind)
 
 
-def add_to_command(
-    parser: Any, options: Iterable[Option], front: str, flags: Sequence[str] = (), *, has_defaults: bool = False
-) -> None:
-    """Register the flags of ``front``, or ``flags`` of them, with argparse; at once with defaults where no settings
-    are read of these."""
-    for one in options:
-        if front not in one.fronts or (flags and one.flag not in flags):
-            continue
+def add_to_command(parser: Any, options: Iterable[Option], front: str) -> None:
+    """Register the flags of ``front`` with argparse."""
+    for one in (one for one in options if front in one.fronts):
         words, flag = one.words(front), one.at(front, "flag")
         if one.dest == "perf_update":
             words |= {"help": "record what ran clean; new: only what has no baseline", "choices": ("all", "new")}
             words |= {"nargs": "?", "const": "all"}
         elif one.path == "folder":  # who reads it without settings has a path
             words |= {"type": _folder, "default": Path(one.at(front, "default") or "baselines")}
-        if has_defaults:
-            words.setdefault("default", one.at(front, "default"))
         parser.add_argument(flag, dest=one.dest, **words)
 
 

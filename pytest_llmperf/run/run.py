@@ -147,8 +147,6 @@ class Run(Hardware):
             if name in self.__dict__:
                 getattr(self, name).close()
 
-    # What a front-end says of itself.
-
     def rerun_words(self) -> list[str]:
         """The command that runs any test of this run again, with ``TEST`` for it; empty: there are no tests."""
         return []
@@ -159,8 +157,6 @@ class Run(Hardware):
 
     def note_selection(self, recorded_by: Sequence[str]) -> None:
         """Add to ``coverage`` what options left out; these test files recorded baselines."""
-
-    # What is known.
 
     @cached_property
     def result_cache(self) -> ResultCache:

@@ -152,7 +152,6 @@ _EXACT = {"flops_per_step", *(name for name, row in METRICS.items() if row.rule 
 
 # More cases than these show their figures, and no picture of their steps.
 _MOST_CHARTS = 40
-# More are no page.
 MOST_CASES = 2500
 _LONGEST_LINE, _LONGEST_NAME = 600, 240
 _MOST_LINES, _MOST_SHORT = 40, 6

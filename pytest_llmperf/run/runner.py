@@ -134,7 +134,6 @@ class Runner:
     def small_trainings(self, spec: TrainSpec, order: ParityOrder) -> MadeTrainings:
         """Make the small trainings that ``order`` asks for, in one launch here; ``LaunchFailed``: nothing is known."""
         shown = f"{spec.id} parity" if order.truth else f"{spec.id} the plain form's parity"
-        # Nobody times them.
         with self._attempt(spec, shown, shared=True, parity=order, trace=False) as attempt:
             attempt.outcome = self._run.site.training_errors(attempt.request, attempt.watch)
         if isinstance(attempt.outcome, Failure):

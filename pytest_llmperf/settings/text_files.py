@@ -16,7 +16,6 @@ from pytest_llmperf.settings.models import slugged, why_not_found
 from pytest_llmperf.support import files as fingerprint
 from pytest_llmperf.support.user_input import first_few
 
-#: The column that is read.
 COLUMN = "text"
 
 _FORMATS = (".parquet", ".txt")

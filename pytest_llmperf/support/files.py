@@ -167,7 +167,6 @@ def _of_file(path: Path, _size: int, _mtime_ns: int) -> str:
     return found.hexdigest()
 
 
-# Folders.
 def cache_folder(name: str) -> Path:
     """The folder ``name`` of the cache, which is kept between runs; ``LLMPERF_CACHE_DIR`` names another cache."""
     return _of_the_user("XDG_CACHE_HOME", "~/.cache") / name

@@ -99,7 +99,6 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
     return usage("expected two cases, or one and --against DIR")
 
 
-# The pages.
 def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
     lines: list[str] = []
     for machine, group in by_machine(stored):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, facts, plain, table
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared, facts, plain, table
 from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, usage_errors
 from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError, PackageHistory, Span
@@ -132,6 +132,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     number = argument(user_input.count, "a number of pairs, 1 or more")
     add("--max-pairs", type=number, default=8, metavar="N", help="of one comparison; default: %(default)s")
     add_shared(parser, BISECT)
+    add_option(parser, "--json")
+    add_option(parser, "--minutes", default=60.0)
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 

@@ -18,7 +18,6 @@ from pytest_llmperf.run.options import CHECK
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
 
-#: Who asked, in results and baselines.
 NODEID = "llmperf check"
 
 

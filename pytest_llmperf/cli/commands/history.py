@@ -12,14 +12,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, plain, table
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared, plain, table
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.report.exports import gitlab_metrics, markdown_page, prometheus
 from pytest_llmperf.report.results_json import ExportedRun
 from pytest_llmperf.report.text import Column
-from pytest_llmperf.run.history import History, of_project, project_of, scattering
+from pytest_llmperf.run.history import History, level_columns, of_project, project_of, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
 from pytest_llmperf.support import formats, user_input
 from pytest_llmperf.support.files import write_text
@@ -37,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--from", dest="sources", metavar="PATH", type=Path, nargs="+", help=what)
     add("--since", metavar="DAY", type=_since, help="only runs since that UTC day, or of the last 30d")
     add_shared(parser, "history")
+    add_option(parser, "--json")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 
@@ -145,7 +146,7 @@ def case_page(history: CaseHistory, screen: Screen) -> list[str]:
     lines += [_watched(result) for result in results if result.observed][-_MOST_WATCHED:]
     if not history.segments:
         return [*lines, "every run of it was invalid"]
-    lines += ["", *_levels(history.segments, screen)]
+    lines += ["", *table(level_columns(history.segments), screen)]
     for number, segment in enumerate(history.segments[1:], 1):
         different = segment.different or ("nothing else that is recorded changed with it",)
         lines += ["", f"change {number}, {segment.results[0].began[:10]}: {_change(segment)}"]
@@ -176,27 +177,6 @@ def _change(segment: Segment) -> str:
     if change.shared is None:
         return told
     return f"{told}, {formats.percent(change.shared)} of all cases that ran with it: look at what they share"
-
-
-def _levels(segments: Sequence[Segment], screen: Screen) -> list[str]:
-    def rates(one: Segment, *seconds: float) -> str:
-        return " to ".join(formats.tokens_per_second(one.rate(each)) for each in seconds)
-
-    newest = [one.results[-1] for one in segments]
-    columns = [
-        Column("from", [one.results[0].began[:10] for one in segments], right=False),
-        Column("to", [one.began[:10] for one in newest], right=False),
-        Column("runs", [str(len(one.results)) for one in segments]),
-        Column("tokens/s/GPU", [rates(one, one.step_seconds) for one in segments]),
-        # The longest step is the lowest rate.
-        Column("95 of 100 in", [rates(one, one.high, one.low) for one in segments], right=False),
-        Column("step", [formats.seconds(one.step_seconds) for one in segments]),
-        Column("change", [formats.percent(one.change.rate if one.change else None) for one in segments]),
-        Column("peak memory", [formats.memory(one.peak_reserved_bytes) for one in newest]),
-        Column("torch", [plain(one.versions.get("torch", formats.ABSENT)) for one in newest], right=False),
-        Column("revision", [plain(one.revision or formats.ABSENT) for one in newest], right=False),
-    ]
-    return table(columns, screen)
 
 
 # The page of all cases: their last figure and their latest change point, worst first.
@@ -251,7 +231,6 @@ def _latest(one: CaseHistory) -> tuple[str, str, str]:
     return formats.percent(latest.change.rate if latest.change else None), latest.results[0].began[:10], different
 
 
-# The same for programs.
 def _run(one: PastResult) -> dict[str, Any]:
     rate, hosts = one.tokens_per_second_per_gpu, sorted({launch.host for launch in one.launches})
     return {**{name: getattr(one, name) for name in _OF_A_RUN}, "rate": rate, "hosts": hosts}

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from pytest_llmperf.analysis import formulas
 from pytest_llmperf.analysis.formulas import MemoryPlan
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, add_shared, table
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, table
 from pytest_llmperf.cli.asked_run import Named, all_stored, named
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.judge.baseline import BaselineStore
@@ -93,12 +93,16 @@ def document(one: Prediction) -> dict[str, Any]:
     }
 
 
+_A_LINE = "one JSON document a line"
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
     parser.add_argument("--stored", action="store_true", help="every stored case")
     how = parser.add_mutually_exclusive_group()
-    add_shared(how, "plan", "--json", "--format")
+    add_option(how, "--json", help=_A_LINE)
+    add_option(how, "--format", help="a table, predicted beside measured; left out: a page for each")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 
@@ -146,7 +150,7 @@ def add_scale_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks-per-node", type=node, default=8, metavar="N", help="over which fsdp_hybrid shards (%(default)s)"
     )
-    add_shared(parser, "scale", "--json")
+    add_option(parser, "--json", help=_A_LINE)
     parser.set_defaults(answer=_scale, usage=parser.error)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains, largest_jump, step_before
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_place, add_shared, plain, table
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, add_shared, plain, table
 from pytest_llmperf.cli.baseline_folder import Shelf, change, figure, settings_differences, shown
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, RATE, label, rate_of
@@ -32,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--tables", action="store_true", help=tables)
     what.add_argument("--html", metavar="FILE", type=Path, help="the runs of RESULTS as one page that needs no network")
     add_shared(parser, "report")
+    add_option(parser, "--format", default="text", help="of the answer (default: text)")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 

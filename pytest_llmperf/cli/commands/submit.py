@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import pytest_llmperf
 from pytest_llmperf.cli import night_log, readiness, sbatch
-from pytest_llmperf.cli.answer import Answer, ClusterError, Screen, add_shared
+from pytest_llmperf.cli.answer import Answer, ClusterError, Screen, add_option
 from pytest_llmperf.cli.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.night_log import Notice
 from pytest_llmperf.cli.readiness import Asked, ask
@@ -35,7 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--script", metavar="FILE", type=Path, help=text)
     text = "print this cluster file, to start from; without a name: what there is"
     add("--example", metavar="NAME", nargs="?", const="", help=text)
-    add_shared(parser, "submit")
+    text = "whom to tell of a cluster file that cannot be read, by the program mail"
+    add_option(parser, "--mail", help=text)
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 

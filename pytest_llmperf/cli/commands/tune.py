@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.cli.asked_run import settings as named_settings
 from pytest_llmperf.cli.tune_pages import TestFile, Watcher, document, page
@@ -37,6 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "what else is fixed, as a TrainSpec has it, e.g. micro_batch_size=8 model_precision=fp32"
     add("fixed", metavar="FIELD=VALUE", nargs="*", help=what)
     add_shared(parser, TUNE)
+    add_option(parser, "--json")
+    add_option(parser, "--minutes", default=10.0)
     add("--sequence-length", type=whole, metavar="N", help="tokens of a sequence; default: 1024, on a CPU 64")
     add("--global-batch", type=whole, metavar="N", help="sequences of a step on all GPUs, reached by accumulation")
     add("--objective", choices=tuple(OBJECTIVES), default="throughput", help="default: %(default)s")
