@@ -32,6 +32,8 @@ _STEP = re.compile(r"step-(?P<space>\w+)-(?P<pid>\d+)-(?P<began>\d+)-\w+")
 _UNTOUCHED_SECONDS = 2 * 24 * 3600.0
 # Each is written under its last name, and taken for whole once it is there. What Triton makes gets its name when it is.
 _SUFFIXES = (".so", ".o", ".gch", ".pch")
+# Where torch builds extensions from source, DeepSpeed's say: for whose lock is left there it waits for ever.
+_EXTENSIONS, _LOCK = "TORCH_EXTENSIONS_DIR", ("lock",)
 _TRITONS = "triton"
 # Records and logs of a launch need more than this: with less left, it is what broke it.
 _NEEDED_BYTES = 64 * 1024
@@ -69,14 +71,17 @@ def scratch(*, of_job: bool = False) -> Iterator[Scratch]:
     named = _CACHES if of_job or home is None else {_INDUCTOR: _CACHES[_INDUCTOR]}
     mine = {name: str(caches / folder) for name, folder in named.items() if name not in os.environ}
     inductor, began = Path(os.environ.get(_INDUCTOR) or mine[_INDUCTOR]), time.time()
+    users = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '')}/.cache"
+    extensions = Path(os.environ.get(_EXTENSIONS) or f"{users}/torch_extensions")
     place = Scratch({"TMPDIR": str(step)} | mine)
     try:
         if home is not None:
-            _sweep(home, inductor)
+            _sweep(home, inductor, extensions)
         yield place
     finally:
         if not place.is_whole:
             drop_unfinished(inductor, began)
+            drop_unfinished(extensions, began, _LOCK)
         shutil.rmtree(step, ignore_errors=True)
 
 
@@ -101,13 +106,14 @@ def _base() -> Path:
     return Path(os.path.expandvars(wanted))
 
 
-def _sweep(home: Path, inductor: Path) -> None:
+def _sweep(home: Path, inductor: Path, extensions: Path) -> None:
     """Remove what launches left whose launcher was killed, and whole jobs of ours that were."""
     with suppress(OSError):
         for step in home.iterdir():
             found = _STEP.fullmatch(step.name)
             if found and is_left(step, found["space"], int(found["pid"])):
                 drop_unfinished(inductor, float(found["began"]))
+                drop_unfinished(extensions, float(found["began"]), _LOCK)
                 shutil.rmtree(step, ignore_errors=True)
         for other in home.parent.glob(f"llmperf-{os.getuid()}-*"):
             found_at = other.lstat()
@@ -116,12 +122,12 @@ def _sweep(home: Path, inductor: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)  # of a link it removes nothing
 
 
-def drop_unfinished(cache: Path, since: float) -> None:
+def drop_unfinished(cache: Path, since: float, suffixes: tuple[str, ...] = _SUFFIXES) -> None:
     """Remove what was compiled after ``since``, in epoch seconds, by processes that were ended; what is open stays."""
     found, open_elsewhere = list[Path](), set[str]()
     for folder, folders, files in os.walk(cache):
         folders[:] = [name for name in folders if name != _TRITONS]
-        for path in (Path(folder, name) for name in files if name.endswith(_SUFFIXES)):
+        for path in (Path(folder, name) for name in files if name.endswith(suffixes)):
             with suppress(OSError):  # another launch removed it just now
                 if path.lstat().st_mtime >= since - 1:
                     found.append(path)

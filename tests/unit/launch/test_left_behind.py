@@ -106,6 +106,19 @@ class TestScratch:
         kept = {"code.py", *({"kernel.so", "header.h.gch"} if is_whole else ())}
         assert {path.name for path in (cache / "ab").iterdir()} == kept
 
+    @pytest.mark.parametrize("is_whole", [False, True])
+    def test_nobody_waits_for_a_builder_of_extensions_that_was_ended(
+        self, base: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+    ) -> None:
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(base / "extensions"))
+        built = base / "extensions" / "py311_cpu" / "shm_comm"
+        with scratch() as place:
+            built.mkdir(parents=True)
+            for name in ("lock", "shm_comm.so"):
+                (built / name).touch()
+            place.is_whole = is_whole
+        assert {path.name for path in built.iterdir()} == {"shm_comm.so", *({"lock"} if is_whole else ())}
+
     def test_a_killed_launcher_is_cleaned_up_after(self, base: Path, gone: int) -> None:
         home = base / f"llmperf-{os.getuid()}"
         (home / "inductor").mkdir(parents=True)
