@@ -238,7 +238,10 @@ def speed_check(check: Check, difference: Difference, rule: Rule) -> Decided:
         told.append(f"its GPU is {way} by {slower:.1f} %, as other cases and calibrations tell: no part of the change")
     seen, tolerance = decision.detectable, check.tolerance
     if seen > _BLIND * tolerance:
-        told.append(f"this gate sees {seen * 100:.1f} %, not its tolerance of {tolerance * 100:.1f} %")
+        if seen < 1:
+            told.append(f"this gate sees {seen * 100:.1f} %, not its tolerance of {tolerance * 100:.1f} %")
+        else:
+            told.append(f"speed is not gated here: equal launches scatter, so that {1 + seen:.0f} times slower is seen")
     sign = -1 if check.higher_is_better else 1
     check = replace(
         check,
@@ -262,11 +265,12 @@ def _beside(check: Check, reference: float) -> Check:
 
 def sentence(check: Check) -> str:
     """What a check says, for a reason: the figure, and what it is held against."""
-    beside = [f"{check.metric} {in_sentence(check.value, check.unit)}"]
+    held = (("baseline", check.baseline), ("limit", check.limit))
+    figures = (check.value, check.baseline, check.limit)
+    beside = [f"{check.metric} {in_sentence(check.value, check.unit, *figures)}"]
     if check.verdict == "changed" and check.value == check.baseline:
         return f"{beside[0]} as in the baseline, others by name ({check.detail})"
-    for word, value in (("baseline", check.baseline), ("limit", check.limit)):
-        beside += [] if value is None else [f"{word} {in_sentence(value, check.unit)}"]
+    beside += [f"{word} {in_sentence(value, check.unit, *figures)}" for word, value in held if value is not None]
     told = ", ".join(beside) + ("" if check.change is None else f" ({percent(check.change)})")
     if check.by_itself is None or check.verdict != "inconclusive":
         return told

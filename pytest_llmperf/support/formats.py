@@ -103,9 +103,13 @@ def figure(value: float | None, unit: str) -> str:
     return f"{value:.5g}" if unit in ("", "1") else f"{value:.5g} {unit}"
 
 
-def in_sentence(value: float, unit: str) -> str:
-    """A value with its unit, as a reason has it: bytes as GiB, MiB or KiB, large rates whole, others to four digits."""
+def in_sentence(value: float, unit: str, *beside: float | None) -> str:
+    """A value with its unit, as a reason has it: bytes as GiB, MiB or KiB, large rates whole, others to four digits.
+    Bytes are whole where another value ``beside`` them would read the same."""
     if unit == "bytes":
+        text = in_sentence(value, unit) if beside else ""
+        if any(each not in (None, value) and in_sentence(each or 0.0, unit) == text for each in beside):
+            return f"{value:,.0f} bytes"
         if value < _MIB:
             return f"{value / _KIB:.0f} KiB"
         return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / _MIB:.1f} MiB"

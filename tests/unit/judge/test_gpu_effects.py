@@ -663,6 +663,8 @@ def test_what_is_taken_off_for_its_gpu_is_told(
     golden(told)
     alone = Difference(log=0.0, error=0.01, df=10.0, launch_sd=0.01, each=(0.0,), of_gpus=0.001)
     assert "its GPU" not in speed_check(check, alone, Rule()).check.detail
+    near, far = (replace(alone, error=error, launch_sd=error) for error in (0.05, 1.0))
+    golden([speed_check(check, each, Rule()).check.detail for each in (near, far)])
 
 
 def test_what_passed_is_regressed_once_its_gpu_is_known_to_be_fast(golden: Golden) -> None:
