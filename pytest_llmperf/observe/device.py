@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from pytest_llmperf.observe.measurement import Clock, HostMemory, Memory
+from pytest_llmperf.observe.measurement import Clock, Memory
 from pytest_llmperf.records.calibration import CLOCK_REASONS, THROTTLES
 from pytest_llmperf.records.failure import Room
 from pytest_llmperf.records.trace import Kind
@@ -224,7 +224,7 @@ def clock_of(device: torch.device) -> Clock:
 
 def memory_of(device: torch.device, since: int | None = None) -> Memory:
     """Which counts from now on; ``since`` so many bytes were resident: from then on, and no peak is forgotten."""
-    return GpuMemory(forgets=since is None) if is_gpu(device) else HostMemory(since)
+    return GpuMemory(forgets=since is None) if is_gpu(device) else Memory(since)
 
 
 class GpuClock(Clock):

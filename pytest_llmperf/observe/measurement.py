@@ -9,9 +9,8 @@ import ctypes
 import math
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise, starmap, takewhile
 from pathlib import Path
@@ -66,31 +65,12 @@ class Clock:
         return self.so_far()
 
 
-class Memory(ABC):
-    """This rank's memory since the object was made, in bytes."""
+class Memory:
+    """This rank's since the object was made, in bytes. This one is what the host has resident above what it had then
+    (libraries, the interpreter); ``device`` has a GPU's."""
 
     #: What a loss takes that is kept: of an allocator its smallest block; of a host with all that belongs to a tensor.
     loss_bytes = 4096
-
-    @abstractmethod
-    def now(self) -> int:
-        """Held at this moment."""
-
-    @abstractmethod
-    def allocated(self) -> int | None:
-        """Held by tensors at this moment, as the host counts them: nothing waits; ``None`` where nothing counts."""
-
-    @abstractmethod
-    def peaks(self) -> tuple[int, int]:
-        """Held at most by the allocator, and by tensors; on the CPU both are what was resident above the start."""
-
-    def apart(self) -> AbstractContextManager[None]:
-        """While it is entered, what is held is none of the training's."""
-        return nullcontext()
-
-
-class HostMemory(Memory):
-    """Resident memory above what the process held when the object was made (libraries, the interpreter)."""
 
     def __init__(self, start: int | None = None) -> None:
         """``start``: what was resident then, where another than now; the peak counts from the process's begin then."""
@@ -104,22 +84,26 @@ class HostMemory(Memory):
             self._malloc.restype = _MallocInfo
 
     def now(self) -> int:
+        """Held at this moment."""
         return max(0, resident() - self._start)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
+        """While it is entered, what is held is none of the training's."""
         before = resident()
         yield
         _forget_peak()
         self._start += max(0, resident() - before)
 
     def allocated(self) -> int | None:
+        """Held by tensors at this moment, as the host counts them: nothing waits; ``None`` where nothing counts."""
         if self._malloc is None:
             return None
         found = self._malloc()
         return int(found.uordblks + found.hblkhd)
 
     def peaks(self) -> tuple[int, int]:
+        """Held at most by the allocator, and by tensors; on the CPU both are what was resident above the start."""
         peak = max(0, _peak_resident() - self._start)
         return peak, peak
 

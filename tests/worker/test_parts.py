@@ -33,7 +33,7 @@ from transformers.training_args import OptimizerNames  # noqa: E402
 
 from pytest_llmperf.observe import device, environment  # noqa: E402
 from pytest_llmperf.observe.device import GpuMemory  # noqa: E402
-from pytest_llmperf.observe.measurement import Clock, Exchange, HostMemory  # noqa: E402
+from pytest_llmperf.observe.measurement import Clock, Exchange, Memory  # noqa: E402
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import evidence, imports  # noqa: E402
 from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402
@@ -269,14 +269,14 @@ class CountingClock(Clock):
 
 
 def test_host_memory_sees_what_was_held_and_given_back() -> None:
-    memory = HostMemory()
+    memory = Memory()
     held = torch.ones(50 * 2**20)
     del held
     assert 190 * 2**20 < memory.peaks()[0] < 400 * 2**20
 
 
 def test_host_memory_leaves_out_what_is_held_apart() -> None:
-    memory = HostMemory()
+    memory = Memory()
     with memory.apart():
         kept, passing = torch.ones(20 * 2**20), torch.ones(50 * 2**20)
         del passing

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from pytest_llmperf.observe.environment import Project, environment
-from pytest_llmperf.observe.measurement import Boundary, HostMemory
+from pytest_llmperf.observe.measurement import Boundary, Memory
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
@@ -103,7 +103,7 @@ class Rank(Watched):
         self._beat.steps, self._beat.has_place = spec.steps, lambda: self.has_place
         if not self._pid_file.exists():
             self._take_place()
-        memory = HostMemory(resident) if device.type == "cpu" else None
+        memory = Memory(resident) if device.type == "cpu" else None
         how: dict[str, Any] = {"min_steps": spec.steps, "all_steps": True, "is_ours": False, "project": project}
         plan = Plan(steps=spec.steps, warmup_steps=spec.warmup_steps, ranks=self._world, rank=self.number, **how)
         self._observed = ObservedTraining(plan, device, self._beat, memory=memory)
