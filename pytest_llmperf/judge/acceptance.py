@@ -135,7 +135,7 @@ _SURE = 1 - 1e-4
 # What repeats itself shows its own noise, and none is believed of it before.
 _STEADY = Spread(0.0, 6.0)
 # Of the variance of one value: that of its distance from the middle of its neighbours, which no steady slope moves.
-_BETWEEN_NEIGHBOURS = 1.5
+_NEIGHBOURS = 1.5
 
 
 def since_reason(history: Sequence[Accepted]) -> Sequence[Accepted]:
@@ -195,9 +195,7 @@ def _best_level(check: Check, past: Sequence[float], usual: Spread) -> tuple[int
     """Where the neighbours in the ``past`` begin that ``check`` is furthest beyond, how many they are and their mean;
     ``None``: beyond none. It has to be beyond what its gate allows; its level, with the last ones, beyond their
     noise."""
-    residuals = [
-        (b - (a + c) / 2) ** 2 / _BETWEEN_NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:], strict=False)
-    ]
+    residuals = [(b - (a + c) / 2) ** 2 / _NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:], strict=False)]
     values, sign = (*past, check.value), 1 if check.higher_is_better else -1
     # What moved by more than its gate allows has begun anew: such a step is no noise.
     moved = [0, *(n for n, pair in enumerate(pairwise(past), 1) if max(pair) - min(pair) > _allowed(check, max(pair)))]

@@ -250,9 +250,7 @@ class SharedEffects:
     def without(self, timeline: Timeline) -> Timeline:
         """``timeline`` without what its GPUs did, as far as that was told."""
         units = [(self.effects.get(unit_of(timeline, point)), point) for point in timeline.points]
-        points = (
-            point if effect is None else replace(point, log=point.log - effect, left=LEFT) for effect, point in units
-        )
+        points = (point if off is None else replace(point, log=point.log - off, left=LEFT) for off, point in units)
         return replace(timeline, points=tuple(points))
 
 

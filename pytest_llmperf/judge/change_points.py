@@ -120,9 +120,8 @@ def _calmed(values: Array, spreads: Array) -> Array:
 def _calmed_between(logs: Sequence[float], scatter: Covariance, starts: Sequence[int]) -> Array:
     """The same within each level by itself, whose first values are not drawn back to the level before."""
     values, spreads = np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total))
-    return np.concatenate(
-        [_calmed(*parts) for parts in zip(np.split(values, starts), np.split(spreads, starts), strict=True)]
-    )
+    levels = zip(np.split(values, starts), np.split(spreads, starts), strict=True)
+    return np.concatenate([_calmed(*parts) for parts in levels])
 
 
 def _projected(precision: Array, starts: Sequence[int]) -> Array:

@@ -45,10 +45,8 @@ def learn(observations: Sequence[Observation]) -> Model | None:
     every = grouped((each.series, each.clock_mhz) for each in observations)
     clocks = {name: [clock for clock in told if clock] for name, told in every.items()}
     highest = max((clock for told in clocks.values() for clock in told), default=0.0)
-    limited = {
-        name: min(1.0, (1 - median(told) / highest) / _LIMITED) if told else 0.5 for name, told in clocks.items()
-    }
-    model = Model(loadings={name: gpu_panel.expected_loading(share, name) for name, share in limited.items()})
+    limits = {name: min(1.0, (1 - median(told) / highest) / _LIMITED) if told else 0.5 for name, told in clocks.items()}
+    model = Model(loadings={name: gpu_panel.expected_loading(share, name) for name, share in limits.items()})
     with one_thread():
         for _ in range(_ROUNDS):
             model = _better(model, panel)
@@ -194,9 +192,7 @@ class _Sums:
         """Series of which ``stored`` has fewer observations."""
         if stored is self._stored:
             return []
-        return [
-            name for name, several in self._stored.series.items() if len(several) != len(stored.series.get(name, ()))
-        ]
+        return [name for name, those in self._stored.series.items() if len(those) != len(stored.series.get(name, ()))]
 
     def _of(self, series: Iterable[str]) -> tuple[Array, Array]:
         stored = [each for name in series for each in self._stored.series.get(name, ())]
@@ -356,9 +352,8 @@ class Knowledge:
     def usual(self, launches: Sequence[Launch]) -> Noise:
         """How launches of the case of these scatter where nothing is taken off."""
         model, half = self.model, self.model.own_spread(launches[0].digest).sd / math.sqrt(2)
-        host, device, day = (
-            math.hypot(*(model.effects[factor][part] for factor in FACTORS)) for part in ("host", "device", "day")
-        )
+        effects = [model.effects[factor] for factor in FACTORS]
+        host, device, day = (math.hypot(*(each[part] for each in effects)) for part in ("host", "device", "day"))
         spreads = {"host": host, "site": device, "session": math.hypot(day, half), "launch": half}
         return Noise(**{name: Spread(sd, model.effects_df) for name, sd in spreads.items()})
 

@@ -127,6 +127,7 @@ class Panel:
         """``seen`` are the run's own; ``first``: units that come before all others."""
         both = ((is_seen, each) for is_seen, those in ((False, stored), (True, seen)) for each in those)
         cells = grouped(((is_seen, each.series, each.unit), each) for is_seen, each in both)
+        tonight = [own and not cell[0].is_calibration for (own, *_), cell in cells.items()]
         units = {unit: number for number, unit in enumerate(dict.fromkeys([*first, *(unit for _, _, unit in cells)]))}
         series = {name: number for number, name in enumerate(dict.fromkeys(name for _, name, _ in cells))}
         return cls(
@@ -137,9 +138,7 @@ class Panel:
             logs=np.array([sum(each.log for each in cell) / len(cell) for cell in cells.values()]),
             sizes=np.array([len(cell) for cell in cells.values()], dtype=float),
             squared_errors=np.array([sum(each.error**2 for each in cell) / len(cell) for cell in cells.values()]),
-            may_have_changed=np.array(
-                [own and not cell[0].is_calibration for (own, *_), cell in cells.items()], dtype=bool
-            ),
+            may_have_changed=np.array(tonight, dtype=bool),
         )
 
 

@@ -192,9 +192,8 @@ def _check(name: str, now: StaticStep, stored: StaticStep, *, gates: bool) -> Ch
     if value != baseline:
         verdict = more if value > baseline else fewer
     held = {"tolerance": 0.0, "limit": baseline, "verdict": verdict} if gates else {}
-    return METRICS[name].check(
-        value, baseline, **held, detail="" if is_same else first_n(_moved(mine, theirs, unit), 8)
-    )
+    detail = "" if is_same else first_n(_moved(mine, theirs, unit), 8)
+    return METRICS[name].check(value, baseline, **held, detail=detail)
 
 
 def _moved(now: Mapping[str, float], then: Mapping[str, float], unit: str) -> list[str]:

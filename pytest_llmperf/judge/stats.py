@@ -176,9 +176,8 @@ def without_outliers(launches: Sequence[Launch], noise: Noise) -> list[Launch]:
         centre, far = median(logs), _OUTLYING * max(robust_sd(logs), usual)
         return [each for each in those if abs(each[0] - centre) <= far]
 
-    kept = near(
-        [(log_of(launch), launch) for launch in launches], math.hypot(*(spread.sd for spread in vars(noise).values()))
-    )
+    of_all = math.hypot(*(spread.sd for spread in vars(noise).values()))
+    kept = near([(log_of(launch), launch) for launch in launches], of_all)
     of_a_site, sites = math.hypot(noise.session.sd, noise.launch.sd), grouped((each[1].site, each) for each in kept)
     return [launch for those in sites.values() for _, launch in near(those, of_a_site)]
 
@@ -288,19 +287,17 @@ def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: fl
     return Spread(math.exp(centre / 2), most)
 
 
-def _between_groups(
-    cases: Sequence[Sequence[Launch]], component: str, prior: Spread, lower: Mapping[str, float]
-) -> Spread:
+def _between_groups(cases: Sequence[Sequence[Launch]], level: str, prior: Spread, lower: Mapping[str, float]) -> Spread:
     """What moves a host, a site or a day moves every case alike: each counts once, however many cases it has."""
-    shown = [squares for launches in cases if (squares := between(launches, component, lower)).df]
+    shown = [squares for launches in cases if (squares := between(launches, level, lower)).df]
     if not shown:
         return prior
     estimates = [squares.total / squares.df for squares in shown]
     most = max(_MOST_ESTIMATE * median(estimates), prior.sd**2)
     label = labels([launch for launches in cases for launch in launches])
-    above = label[_ABOVE[component]]
+    above = label[_ABOVE[level]]
     # Groups, less one for each mean that they scatter about.
-    df = len(set(zip(above, label[component], strict=True))) - len(set(above))
+    df = len(set(zip(above, label[level], strict=True))) - len(set(above))
     pooled = prior.moderated(Squares(df * fmean(min(estimate, most) for estimate in estimates), df))
     return Spread(pooled.sd, min(pooled.df, _MOST_DF_OF_GROUPS))
 

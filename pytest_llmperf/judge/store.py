@@ -66,10 +66,8 @@ class BaselineChangedError(BaselineError):
     def __init__(self, name: str, now: Any) -> None:
         self.now = now
         """What is there by now, if anything: of the kind that was judged against."""
-        there = f"there is one of {now.history[-1].recorded_at} ({now.recorded_by})" if now else "it is gone"
-        super().__init__(
-            f"{name}: another run changed the baseline meanwhile, {there}; run again to be held against it"
-        )
+        told = f"there is one of {now.history[-1].recorded_at} ({now.recorded_by})" if now else "it is gone"
+        super().__init__(f"{name}: another run changed the baseline meanwhile, {told}; run again to be held against it")
 
 
 @codec.sparse()
@@ -194,9 +192,7 @@ def same_settings(values: Mapping[str, Any], digest: str) -> None:
     except SpecError:
         return
     # What a file of the user's says enters the digest, and may be gone.
-    is_ours = not isinstance(spec, TrainSpec) or (
-        "/" not in spec.model and spec.text is None and spec.tokenizer is None
-    )
+    is_ours = not (isinstance(spec, TrainSpec) and ("/" in spec.model or {spec.text, spec.tokenizer} != {None}))
     if is_ours and spec.digest != digest:
         raise ValueError(f"its spec ({spec.id}) is of other settings than its digest")
 
@@ -241,9 +237,7 @@ def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> Non
 
 def _apart(metrics: Mapping[str, float], tokens: int, ranks: int) -> Iterator[str]:
     """Rates and times, of which each follows from the others."""
-    whole, each, step = (
-        metrics.get(name) for name in ("tokens_per_second", "tokens_per_second_per_gpu", "step_seconds")
-    )
+    whole, each, step = map(metrics.get, ("tokens_per_second", "tokens_per_second_per_gpu", "step_seconds"))
     if whole is not None and step is not None and not _is_near(whole * step, float(tokens)):
         yield f"tokens_per_second {whole:g} and step_seconds {step:g}"
     if whole is not None and each is not None and not _is_near(each * ranks, whole):

@@ -155,21 +155,19 @@ def _decided(
     return "undecided", f"{_beside(furthest, of_seeds)}, only {least:.2%} or more would have been told"
 
 
-def _look(
-    now: Sequence[float], then: Sequence[float], spread: SeedSpread, num_stored: int, *, tests: int
-) -> _Look | None:
+def _look(now: Sequence[float], then: Sequence[float], spread: SeedSpread, stored: int, *, tests: int) -> _Look | None:
     """Two of the seeds are held against all that are stored, all of them in pairs; between there is no test."""
     num = len(now)
-    if num == num_stored:
+    if num == stored:
         share = 1 - _EARLY_SHARE if num > _EARLY_SEEDS else 1.0
         differences = [mine - theirs for mine, theirs in zip(now, then, strict=True)]
         return _Look(fmean(differences), stdev(differences) / math.sqrt(num), num - 1, ALARMS * share / tests)
     if num != _EARLY_SEEDS:
         return None
     # Of equal variance: so few of the one side have none of their own worth knowing.
-    df = num + num_stored - 2
-    pooled = (variance(now) * (num - 1) + spread.sd**2 * (num_stored - 1)) / df
-    error = math.sqrt(pooled * (1 / num + 1 / num_stored))
+    df = num + stored - 2
+    pooled = (variance(now) * (num - 1) + spread.sd**2 * (stored - 1)) / df
+    error = math.sqrt(pooled * (1 / num + 1 / stored))
     return _Look(fmean(now) - spread.mean, error, df, ALARMS * _EARLY_SHARE / tests)
 
 

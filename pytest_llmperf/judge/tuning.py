@@ -76,13 +76,11 @@ class Trial:
         return _over(self.power_watts * self.step_seconds, self.tokens_per_step) if self.power_watts else None
 
     @classmethod
-    def of(
-        cls, launch: Launch, spec_id: str, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()
-    ) -> Trial:
+    def of(cls, launch: Launch, name: str, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()) -> Trial:
         """What ``launch`` showed; ``troubles`` say what in it contradicts its spec."""
         return cls(
             digest=launch.digest,
-            id=spec_id,
+            id=name,
             wall_seconds=launch.wall_seconds,
             step_seconds=launch.tokens_per_step / launch.tokens_per_second,
             step_error=launch.median_error,
@@ -124,9 +122,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     one.name: one
     for one in (
         Objective("throughput", "the most tokens/s", lambda trial: _over(trial.step_seconds, trial.tokens_per_step)),
-        Objective(
-            "cost", "the fewest GPU-seconds for a token", lambda trial: _over(1, trial.tokens_per_second_per_gpu)
-        ),
+        Objective("cost", "the fewest GPU-seconds for a token", lambda one: _over(1, one.tokens_per_second_per_gpu)),
         Objective("energy", "the fewest joules for a token", lambda trial: trial.joules_per_token),
         Objective("memory", "the lowest peak memory", lambda trial: float(trial.peak_reserved_bytes) or None, False),
     )

@@ -333,11 +333,9 @@ class PackageHistory:
                 why = f"--package {self.package}: pip lists no versions, name them by --versions ({error})"
                 raise HistoryError(why) from error
             known = [text.strip() for text in listed[1].split(",")] if listed else []
-            for option, version in (("--good", good), ("--bad", bad)):
-                if version not in known:
-                    raise HistoryError(
-                        f"{option} {version}: the index has no such {self.package}{hint(version, known)}"
-                    )
+            for option, name in (("--good", good), ("--bad", bad)):
+                if name not in known:
+                    raise HistoryError(f"{option} {name}: the index has no such {self.package}{hint(name, known)}")
         given = {one: text for text, one in ((text, _version("--versions", text)) for text in known)}
         within = sorted(one for one in given if low < one < high)
         beyond = [given[one] for one in sorted(given) if not low <= one <= high]

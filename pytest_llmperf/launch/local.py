@@ -15,7 +15,7 @@ from pytest_llmperf.launch import request as requests
 from pytest_llmperf.launch.device import LOOK_AT, Gpu, wait_until_left
 from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool
 from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
-from pytest_llmperf.launch.process import Former
+from pytest_llmperf.launch.process import Ended, Former
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart, worker_environment
 from pytest_llmperf.launch.scratch import Scratch, scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
@@ -44,9 +44,7 @@ class HostPart:
     def log(self) -> Path:
         return self.folder / ("-".join(filter(None, ["torchrun", self.node])) + ".log")
 
-    def run(
-        self, agent: ForkedAgent | None, seconds: float, progress: ProgressReader, watched: HealthWatch
-    ) -> process.Ended:
+    def run(self, agent: ForkedAgent | None, seconds: float, progress: ProgressReader, watch: HealthWatch) -> Ended:
         """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm."""
         folder, script = self.folder, self.script
         work = script.work if script else None
@@ -57,11 +55,11 @@ class HostPart:
             lambda: agent or process.start(self.command, environment=self.environment, log=self.log, folder=work),
             timeout_seconds=seconds,
             pid_files=lambda: () if self.node else folder.glob("rank-*.pid"),
-            poll=lambda: watched.look(progress.poll()),
+            poll=lambda: watch.look(progress.poll()),
             leaves=lambda: self.leaves and agent is not None and (folder / RECORD_FILE).exists(),
             **how,
         )
-        watched.look(progress.read())
+        watch.look(progress.read())
         return script.closed(ended, self.gpus) if script else ended
 
 
@@ -69,7 +67,7 @@ class HostPart:
 class _Run:
     """A torchrun that was started and has ended, well or not."""
 
-    ended: process.Ended
+    ended: Ended
     lap: Lap
     health: Health
     progress: Progress

@@ -31,9 +31,7 @@ from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Environment
 from pytest_llmperf.support.files import boot_id
 
-_PACKAGES = (
-    "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13".split()
-)
+_PACKAGES = "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13"
 
 # A checkout of millions of lines on a slow file system is not worth more of a GPU's time.
 _GIT_SECONDS = 2.0
@@ -94,7 +92,7 @@ def device_name(device: torch.device) -> str:
 
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         with suppress(metadata.PackageNotFoundError):
             versions[package] = _version(metadata.distribution(package))
     # With its build, e.g. 2.11.0+cu130, which the distribution may not say.

@@ -256,10 +256,8 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: boo
     gating = [Counter(key for key, _ in items if key[0] != "allocation") for items in steps]
     for one, other in pairwise(gating) if are_alike else ():
         if one != other:
-            kind, name = next(iter((one - other) + (other - one)))
-            raise IncompleteTraceError(
-                f"its steps are not alike ({one[kind, name]} and {other[kind, name]} of {kind} {name})"
-            )
+            key = next(iter((one - other) + (other - one)))
+            raise IncompleteTraceError(f"its steps are not alike ({one[key]} and {other[key]} of {' '.join(key)})")
     spent: dict[Key, list[int]] = defaultdict(list)
     for items in steps:
         for key, nanoseconds in items:

@@ -134,9 +134,8 @@ class Recorder:
         if self._environment is None:
             return
         ranks, spec = tuple(record for record, _ in self._shares), self._spec
-        kernels = [
-            {**own, "attention_kernel": one.attention_kernel} for (_, own), one in zip(self._shares, later, strict=True)
-        ]
+        both = zip(self._shares, later, strict=True)
+        kernels = [{**own, "attention_kernel": one.attention_kernel} for (_, own), one in both]
         launch = records.launch_of(
             spec,
             self._started_at,

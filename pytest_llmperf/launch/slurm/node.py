@@ -63,9 +63,8 @@ def server_key(
     python: str, environment: Mapping[str, str], homes: Sequence[str], folder: str, *, on_gpu: bool
 ) -> ServerKey:
     """Name the server for ranks in ``environment``, whose ``PYTHONPATH`` begins with one of ``homes``."""
-    lasting = {
-        name: value for name, value in environment.items() if name not in _OF_A_LAUNCH and not name.startswith(_PASSING)
-    }
+    kept = (each for each in environment.items() if each[0] not in _OF_A_LAUNCH)
+    lasting = {name: value for name, value in kept if not name.startswith(_PASSING)}
     path = [part for part in lasting.pop("PYTHONPATH", "").split(os.pathsep) if part and part not in homes]
     lasting |= {"PYTHONPATH": os.pathsep.join(path)} if path else {}
     return ServerKey.for_rank(python, lasting, folder, on_gpu=on_gpu)

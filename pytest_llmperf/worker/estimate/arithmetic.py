@@ -297,11 +297,9 @@ def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:
     Those of one forward and one backward pass, nothing computed twice and nothing fused. Not in a process where Liger
     was ever applied: it patches classes for good. RefusedError, or whatever the model's code raises without content."""
     hf_config = hf_config_of(config)
-    there = attentions_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
+    attention = "sdpa" if "sdpa" in attentions_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]) else "eager"
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = AutoModelForCausalLM.from_config(
-            hf_config, dtype=torch.bfloat16, attn_implementation="sdpa" if "sdpa" in there else "eager"
-        )
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.bfloat16, attn_implementation=attention)
         model.eval()  # a layer that is left out at random asks for the content of a tensor
         ids = torch.zeros(1, sequence_length, dtype=torch.long)
         with Arithmetic() as arithmetic:

@@ -47,11 +47,9 @@ def read(text: TextFiles) -> list[str]:
     try:
         datasets.disable_progress_bars()
         # Its own copies are of no use to anybody else: what comes of them, tokens, is kept.
-        with tempfile.TemporaryDirectory(prefix="llmperf-text-") as folder:
+        with tempfile.TemporaryDirectory(prefix="llmperf-text-") as at:
             files = {text.split.name: [str(path) for path in text.files]}
-            found = datasets.load_dataset(
-                text.format, data_files=files, split=text.split.words, cache_dir=folder, **words
-            )
+            found = datasets.load_dataset(text.format, data_files=files, split=text.split.words, cache_dir=at, **words)
             rows = _column(found, name)
     except RefusedError:
         raise

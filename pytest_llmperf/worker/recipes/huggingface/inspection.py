@@ -89,9 +89,7 @@ def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> di
         "samples": tuple(index_of.get(digest, -1) for digest in digests),
         "expected_samples": tuple(index_of.get(each, -1) for each in due),
         # Which the data set has more than once.
-        "ambiguous": frozenset(
-            index_of[digest] for digest in digests if digest in index_of and (again or times[digest] > 1)
-        ),
+        "ambiguous": frozenset(index_of[one] for one in digests if one in index_of and (again or times[one] > 1)),
     }
 
 

@@ -22,13 +22,8 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.folder import Request, write_json
 from pytest_llmperf.worker.rank_job import from_ranks
-from pytest_llmperf.worker.recipes.huggingface.small_trainer import (
-    LEARNING_RATE,
-    LONGEST_GRADIENT,
-    WEIGHT_DECAY,
-    SmallSteps,
-    train_small,
-)
+from pytest_llmperf.worker.recipes.huggingface import small_trainer
+from pytest_llmperf.worker.recipes.huggingface.small_trainer import SmallSteps, Tensors, train_small
 from pytest_llmperf.worker.recipes.huggingface.update_replay import fetched
 
 # As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
@@ -47,16 +42,13 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def plain_updates(
-    optimizer: str,
-    weights: Sequence[Mapping[str, torch.Tensor]],
-    gradients: Sequence[Mapping[str, torch.Tensor]],
-    decaying: Collection[str],
+    optimizer: str, weights: Sequence[Tensors], gradients: Sequence[Tensors], decaying: Collection[str]
 ) -> list[dict[str, torch.Tensor]]:
     """The update of each step, of its ``weights`` before it and its ``gradients``; what is ``decaying`` decays."""
     own = {name: torch.nn.Parameter(values.clone()) for name, values in weights[0].items()}
-    kinds = {WEIGHT_DECAY: own.keys() & {*decaying}, 0.0: own.keys() - {*decaying}}
+    kinds = {small_trainer.WEIGHT_DECAY: own.keys() & {*decaying}, 0.0: own.keys() - {*decaying}}
     groups = [{"params": [own[name] for name in own if name in of], "weight_decay": d} for d, of in kinds.items() if of]
-    plain = _OPTIMIZERS[optimizer](groups, LEARNING_RATE)
+    plain = _OPTIMIZERS[optimizer](groups, small_trainer.LEARNING_RATE)
     updates = []
     for before, given in zip(weights, gradients, strict=True):
         with torch.no_grad():
@@ -78,7 +70,7 @@ class Truth:
     """Losses and gradients of the plain form in double precision."""
 
     losses: Sequence[float]
-    gradients: Sequence[Mapping[str, torch.Tensor]]
+    gradients: Sequence[Tensors]
 
     def save(self, path: Path) -> None:
         with replacing(path, lasts=False) as file:
@@ -97,7 +89,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
     tensors = [*_compared(GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
     clipping, lost = list[float](), 0.0
     for before, after in zip(map(_total, seen.gradients), map(_total, seen.clipped), strict=True):
-        expected = before * min(1.0, LONGEST_GRADIENT / (before + 1e-6))  # what clipping adds to a norm
+        expected = before * min(1.0, small_trainer.LONGEST_GRADIENT / (before + 1e-6))  # what clipping adds to a norm
         clipping.append(after / expected - 1 if expected else 0.0)
     if optimizer:
         updates = plain_updates(optimizer, seen.weights, seen.clipped, seen.decaying)
@@ -125,9 +117,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
     )
 
 
-def _compared(
-    kind: str, own: Sequence[Mapping[str, torch.Tensor]], true: Sequence[Mapping[str, torch.Tensor]]
-) -> Iterator[TensorError]:
+def _compared(kind: str, own: Sequence[Tensors], true: Sequence[Tensors]) -> Iterator[TensorError]:
     for step, (ours, truth) in enumerate(zip(own, true, strict=True), 1):
         pairs = [(ours.get(name, torch.zeros_like(expected)), expected) for name, expected in truth.items()]
         norms = fetched(found.norm() for found, _ in pairs)
@@ -147,7 +137,7 @@ def _compared(
             )
 
 
-def _total(tensors: Mapping[str, torch.Tensor]) -> float:
+def _total(tensors: Tensors) -> float:
     return float(sum(norm**2 for norm in fetched(one.norm() for one in tensors.values())) ** 0.5)
 
 
@@ -166,9 +156,7 @@ def make_small_trainings(
     if order.truth:
         errors = list(_beside_truth(spec, Path(order.truth), train))
     else:
-        errors = [
-            one for number in range(learning.PARITY_SEEDS) for one in _plain(spec, number, order, request.folder, train)
-        ]
+        errors = [one for n in range(learning.PARITY_SEEDS) for one in _plain(spec, n, order, request.folder, train)]
     beat.enter("finishing")
     if errors:
         write_json(request.folder / learning.ERRORS_FILE, errors)

@@ -218,9 +218,8 @@ class UpdateReplay:
         self._decaying = frozenset(trainer.get_decay_parameter_names(model)) if asked.weight_decay else frozenset()
         self._state = optimizer.state
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        self._named = [
-            (name, p) for name, p in trained(model).items() if p.grad is not None and id(p) in held and sampled(p)
-        ]
+        own = trained(model)
+        self._named = [(name, p) for name, p in own.items() if p.grad is not None and id(p) in held and sampled(p)]
         self._gradients = self._split([parameter.grad for _, parameter in self._named])
         self._before = self._elements()
 
