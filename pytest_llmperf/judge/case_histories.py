@@ -174,12 +174,7 @@ def recounted(timeline: Timeline) -> Iterator[int]:
 
 
 def segments(
-    timeline: Timeline,
-    noise: Noise,
-    changes: Sequence[ChangePoint],
-    shared: Mapping[int, float],
-    *,
-    are_times: bool = True,
+    timeline: Timeline, noise: Noise, changes: Sequence[ChangePoint], shared: Mapping[int, float], *, timed: bool = True
 ) -> tuple[Segment, ...]:
     """Those between ``changes``; ``shared``: by a change's index what of its logarithm all cases have in common."""
     found: list[Segment] = []
@@ -188,7 +183,7 @@ def segments(
         results = tuple(timeline.results[run] for run in runs)
         times = quantile(_UPPER, level.df)
         change = None
-        if number and are_times:
+        if number and timed:
             point, part = changes[number - 1], shared.get(changes[number - 1].index)
             rate, low, high = (math.expm1(-point.log + way * times * point.error) for way in (0, -1, 1))
             change = Change(rate, low, high, None if part is None else math.expm1(-part))
@@ -311,17 +306,14 @@ def histories(
 
 
 def _history(
-    timeline: Timeline,
-    known: Scattering,
-    common_effects: SharedEffects,
-    common_changes: Sequence[tuple[str, ChangePoint]],
+    timeline: Timeline, known: Scattering, effects: SharedEffects, common_changes: Sequence[tuple[str, ChangePoint]]
 ) -> CaseHistory:
     if not timeline.points:
         return CaseHistory(timeline.results, ())
     if not known.are_gpus:  # times are noise there, and exact counts tell alone
         counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
-        return CaseHistory(timeline.results, segments(timeline, known.noise, counted, {}, are_times=False))
-    alone = common_effects.without(timeline)
+        return CaseHistory(timeline.results, segments(timeline, known.noise, counted, {}, timed=False))
+    alone = effects.without(timeline)
     own = find_changes(alone.logs, alone.scatter(known.noise), alone.runs)
     changes = {change.index: change for change in own}
     shared: dict[int, float] = {}

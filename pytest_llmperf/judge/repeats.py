@@ -49,17 +49,12 @@ class Repeats:
 
     @classmethod
     def of(
-        cls,
-        launches: Sequence[Launch],
-        old: Repeats | None = None,
-        stored: Sequence[Launch] = (),
-        kept: Trace | None = None,
+        cls, new: Sequence[Launch], old: Repeats | None = None, stored: Sequence[Launch] = (), kept: Trace | None = None
     ) -> Repeats:
-        """What ``launches`` have in common, with those that are ``stored``, of which ``old`` and one trace tell. One
-        alone tells nothing."""
-        everyone = (*stored, *launches)
+        """What ``new`` launches and those that are ``stored``, of which ``old`` and one trace tell, have in common."""
+        everyone = (*stored, *new)
         are_several = len(everyone) > 1
-        traces = [trace for trace in (kept, *(one.trace for one in launches)) if trace]
+        traces = [trace for trace in (kept, *(one.trace for one in new)) if trace]
         losses = _same_losses(everyone) if all(one.losses for one in everyone) else None
         steps = min(len(one.step_seconds) for one in everyone)
         counts, ranges = list[str](), {**old.ranges} if old else dict[str, tuple[float, float]]()
@@ -75,10 +70,10 @@ class Repeats:
                 counts.append(metric)
             else:
                 ranges[metric] = min(*known, *told), max(*known, *told)
-        memory = {_memory(one, steps) for one in launches}
+        memory = {_memory(one, steps) for one in new}
         memory |= {tuple(rank[: steps + 1] for rank in old.memory)} if old else set()
         return cls(
-            launches=(old.launches if old else 0) + len(launches),
+            launches=(old.launches if old else 0) + len(new),
             losses=losses,
             counts=tuple(counts),
             ranges=ranges,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -41,6 +41,9 @@ _LIVE = frozenset({VISIBLE, "LLMPERF_LAUNCHER_BOOT", "LLMPERF_INJECT", "PYTEST_C
 _WHILE_IMPORTING = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 _DIED = "its fork server died"
+
+#: Called again and again while somebody waits.
+Waiting: TypeAlias = Callable[[], object]
 
 
 class ColdStartError(Exception):
@@ -102,12 +105,12 @@ class Conversation:
         except ChannelClosedError:
             raise LostServerError(_DIED) from None
 
-    def imported(self, waiting: Callable[[], object]) -> None:
+    def imported(self, waiting: Waiting) -> None:
         """Wait until it has imported what it was told to; ColdStartError where it cannot fork launches."""
         self.sources = self._answer(_IMPORT_SECONDS, waiting, "imported")["ready"]
 
     def launch(
-        self, order: LaunchOrder, waiting: Callable[[], object], seconds: float, more: Mapping[str, Any] | None = None
+        self, order: LaunchOrder, waiting: Waiting, seconds: float, more: Mapping[str, Any] | None = None
     ) -> ForkedAgent:
         """A torchrun, forked within ``seconds``; ``more``: for a node's server. ColdStartError; OSError of its log."""
         words = {"torchrun": [*order.torchrun], "environment": dict(order.environment), "needs": [*order.needs]}
@@ -115,7 +118,7 @@ class Conversation:
             self.send({"do": "launch", **words, **(more or {})}, [log.fileno()])
         return ForkedAgent(self._answer(seconds, waiting, "forked")["began"], self)
 
-    def _answer(self, seconds: float, waiting: Callable[[], object], what: str) -> dict[str, Any]:
+    def _answer(self, seconds: float, waiting: Waiting, what: str) -> dict[str, Any]:
         """What it says next, within so many ``seconds``; ColdStartError where it refuses, or is gone, or is silent."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -221,7 +224,7 @@ class ServerProcess:
     def _talks(self) -> list[Conversation]:
         return [*self._branches.values(), self._base]
 
-    def launch(self, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent:
+    def launch(self, order: LaunchOrder, waiting: Waiting) -> ForkedAgent:
         """A torchrun, forked by it; ``waiting`` is called while it imports. ColdStartError; OSError of its log."""
         try:
             talk = self._branch(tuple(order.needs), waiting)
@@ -237,7 +240,7 @@ class ServerProcess:
             self.end()  # it may have begun what nobody would know of
             raise
 
-    def _branch(self, needs: tuple[str, ...], waiting: Callable[[], object]) -> Conversation:
+    def _branch(self, needs: tuple[str, ...], waiting: Waiting) -> Conversation:
         """With its fork that has imported these."""
         if needs in self._refused:
             raise ColdStartError(self._refused[needs])
@@ -311,10 +314,7 @@ class ServerPool:
     """Starts servers, keeps the ones that were used last, and ends them all."""
 
     def __init__(
-        self,
-        folder: Callable[[], Path],
-        marks: Mapping[str, str] | None = None,
-        before_end: Callable[[], object] = lambda: None,
+        self, folder: Callable[[], Path], marks: Mapping[str, str] | None = None, before_end: Waiting = lambda: None
     ) -> None:
         """``folder``, made when the first server starts, is for their logs; by the variables ``marks`` others tell
         whose processes they are. ``before_end`` waits for a launch of one that another takes the place of."""
@@ -329,7 +329,7 @@ class ServerPool:
         with suppress(ColdStartError):
             self._server(key)
 
-    def launch(self, key: ServerKey, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent:
+    def launch(self, key: ServerKey, order: LaunchOrder, waiting: Waiting) -> ForkedAgent:
         """A torchrun, forked by the server of ``key``; see ``ServerProcess.launch``."""
         server = self._server(key)
         try:
