@@ -151,30 +151,25 @@ def best(history: Sequence[Accepted], metric: str) -> float | None:
 
 def creep(baseline: Baseline, checks: Sequence[Check], launches: Sequence[Launch], noise: Noise) -> tuple[str, ...]:
     """A line for each metric of ``launches`` that its gate lets pass, and that has left the best by more than that."""
-    passed = (check for check in checks if check.tolerance and check.verdict in ("pass", "inconclusive", "improved"))
-    return tuple(filter(None, (_crept(baseline, check, launches, noise) for check in passed)))
-
-
-def _crept(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: Noise) -> str:
-    entries = list(_creep_figures(baseline, check, launches))
-    parts = []
-    if METRICS[check.metric].rule in ("speed", "scaling"):
-        everyone = (*baseline.launches, *launches)
-        parts = [noise.launch, noise.session]
-        parts += [noise.site] if len({launch.site for launch in everyone}) > 1 else []
-        parts += [noise.host] if len({launch.host for launch in everyone}) > 1 else []
-    # How a figure scatters from one acceptance to the next when nothing changed, as a fraction.
-    usual = Spread(math.hypot(*(part.sd for part in parts)), min(part.df for part in parts)) if parts else _STEADY
-    level = _best_level(check, [value for _, value in entries], usual)
-    if level is None:
-        return ""
-    start, size, mean = level
-    first = entries[start][0]
-    was, now = in_sentence(mean, check.unit), in_sentence(check.value, check.unit)
-    whose = f"{was} of {first.recorded_at[:10]}" + f" (mean of {size} acceptances)" * (size > 1)
+    # How a speed scatters from one acceptance to the next when nothing changed, as a fraction.
+    everyone, parts = (*baseline.launches, *launches), [noise.launch, noise.session]
+    parts += [noise.site] if len({launch.site for launch in everyone}) > 1 else []
+    parts += [noise.host] if len({launch.host for launch in everyone}) > 1 else []
+    of_speed = Spread(math.hypot(*(part.sd for part in parts)), min(part.df for part in parts))
     since = " since the last reason" if since_reason(baseline.history)[0].reason else ""
-    change = f"{percent(check.value / mean - 1)} from" if mean else "more than"
-    return f"creep: {check.metric} {now} is {change} the best accepted{since}, {whose}"
+    lines = []
+    passed = (check for check in checks if check.tolerance and check.verdict in ("pass", "inconclusive", "improved"))
+    for check in passed:
+        entries = list(_creep_figures(baseline, check, launches))
+        usual = of_speed if METRICS[check.metric].rule in ("speed", "scaling") else _STEADY
+        level = _best_level(check, [value for _, value in entries], usual)
+        if level is not None:
+            start, size, mean = level
+            was, now = in_sentence(mean, check.unit), in_sentence(check.value, check.unit)
+            whose = f"{was} of {entries[start][0].recorded_at[:10]}" + f" (mean of {size} acceptances)" * (size > 1)
+            change = f"{percent(check.value / mean - 1)} from" if mean else "more than"
+            lines.append(f"creep: {check.metric} {now} is {change} the best accepted{since}, {whose}")
+    return tuple(lines)
 
 
 def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch]) -> Iterator[tuple[Accepted, float]]:

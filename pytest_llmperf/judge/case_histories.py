@@ -269,7 +269,6 @@ MOST_RUNS = 2000
 # Of its standard errors: what a case and its GPUs' other cases did in opposite directions is no change of the case.
 _SEEN = 3.0
 
-
 _Case = tuple[str, str, str]
 
 

@@ -180,7 +180,6 @@ class Incidence(dict[str, Array]):
 #: Cases of a run that lie beyond so many of their errors count for less (Huber 1964), found in so many rounds.
 USUAL_ERRORS, ROUNDS = 1.5, 6
 
-
 #: What series that are not in a panel tell of some of its unknowns: which these are, their precision, weighted sums.
 Rest: TypeAlias = tuple[Array, Array, Array]
 

@@ -71,7 +71,6 @@ def is_laid_to_its_gpu(difference: Difference, tolerance: float) -> bool:
 
 # The change that all cases of a run have in common, once what their GPUs are known to do is taken off.
 
-
 # Of fewer cases "all" means nothing.
 _FEWEST = 4
 #: So many of them have to have moved by like amounts.

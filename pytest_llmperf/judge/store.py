@@ -96,7 +96,6 @@ class Accepted:
 
 WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
 
-
 # No line of ours begins so.
 _CONFLICT = re.compile(r"^(<<<<<<< |>>>>>>> )", re.MULTILINE)
 
@@ -177,7 +176,6 @@ def _rounded(value: Any, digits: int = _DIGITS) -> Any:
 
 # The line break after the bracket keeps strings as they are: "test[1,2]" is a node id, and no JSON string holds one.
 _NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
-
 
 # Agreement: whether the parts of a file, which somebody may have edited, still belong together.
 

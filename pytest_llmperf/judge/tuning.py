@@ -128,7 +128,6 @@ OBJECTIVES: Mapping[str, Objective] = {
     )
 }
 
-
 # Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie.
 _CONFIDENT, _TIE = 0.975, 0.005
 # Before any of it is seen, peak memory is taken to scatter so many times less than time does.

@@ -143,7 +143,6 @@ WAITS = (
     " few other cases): decided at the run's end; a calibration (--perf-calibration auto, the default) tells at once"
 )
 
-
 #: Of a speed that is undecided, in a strict run.
 AT_THE_END = "its speed was undecided when it was launched: the run's end decides, by what other cases tell of its GPU"
 

@@ -70,8 +70,7 @@ def package_path() -> str:
 
 
 def home_of_package(python: str, folder: Path) -> str:
-    """What ``PYTHONPATH`` needs first for ``python`` to find this package alone: for another Python a link in
-    ``folder``."""
+    """What ``PYTHONPATH`` needs first for ``python`` to find this package: for another Python a link in ``folder``."""
     if python == sys.executable:
         return package_path()
     place = folder / OTHER_PATH
@@ -377,8 +376,7 @@ def _descendants(pid: int, born: float, pid_files: Iterable[Path]) -> set[psutil
     for path in pid_files:
         with suppress(OSError, ValueError, psutil.Error):
             process = psutil.Process(int(path.read_text(encoding="ascii")))
-            # Ours were born after the launch began and before they wrote their file. Anything else is a file that
-            # tells nonsense, or a pid that was given anew: never end a process that we did not start.
+            # Ours were born after the launch began and before they wrote their file; else the pid was given anew.
             if born <= process.create_time() <= path.stat().st_mtime + 1:
                 found |= {process, *process.children(recursive=True)}
     return {one for one in found if is_alive(one)}  # one that nobody looks at after its end would be waited for

@@ -162,8 +162,7 @@ def give_back(device: torch.device) -> None:
 
 
 def room(device: torch.device | None = None) -> Room:
-    """The memory left, of the current GPU if none is named, and how often its allocator was in need; or
-    RuntimeError."""
+    """The memory left, of the current GPU if none is named, and how often its allocator was short; or RuntimeError."""
     free, total = torch.cuda.mem_get_info(device)
     counts = torch.cuda.memory_stats(device)
     return Room("the GPU", total, free, counts.get("num_alloc_retries", 0), counts.get("num_ooms", 0))

@@ -66,8 +66,7 @@ class Clock:
 
 
 class Memory:
-    """This rank's since the object was made, in bytes. This one is what the host has resident above what it had then
-    (libraries, the interpreter); ``device`` has a GPU's."""
+    """This rank's since the object was made, in bytes: what is resident above what was then; ``device`` has a GPU's."""
 
     #: What a loss takes that is kept: of an allocator its smallest block; of a host with all that belongs to a tensor.
     loss_bytes = 4096

@@ -205,6 +205,8 @@ def calibrate(device: torch.device) -> Calibration:
         if _world_size() > 1:
             measure(ALL_REDUCE, lambda: _exchange(sizes.exchanged, device))
         limit, looks = sensed.power_limit_watts, tuple(sensed.looks)
+    # A CPU's times are noise, and an exchange waits for others.
+    judged = {name: times for name, times in steady.items() if gpu.is_gpu(device) and name != ALL_REDUCE}
     return Calibration(
         made_at=made_at,
         seconds={name: fmean(times) for name, times in steady.items()},
@@ -213,14 +215,9 @@ def calibrate(device: torch.device) -> Calibration:
         power_watts=round(gpu.mean([look.milliwatts for look in loaded]) / 1000, 1),
         temperature_celsius=max((look.temperature or 0.0 for look in loaded), default=0.0),
         power_limit_watts=limit,
-        trouble="; ".join([*gpu.disturbances(looks), *unsteady(_judged(steady, device))]),
+        trouble="; ".join([*gpu.disturbances(looks), *unsteady(judged)]),
         procedure=calibration.PROCEDURE,
     )
-
-
-def _judged(steady: Mapping[str, Sequence[float]], device: torch.device) -> Mapping[str, Sequence[float]]:
-    """The work that has to be steady: a CPU's times are noise, and an exchange waits for others."""
-    return {name: times for name, times in steady.items() if gpu.is_gpu(device) and name != ALL_REDUCE}
 
 
 def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
@@ -236,8 +233,7 @@ def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
 
 def _tapered_mean(times: Sequence[float]) -> float:
     """Their mean with the least weight at both ends: a swing that is cut within a period is no drift. With equal
-    weights, halves of products at the power limit were up to 1.0 % apart where the whole repeated to 0.2 %; so 0.4
-    %."""
+    weights, halves of products at the power limit were 1.0 % apart where the whole repeated to 0.2 %; so 0.4 %."""
     weights = [math.sin(math.pi * (number + 0.5) / len(times)) ** 2 for number in range(len(times))]
     return sum(map(operator.mul, times, weights)) / sum(weights)
 

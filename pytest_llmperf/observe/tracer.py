@@ -241,8 +241,7 @@ _Item = tuple[Key, int]
 
 
 def step_trace(found: Activities, marks: Marks, *, on_host: bool, are_alike: bool = True) -> Trace:
-    """What one of the traced steps did, or their mean; IncompleteTraceError: they are not alike, or some has no
-    match."""
+    """What a traced step did, or the mean of all; IncompleteTraceError: they are not alike, or some has no match."""
     if not found.work:
         raise IncompleteTraceError("the profiler saw no operator" if on_host else "the profiler saw no kernel")
     steps: list[list[_Item]] = [[] for _ in marks.ends[1:]]

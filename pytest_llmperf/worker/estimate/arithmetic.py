@@ -85,7 +85,6 @@ def _known(given: _Arguments, names: Iterable[str]) -> Any:
 _FORWARD, _BACKWARD = 1, 2
 _HEADS_FIRST, _TOKENS_FIRST = -2, -3
 
-
 # What multiplies, the names of its two factors, and the operators that do.
 _FACTORS = (
     (_matrices, "self", "mat2", "aten::mm aten::_int_mm aten::_scaled_mm aten::_scaled_mm_v2"),
@@ -151,7 +150,6 @@ _FUSED: Mapping[str, Callable[..., int]] = {
     "liger_kernel.ops.fused_moe LigerFusedMoEFunction": _fused_experts,
     "liger_kernel.ops.mlp LigerMLPFunction": _fused_feed_forward,
 }
-
 
 #: Asked of each fake tensor that C++ looks at: two of three calls.
 DEVICE = torch.ops.prim.device.default

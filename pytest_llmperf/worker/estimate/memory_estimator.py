@@ -225,7 +225,6 @@ def _named(names: str) -> frozenset[Any]:
 
 _FP32, _SUMMED = _named(IN_FP32), _named(SUMMED_IN_FP32)
 
-
 # Questions for a tensor's content, for which a host waits, and the operators that ask them.
 _WAITS = {torch.Tensor.item: "aten::item", torch.Tensor.__bool__: "aten::is_nonzero"}
 

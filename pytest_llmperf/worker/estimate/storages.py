@@ -223,8 +223,7 @@ _WORKSPACE = -1
 
 
 def parts_at_peak(recording: Recording, workspaces: Sequence[int] = ()) -> dict[str, int]:
-    """Bytes by part where most is allocated; ``workspaces``: the matrix library's; ``rounding``: of allocated
-    blocks."""
+    """Bytes by part where most is allocated; ``workspaces``: the matrix library's; ``rounding``: the blocks'."""
     replay = _Replay()
     replay.run(recording.model)
     replay.run(Change(_WORKSPACE - at, size, "workspace") for at, size in enumerate(workspaces))

@@ -68,7 +68,6 @@ def _are_imagined(tensors: Any) -> bool:
 # They only say that another process has failed, which says why itself.
 _OF_OTHERS = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError"}
 
-
 # A compiler that runs one of ours in the user's own code does not look into it, and of what it calls not at all.
 _uncompiled = functools.partial(_disable_dynamo, recursive=False)
 

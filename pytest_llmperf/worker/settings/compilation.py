@@ -79,7 +79,6 @@ _MODES = {
     (True, False): "max-autotune-no-cudagraphs",
 }
 
-
 # Recomputation: what the layers' checkpoint function keeps, and whether it is there.
 
 

@@ -189,6 +189,5 @@ _ATTRIBUTES: Mapping[str, int] = (
     | {"clock_rate": 13, "memory_clock_rate": 36, "pci_bus_id": 33, "pci_device_id": 34, "pci_domain_id": 50}
 )
 
-
 if __name__ == "__main__":
     sys.stdout.write(f"{json.dumps(snapshot(_driver()))}\n")

@@ -345,8 +345,7 @@ class TrainingData:
 
 
 def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> TrainingData:
-    """Make what ``spec`` trains on in ``steps``, with a model of this vocabulary. Several ranks meet here.
-    RefusedError: a text that cannot be read, that does not suit the model, or that is too short."""
+    """What ``spec`` trains on in ``steps``; ranks meet here; RefusedError: a text is unreadable, unfit or too short."""
     # A step fetches the batch of the next one: the last step should too, as all before.
     number, length = spec.sequences_per_step * (steps + 1), spec.sequence_length
     if spec.data == "random":
