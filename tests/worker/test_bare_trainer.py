@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +13,13 @@ from pytest_llmperf import ScriptSpec, TrainSpec
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.settings.precision import bytes_each
+from tests.worker.import_patch import after_import
 from tests.worker.launching import launched
 from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
+from pytest_llmperf.observe.measurement import _FIRST_STEPS as KEPT_NORMS
 
 pytestmark = pytest.mark.torchrun
 
@@ -63,3 +69,43 @@ def test_what_trains_is_the_same(both: tuple[Launch, Launch]) -> None:
         assert script["setup"][topic] == recipe["setup"][topic], topic
     for name in ("attention", "optimizer", "parallelism", "parameter_dtypes", "torch_compile", "liger_modules"):
         assert script[name] == recipe[name], name
+
+
+# After all callbacks of a step, the bytes of all storages that a tensor of Python's has.
+_LIVE = """
+    own = module.CallbackHandler.on_step_end
+    def on_step_end(self, args, state, control):
+        import gc, os, torch
+        ended = own(self, args, state, control)
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        tensors += [each.grad for each in tensors if each.is_leaf and each.grad is not None]
+        live = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+        with open(os.environ["LLMPERF_TEST_LIVE"], "a") as file:
+            file.write(f"{sum(live.values())}\\n")
+        return ended
+    module.CallbackHandler.on_step_end = on_step_end"""
+
+
+def test_nothing_of_ours_is_alive_at_a_step_s_end_but_its_loss_and_first_norms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(after_import("transformers.trainer_callback", _LIVE))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    found = []
+    for name in ("ours", "bare"):
+        monkeypatch.setenv("LLMPERF_TEST_LIVE", str(tmp_path / name))
+        if name == "ours":
+            launched(SPEC, tmp_path / "run", start="cold", all_steps=True)
+        else:
+            words = [sys.executable, *COMMAND.split()[1:]]
+            subprocess.run(words, cwd=REPOSITORY, check=True, capture_output=True, timeout=240)
+        found.append([int(line) for line in (tmp_path / name).read_text().split()][: SPEC.steps])
+    ours, bare = found
+    assert len(ours) == len(bare) == SPEC.steps
+    assert SPEC.architecture.geometry is not None
+    weights = bytes_each(SPEC) * SPEC.architecture.geometry.weights
+    assert min(bare) > 3 * weights, "they and Adam's two states"
+    # In fp32 and in bf16; the newest of both are the Trainer's own too.
+    kept = [4 * before + 2 * min(before, KEPT_NORMS) for before in range(SPEC.steps)]
+    assert [one - other for one, other in zip(ours, bare, strict=True)] == kept
