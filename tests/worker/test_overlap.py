@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -131,10 +132,12 @@ def test_what_is_timed_begins_after_the_former_processes_are_gone(
     turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lingering(turns.folder, monkeypatch, "time.sleep(1.5); (folder / 'ended').write_text(str(time.time()))")
+    begun = time.monotonic()
     first = turns.launch()
     assert isinstance(first, Launch)
     assert not (turns.run / "ended").exists()  # nobody waits for it
     second = turns.launch()
+    assert sum([*first.phases.values(), *second.phases.values()]) < time.monotonic() - begun, "no second counts twice"
     ended, reached = float((turns.folder / "run-1" / "ended").read_text()), turns.reached(2)
     assert reached["importing"] < ended < reached["preparing"] < reached["training"]
     assert second.phases[END] > reached["preparing"] - reached["yielding"]
