@@ -1,5 +1,4 @@
-"""What a training costs in money and energy: so much for each GPU-hour, however many GPUs, in any one currency.
-Pure."""
+"""What a training costs in money, by the GPU-hour in any one currency, and in energy. Pure."""
 
 from __future__ import annotations
 

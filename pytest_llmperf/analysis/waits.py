@@ -101,8 +101,7 @@ def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, 
 
 # Waits for data: for how long a step's device did nothing, because its host was inside the loader.
 def data_wait(launches: Sequence[Launch]) -> tuple[float, float] | None:
-    """Of the middle one of the launches that have a trace: seconds, and the share of a step; ``None`` where none has.
-    On a CPU it is all that its host was there."""
+    """Of the middle one of the traced launches: seconds, and the share of a step. On a CPU all of the wait."""
     traces = [launch.trace for launch in launches if launch.trace and launch.trace.step_seconds > 0]
     if not traces:
         return None

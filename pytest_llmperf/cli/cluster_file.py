@@ -254,8 +254,7 @@ class ClusterFile:
             raise self.wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")
 
     def _check_widths(self) -> None:
-        """A launch puts the same number of ranks on each node; a section of widths is for one of the night's at least.
-        No width is in two such sections."""
+        """Each node has as many ranks; a section of widths is for one of the night's, and no width in two."""
         per_node = self.value("cluster", "gpus_per_node")
         for width in (width for width in self.widths if not _fits(width, per_node)):
             below = next(each for each in range(width, 0, -1) if _fits(each, per_node))

@@ -7,17 +7,16 @@ import math
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.answer import CaseError, Screen, table
+from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.cli.baseline_folder import chosen_settings, spec_defaults
 from pytest_llmperf.judge.tuning import Trial
-from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Tried, Tuning, TuningOrder
+from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning, TuningOrder
 from pytest_llmperf.run.tuning.tuner import Standing
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats
@@ -27,20 +26,12 @@ from pytest_llmperf.support.files import refused_at, write_text
 _MOST = 8
 
 
-def page(order: TuningOrder, tuning: Tuning, screen: Screen) -> Iterator[str]:
+def page(order: TuningOrder, tuning: Tuning) -> Iterator[str]:
     """The winner first, then what it rests on."""
     yield from _winner(order, tuning, tuning.winner) if tuning.winner is not None else ("no winner",)
-    shares = sorted(tuning.shares, key=lambda one: one.log)  # in falling order of what they brought
-    choices = [
-        Column("choice", [f"{one.axis}: {one.before} to {one.after}" for one in shares], right=False),
-        Column("cost", ["" if one.how == NEEDED else formats.percent(math.expm1(one.log)) for one in shares]),
-        Column("±", ["" if one.how == NEEDED else formats.share(one.wide) for one in shares]),
-        Column("by", [one.how for one in shares], right=False),
-    ]
     failed = [one for one in tuning.tried if not one.trial.is_measured and not one.trial.is_too_large]
     spoilt = [trial for trial in {one.spec: one.trial for one in tuning.tried}.values() if trial.disturbances]
     for title, lines in (
-        ("what each choice brought", table(choices, screen) if shares else []),
         ("failed", _some([f"{one.spec.id}: {one.trial.kind}: {one.trial.failure}" for one in failed])),
         (
             "spoilt by what was around them, and ranked nowhere; the same command measures them anew",
@@ -123,7 +114,6 @@ _TOLD = "ended refused too_large left unseen neighbours_left unkept notes".split
 
 def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Everything; bytes, seconds and tokens/s."""
-    names = {"log": "cost_log", "wide": "within", "how": "by"}
     return {
         "schema": 1,
         "machine": dict(machine),
@@ -136,7 +126,6 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "compared": [_compared(one) for one in tuning.compared],
         "parity": _concluded(tuning.parity),
         "case": _concluded(tuning.case),
-        "choices": [{names.get(name, name): value for name, value in asdict(one).items()} for one in tuning.shares],
         "trials": [
             {**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried
         ],

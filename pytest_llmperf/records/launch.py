@@ -112,8 +112,7 @@ class Environment:
         object.__setattr__(self, "variables", redacted(self.variables))
 
     def differences(self, other: Environment) -> tuple[str, ...]:
-        """One line for each thing that differs, ``name: mine -> theirs``: hardware, versions, variables, what else was
-        loaded."""
+        """A line for each thing that differs, ``name: mine -> theirs``: hardware, versions, variables, the rest."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in ("gpu", "driver", "platform")]
         for mine, theirs in ((self.versions, other.versions), (self.variables, other.variables)):
             pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in sorted({*mine, *theirs})]

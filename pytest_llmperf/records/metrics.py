@@ -68,8 +68,7 @@ class Metric:
     whole: bool = False
     """Whether only launches that took all their steps pass: what comes late or seldom may be in the others' rest."""
     early_stop: EarlyStop = ""
-    """Why a launch may end before its last step though this gates: its ``median`` is known, it is ``settled`` by then,
-    or fewer ``stalls`` are allowed for. Empty: it may not."""
+    """Why a launch may end early: its ``median`` is known, it is ``settled``, fewer ``stalls`` count. Empty: never."""
     is_raw: bool = False
     """Whether it is a raw value of launches, so that files of every version must agree with theirs."""
     splits: bool = False

@@ -83,8 +83,7 @@ class Check:
     detectable: float | None = None
     """The smallest change this gate would have seen, as a fraction."""
     by_itself: Number | None = None
-    """Of a speed that scatters from host to host unlike all others: the loss that it has when nothing changed, at most;
-    a fraction."""
+    """Of a speed that scatters from host to host unlike others: its loss when nothing changed, at most; a fraction."""
     verdict: Verdict | None = None
     """``None`` for a metric that gates nothing."""
     detail: str = ""

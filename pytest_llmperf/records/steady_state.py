@@ -55,14 +55,10 @@ class Steady:
 
 
 def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
-    """Where the steady state of ``step_seconds`` begins, at ``warmup_steps`` or later, and what it is like.
-
-    The cut is MSER's (White 1997): the one after which the mean's standard error is least, at most half of the steps
-    gone. It looks at logarithms, and past stalls; the error and the drift have those clipped.
-
-    Raises:
-        ValueError: no step is left after ``warmup_steps``.
-    """
+    """Where the steady state of ``step_seconds`` begins, at ``warmup_steps`` or later, and what it is like. The cut is
+    MSER's (White 1997): the one after which the mean's standard error is least, at most half of the steps gone. It
+    looks at logarithms, and past stalls; the error and the drift have those clipped. ValueError: no step is left after
+    ``warmup_steps``."""
     if not 0 <= warmup_steps < len(step_seconds):
         raise ValueError(f"{len(step_seconds)} steps, {warmup_steps} of them warm-up: none is left")
     if not all(SHORTEST_SECONDS <= second <= LONGEST_SECONDS for second in step_seconds):

@@ -145,8 +145,7 @@ def exact(value: float) -> str:
 
 
 def prometheus(run: ExportedRun) -> Iterator[str]:
-    """Prometheus' text format, for node_exporter's textfile collector or a push gateway, by lines. No sample has a
-    time: the textfile collector refuses a file that has one."""
+    """Prometheus' text format, by lines; no sample has a time: node_exporter's textfile collector would refuse it."""
     for name, (told, samples) in families(run, compared=True).items():
         yield "# HELP {} {}".format(name, told.replace("\\", r"\\"))
         yield f"# TYPE {name} gauge"

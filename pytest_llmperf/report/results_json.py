@@ -93,11 +93,7 @@ def _leaving(value: Any, name: str = "") -> Any:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document``, without secrets, so that ``path`` always holds a whole one, the old or the new.
-
-    Raises:
-        OSError: the file or its folder cannot be written; whatever was there before is still there.
-    """
+    """Write ``document``, without secrets, so that ``path`` always holds a whole one, or an OSError and the old one."""
     write_text(path, json.dumps(_leaving(document), indent=1, allow_nan=False) + "\n")
 
 

@@ -110,10 +110,9 @@ def summary_lines(  # noqa: PLR0913 - what is shown, and on what
     *,
     verbose: bool = False,
 ) -> list[str]:
-    """The table of ``results`` and what belongs below it: among it what the run ``spent``, on launches that failed too.
-    ``width`` is the terminal's, ``None`` where there is none: then nothing is folded. Whatever the width, no id and no
-    figure is cut. ``encoding`` is the output's: what it cannot show is written in ASCII. ``verbose``: with notes that
-    mean no fault."""
+    """The table of ``results`` and what belongs below it, with what the run ``spent``, on launches that failed too.
+    ``width``: the terminal's; ``None``: nothing is folded. No id and no figure is cut. ``encoding``: what the output
+    cannot show is written in ASCII. ``verbose``: with notes that mean no fault."""
     if not results:
         return list(filter(None, [time_line(spent or Spent())]))
     glyphs = glyphs_of(encoding)

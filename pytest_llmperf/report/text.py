@@ -102,9 +102,8 @@ def shorten_middle(text: str, width: int, ellipsis: str) -> str:
 
 
 def shorten_list(text: str, width: int, ellipsis: str) -> str:
-    """``text`` in ``width`` characters, whole parts of a list left out of its middle: half of one says another thing.
-    Parts end with a comma or semicolon. Where the first and the last have no room together, the text's ends are
-    kept."""
+    """``text`` in ``width`` characters, parts of a list (up to a comma or semicolon) left out of its middle: half of
+    one says another thing. Where the first and the last have no room together, the text's ends are kept."""
     if len(text) <= width:
         return text
     first, *middle = _PARTS.split(text)

@@ -204,10 +204,9 @@ _TRUSTED = 3
 
 @dataclass
 class Search:
-    """Finds the largest size that fits, to the unit. It begins at ``guess``, asks for one more, since a good guess is
-    the answer, and strides away from it until one size fits and a larger one does not. Then it closes in between: in
-    the middle, or, once peaks are known, where a straight line through them meets ``limit_bytes``, since what a step
-    keeps grows evenly with its batch."""
+    """Finds the largest size that fits, to the unit. It begins at ``guess``, asks for one more, and strides away until
+    one size fits and a larger one does not. Then it closes in between: in the middle, or, once peaks are known, where a
+    straight line through them meets ``limit_bytes``, since what a step keeps grows evenly with its batch."""
 
     guess: int = 1
     limit_bytes: int = 0

@@ -236,8 +236,7 @@ class Caller:
         return "", found
 
     def _of_another_width(self, case: Case, most: int) -> tuple[Elsewhere, str]:
-        """The same of the width alone. At ``most`` so many GPUs, or ranks on the CPU, are here: a night's job may hold
-        fewer than its width."""
+        """The same of the width alone. ``most``: so many GPUs, or ranks on the CPU, are here; a job may hold fewer."""
         width, asked = self.run.settings.width, case.width
         if width is None:
             return "", ""

@@ -62,8 +62,7 @@ def _found(caller: Caller, case: Case, concluded: Concluded) -> Concluded:
 
 @contextmanager
 def failures(caller: Caller, case: Case) -> Iterator[None]:
-    """What ends ``case`` inside is kept as an invalid result of it. ``CaseFailedError``: its baseline cannot be used;
-    ``DidNotTrainError``: a launch yielded no record."""
+    """What ends ``case`` inside is kept as an invalid result of it, and is a ``CaseFailedError``."""
     try:
         yield
     except BaselineError as error:

@@ -41,8 +41,7 @@ class Concluded:
     """Whether its figures are of the kind that baselines keep."""
 
     def message(self, again: str) -> str:
-        """Why it fails, with the commands that run it ``again`` and accept it; a loss needs a reason, as does what was
-        refused without one."""
+        """Why it fails, with the commands to run it ``again`` and to accept it; a loss or a refusal needs a reason."""
         result, accept = self.result, ""
         if self.is_acceptable:
             accept = f"{again} --update-baselines" + ("=new" if result.verdict == "new" else "")

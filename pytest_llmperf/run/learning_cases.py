@@ -35,8 +35,7 @@ _ACCEPT = '--update-baselines --perf-reason "why"'
 
 class CurveCheck:
     def __init__(self, caller: Caller, runner: Runner, spec: TrainSpec, known: JudgedCurve | None = None) -> None:
-        """``known`` is what another test of this run has found of the same spec. What is stored is read, so that a file
-        that cannot serve costs no launch: ``BaselineError``."""
+        """``known`` is what another test of this run has found. ``BaselineError``: what is stored cannot serve."""
         self._caller, self._runner, self._spec = caller, runner, spec
         self._settings = caller.run.settings
         self._seeds = tuple(spec.seed + number for number in range(caller.terms.loss_curve or SEEDS))

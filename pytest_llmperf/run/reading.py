@@ -152,8 +152,7 @@ def _path(option: Option, where: str, value: str | Path | None, home: Path, fron
 
 
 def _misspelt(path: Path) -> str:
-    """Why a folder of baselines that is not there is another one's name; empty where it is there, or may be a new one.
-    What was meant would be trained and recorded as new."""
+    """Why a folder of baselines that is not there is another one's name: what was meant would be recorded as new."""
     while not path.parent.is_dir():
         path = path.parent
     if path.is_dir():

@@ -225,8 +225,7 @@ class Run(Hardware):
 
     @property
     def judges_later(self) -> bool:
-        """Whether its end judges speeds once more, by what enough cases tell of their GPUs. Who records does not wait:
-        no loss is accepted without a reason."""
+        """Whether its end judges speeds again, by what enough cases tell of their GPUs; not where it records."""
         from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
 
         is_many = self.num_gates > FEWEST_CASES and self.settings.update in (None, "prune")

@@ -64,8 +64,7 @@ class Finished:
 
 
 def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Finished:
-    """Judge the run as a whole and write what was asked for. ``exit_code`` is what its cases make of it so far;
-    ``stopped``: the front-end ended it before its last case."""
+    """Judge the run as a whole and write what was asked for; as ``Run.finish``."""
     settings, findings = run.settings, run.findings
     replaced = unexplained(run)
     updates = settings.update in {"new", "all"} and any(result.updated for result in findings.results)
@@ -273,9 +272,8 @@ def prune(run: Run) -> str:
 
 
 def unexplained(run: Run) -> list[str]:
-    """A line for each former case of a test that was replaced without a reason; its new baseline is taken back. Only
-    the end of a run knows which cases its tests still have. With a reason, what was replaced is kept, so that nobody is
-    asked again; a line for each where that fails."""
+    """A line for each former case of a test that was replaced without a reason; its new baseline is taken back. With a
+    reason, what was replaced is kept, so that nobody is asked again; a line for each where that fails."""
     settings, findings = run.settings, run.findings
     first = [one for one in findings.results if one.updated and one.verdict == "new" and one.launches]
     if settings.static or not first:

@@ -305,10 +305,9 @@ def write_page(  # noqa: PLR0913 - what it is made of
     made_by: str,
     history: Path | None = None,
 ) -> tuple[str, Sequence[str]]:
-    """Write the page of ``runs`` beside what is stored in ``baselines``; why there is none, and a line for each thing
-    of its history that is not on it. ``left_out`` has a line for each run that could not be read; ``history`` is the
-    store of runs before these. A run that is over has been judged and told whatever becomes of its page, so that
-    nothing is raised here."""
+    """Write the page of ``runs`` beside what is stored in ``baselines``, and the store of runs before these,
+    ``history``; why there is none, and a line for each thing of its history that is not on it. ``left_out`` has a line
+    for each run that could not be read. Nothing is raised: a run that is over has been judged and told."""
     try:
         broken, store, machines = list[str](), BaselineStore(baselines), sorted({run.machine for run in runs})
         stored = {(name, one.digest): one for name in machines for one in store.baselines(name, broken)}

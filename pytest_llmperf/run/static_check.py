@@ -46,8 +46,7 @@ class StaticCheck:
 
     def check(self, spec: Spec) -> Concluded:
         """Hold the step of ``spec`` against what is stored of it, under every machine kind that has the case.
-        ``CannotRunError``: nothing can be known of it; ``CaseFailedError``: its baseline cannot be used, or its small
-        form failed."""
+        ``CannotRunError``: nothing can be known of it; ``CaseFailedError``: its baseline, or its small form, fails."""
         case, caller, asked = Case.of(spec), self._caller, self._run.settings.gpus
         caller.name(case)
         if asked and spec.gpus > asked:

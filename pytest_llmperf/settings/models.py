@@ -71,10 +71,9 @@ class Geometry:
         return self.hidden_size * (self.num_layers * layer + self.vocabulary_size)
 
     def flops_per_token(self, sequence_length: int) -> float:
-        """Training FLOPs (forward and backward, no recomputation) for one token of a full sequence. The matrix-product
-        count of the PaLM paper (Chowdhery et al. 2022, appendix B), with grouped-query attention and the vocabulary
-        projection counted once: for Llama 3.2 1B at 1,024 tokens it equals ``6 N + 12 layers hidden sequence`` = 7.82
-        GFLOP."""
+        """Training FLOPs (forward and backward, no recomputation) for one token of a full sequence: the matrix products
+        of the PaLM paper (Chowdhery et al. 2022, appendix B), with grouped-query attention and the vocabulary's
+        projection once. Llama 3.2 1B at 1,024 tokens: ``6 N + 12 layers hidden sequence`` = 7.82 GFLOP."""
         scores = 12 * sequence_length * self.num_heads * self.head_size
         return float(6 * self.weights + self.num_layers * scores)
 

@@ -145,8 +145,7 @@ class Setting:
     evidence: type[Any] | None = None
     """What a training tells of it: a dataclass whose fields are the keys of the stored evidence."""
     checks: Mapping[str, str | Callable[[TrainSpec, Evidence], str | None]] = field(default_factory=dict)
-    """By field, why what was seen contradicts the spec; or words for it, where its evidence of that name must equal it.
-    Those fields can be declared to change nothing."""
+    """By field, why what was seen contradicts the spec, or words for what must equal it; can be declared inactive."""
     lost: Callable[[TrainSpec, Sequence[Evidence], Sequence[Evidence]], str | None] = lambda *_: None
     """What launches had no more of what their baseline's had."""
     moot_on_cpu: frozenset[str] = frozenset()

@@ -124,8 +124,7 @@ class Space:
         return self.spec(self._nearest())
 
     def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
-        """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first.
-        Smaller ones too: where the base does not fit, these may."""
+        """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first."""
         found = dict[tuple[TrainSpec, ...], None]()
         for sizes in self._recipes():
             made = (self._made(choices) for choices in sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -54,10 +55,9 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         machine, found = ladders(shelf)
     except CaseError as error:
         return Answer([], [*shelf.troubles, str(error)])
-    own = commands(shelf)
-    if arguments.format == "markdown":
-        return Answer(markdown_page(machine, found, scaled, own), shelf.troubles, for_programs=True)
-    return Answer(text_page(machine, found, screen, scaled, own), shelf.troubles)
+    is_text = arguments.format == "text"
+    lines = page(machine, found, scaled, commands(shelf), screen if is_text else None)
+    return Answer(lines, shelf.troubles, for_programs=not is_text)
 
 
 # ``llmperf report RESULTS… --html FILE``: runs that are over, as the page that ``--perf-report`` writes.
@@ -206,56 +206,52 @@ def commands(shelf: Shelf) -> list[Column]:
     return columns if stored else []
 
 
-def text_page(
+def page(
     machine: str,
     found: Sequence[Rungs[Side]],
-    screen: Screen,
-    scaled: Sequence[Rungs[Width]] = (),
-    own: Sequence[Column] = (),
+    scaled: Sequence[Rungs[Width]],
+    own: Sequence[Column],
+    screen: Screen | None = None,
 ) -> list[str]:
-    """For a terminal: one table a model, or two where it is too narrow; three for several GPUs; one of commands."""
-    lines = [_heading(machine, found or scaled)]
+    """One table a model, three for several GPUs, one of commands: for a ``screen``, or as Markdown."""
+
+    def title(level: int, text: str) -> str:
+        return f"{'#' * level} {escaped(text)}" if screen is None else text
+
+    def shown(columns: Sequence[Column]) -> list[str]:
+        return ["", *markdown(columns)] if screen is None else table(columns, screen)
+
+    def listed(lines: Sequence[str]) -> list[str]:
+        return ["", *(f"- {escaped(line)}" for line in lines)] if screen is None else [*lines]
+
+    lines = [title(2, _heading(machine, found or scaled))]
     for ladder in found:
-        settings, speed, memory = _ladder_columns(ladder)
-        whole = table([*settings, *speed, *memory], Screen(None, screen.glyphs))
-        if screen.width is not None and max(map(len, whole)) > screen.width:
-            # The settings in one column, as ids say them.
-            specs = [rung.spec for rung in ladder.rungs]
-            names = [one.id.removeprefix(f"{one.architecture.slug}-").removesuffix(f"-gpus{one.gpus}") for one in specs]
-            short = [f"{rung.number} {name}" for rung, name in zip(ladder.rungs, names, strict=True)]
-            first = Column("rung", short, right=False)
-            whole = [*table([first, *speed], screen), "", *table([first, *memory], screen)]
-        lines += ["", _subject(ladder), *whole, *_jumps(ladder)]
+        tables = _for_a_screen(ladder, screen) if screen else shown([*chain(*_ladder_columns(ladder))])
+        lines += ["", title(3, _subject(ladder)), *tables, *listed(_jumps(ladder))]
     for scaling in scaled:
-        lines += ["", _scaling_subject(scaling)]
+        lines += ["", title(3, _scaling_subject(scaling))]
         for name, columns in _scaling_tables(scaling).items():
-            lines += ["", name, *table(columns, screen)]
-    lines += ["", *table(own, screen)] if own else []
-    return [*lines, "", *_notes(scaled)] if found or scaled else lines
+            lines += ["", title(4, name), *shown(columns)]
+    lines += [*([""] if screen else []), *shown(own)] if own else []
+    notes = listed([*chapter15.NOTES, *(_NOTES_OF_SEVERAL_GPUS if scaled else ())])
+    return [*lines, *([""] if screen else []), *notes] if found or scaled else lines
 
 
-def markdown_page(
-    machine: str, found: Sequence[Rungs[Side]], scaled: Sequence[Rungs[Width]] = (), own: Sequence[Column] = ()
-) -> list[str]:
-    lines = [f"## {escaped(_heading(machine, found or scaled))}"]
-    for ladder in found:
-        columns = [column for columns in _ladder_columns(ladder) for column in columns]
-        lines += ["", f"### {escaped(_subject(ladder))}", "", *markdown(columns), ""]
-        lines += [f"- {escaped(line)}" for line in _jumps(ladder)]
-    for scaling in scaled:
-        lines += ["", f"### {escaped(_scaling_subject(scaling))}"]
-        for name, columns in _scaling_tables(scaling).items():
-            lines += ["", f"#### {escaped(name)}", "", *markdown(columns)]
-    lines += ["", *markdown(own)] if own else []
-    return [*lines, "", *(f"- {escaped(line)}" for line in _notes(scaled))] if found or scaled else lines
+def _for_a_screen(ladder: Rungs[Side], screen: Screen) -> list[str]:
+    """One table, or two where it is too narrow for one: with the settings in one column, as ids say them."""
+    settings, speed, memory = _ladder_columns(ladder)
+    whole = table([*settings, *speed, *memory], Screen(None, screen.glyphs))
+    if screen.width is None or max(map(len, whole)) <= screen.width:
+        return whole
+    specs = [rung.spec for rung in ladder.rungs]
+    names = [one.id.removeprefix(f"{one.architecture.slug}-").removesuffix(f"-gpus{one.gpus}") for one in specs]
+    short = [f"{rung.number} {name}" for rung, name in zip(ladder.rungs, names, strict=True)]
+    first = Column("rung", short, right=False)
+    return [*table([first, *speed], screen), "", *table([first, *memory], screen)]
 
 
 def _heading(machine: str, of_chapter: Sequence[object]) -> str:
     return f"{plain(machine)} beside {_TITLE}" if of_chapter else plain(machine)
-
-
-def _notes(scaled: Sequence[Rungs[Width]]) -> list[str]:
-    return [*chapter15.NOTES, *(_NOTES_OF_SEVERAL_GPUS if scaled else ())]
 
 
 def _subject(ladder: Rungs[Side]) -> str:

@@ -59,24 +59,24 @@ class Tune:
     test_file: TestFile | None
     troubles: list[str] = field(default_factory=list)
 
-    def lines(self, screen: Screen) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         try:
             watcher = Watcher(self.order)
             nodeid = self.test_file.nodeid if self.test_file else NODEID
             # What trials find is none of the run's: a search has no results to judge or to write.
             caller = self.run.caller(nodeid, watcher, findings=Findings())
             tuning = Tuner(caller, self.order, watcher.standing).run()
-            yield from self._report(tuning, screen)
+            yield from self._report(tuning)
         except (CaseFailedError, RunEndedError, UsageError) as error:
             self.troubles.append(str(error))
         finally:
             self.run.finish(0, Terminal())
 
-    def _report(self, tuning: Tuning, screen: Screen) -> Iterator[str]:
+    def _report(self, tuning: Tuning) -> Iterator[str]:
         if self.arguments.json:
             yield json.dumps(document(self.order, tuning, self.run.machine_document()), indent=1)
         else:
-            yield from page(self.order, tuning, screen)
+            yield from page(self.order, tuning)
             if self.run.on_cpu and tuning.winner is not None:
                 yield "note: a CPU's times are noise, and what is close may be in another order tomorrow"
         if tuning.winner is None:
@@ -168,7 +168,7 @@ def _refuse_unmeasured(arguments: argparse.Namespace, run: Run) -> None:
         raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
 
 
-def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
     run = asked_run(arguments, TUNE, update="new" if arguments.write else None)
     try:
@@ -183,4 +183,4 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         raise CaseError(str(error)) from error
     order = TuningOrder(space=space, objective=OBJECTIVES[arguments.objective], seconds=60 * arguments.minutes)
     tune = Tune(arguments, run, order, test_file)
-    return Answer(tune.lines(screen), tune.troubles, for_programs=arguments.json, acts=True)
+    return Answer(tune.lines(), tune.troubles, for_programs=arguments.json, acts=True)

@@ -47,8 +47,7 @@ class Trials:
         return {spec: kept[_short(spec)] for spec in specs if _short(spec) in kept} if kept else {}
 
     def make(self, spec: TrainSpec, until: float = math.inf) -> Trial:
-        """Launch ``spec``; what becomes of it is kept, but for what the next launch may do otherwise. What is not over
-        at ``until``, by ``time.monotonic()``, is ended."""
+        """Launch ``spec``, for no longer than ``until`` (``time.monotonic()``); kept unless it may end otherwise."""
         short, before = _short(spec), self._runner.seconds
         self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
         outcome = self._runner.launch(short, 1)
@@ -120,10 +119,6 @@ class TuningOrder:
     """Whether its winner has to train as its plain form does, and is launched as a case."""
 
 
-#: Of a choice without which the winner's memory would not be enough.
-NEEDED = "needed to fit"
-
-
 @dataclass(frozen=True)
 class Tried:
     """A configuration and its trial."""
@@ -143,20 +138,6 @@ class Compared:
     turns: Turns
 
 
-@dataclass(frozen=True)
-class Share:
-    """What one choice of the winner's brought: its cost with it over that with the choice that it began with."""
-
-    axis: str
-    before: str
-    after: str
-    log: float
-    wide: float
-    """Half of its interval's width."""
-    how: str
-    """``turns``, two ``trials``, or ``NEEDED``."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """The result of a search."""
@@ -167,7 +148,6 @@ class Tuning:
     ties: tuple[TrainSpec, ...] = ()
     """Others that turns could not tell from the winner."""
     compared: tuple[Compared, ...] = ()
-    shares: tuple[Share, ...] = ()
     parity: Concluded | None = None
     """Whether the winner trains as its plain form does; ``None`` where that was not asked, or no time was left."""
     case: Concluded | None = None
@@ -187,8 +167,7 @@ class Tuning:
     ended: str = ""
     """Why before its end; empty where it was not."""
     least: tuple[TrainSpec, int] | None = None
-    """Where nothing was measured: what takes the least memory, and how many bytes are predicted of it; 0: of
-    nothing memory can be predicted, and it was tried."""
+    """Where nothing was measured: what takes the least memory, and its predicted bytes; 0: nothing can be predicted."""
     unkept: str = ""
     """Why a next search would make its trials anew; empty where they are kept."""
     notes: tuple[str, ...] = ()

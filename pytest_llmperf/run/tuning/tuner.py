@@ -56,8 +56,7 @@ class _Bounds:
 
 
 class MemoryForecast:
-    """Which configurations fit on cards with so many bytes; 0: no limit is known, and everything fits. One process,
-    which needs no GPU, predicts beside what this one does."""
+    """Which configurations fit on cards with so many bytes, as a process beside this one predicts; 0: all fit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit, self._process = limit_bytes, PredictionProcess(_NICENESS)
@@ -152,8 +151,7 @@ class MemoryForecast:
 
 
 def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
-    """The one of ``specs`` whose settings ask for the least, where nothing can be predicted. A loss of Liger's never
-    holds its logits."""
+    """The one whose settings ask for the least, where nothing can be predicted. A loss of Liger's holds no logits."""
 
     def asks_for(spec: TrainSpec) -> tuple[int, ...]:
         recomputes = spec.gradient_checkpointing * (1 + (spec.checkpointing_policy == "full"))
@@ -224,11 +222,7 @@ class Tuner:
         self._end: Final | None = None
 
     def run(self) -> Tuning:
-        """Search until nothing is worth its seconds, or time is over; Ctrl-C ends it, and what is known is told.
-
-        Raises:
-            CaseFailedError: nothing of the space can run here.
-        """
+        """Search until nothing is worth its seconds, time is over, or Ctrl-C; CaseFailedError: nothing can run here."""
         order, begun = self._order, time.monotonic()
         self._until = self._run.until = begun + order.seconds - min(_CLOSING, order.seconds / 10)
         trials = Trials(self._caller, max(_TRIAL_LEAST, _TRIAL_SHARE * order.seconds))
@@ -264,8 +258,7 @@ class Tuner:
         self._search.excluded |= failing if len(failing) < len(specs) else set()
 
     def _find(self, candidates: Candidates, trials: Trials) -> None:
-        """The first trial is made however little time there is: of what takes the least, where the first of all does
-        not fit."""
+        """The first trial is made whatever time there is: of what takes the least, if the first does not fit."""
         least = self._least()
         if least is not None and not self._forecast.is_enough_for(least[1]):
             self._exclude(range(len(self._specs)))
@@ -331,9 +324,8 @@ class Tuner:
         self._tell("")
 
     def _limit_bytes(self) -> int:
-        """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits. A CPU's host has
-        room for the small models that are trained there, and is asked of large ones alone: their launch would take the
-        memory of all others on it."""
+        """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits. A CPU's host is
+        asked of large models alone, whose launch would take the memory of all others on it."""
         if not self._run.on_cpu:
             return self._run.memory_bytes
         base, host = self._order.space.base, machine.host_memory_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -17,7 +17,7 @@ from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, DidNotTrainError
-from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Share, Trials, Tuning, TuningOrder, take_turns
+from pytest_llmperf.run.tuning.trials import Compared, Trials, Tuning, TuningOrder, take_turns
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import formats
@@ -28,8 +28,6 @@ _FINALISTS = 3
 FULL_STEPS, _LEAST_STEPS = 16, 8
 # Of a winner that was shown not to be one, so many more are looked at.
 _WINNERS = 3
-# Two trials are told apart no better than this, as a fraction, however steady the steps of each.
-_TRIALS_WIDE = 0.02
 # Seconds: with less than that left, whatever ends was ended.
 _NEXT_TO_NOTHING = 1.0
 # What small trainings of a winner and of its plain form take, and the launches of its own case.
@@ -57,8 +55,7 @@ class Final:
         """Seconds that are kept for the winner's proofs."""
 
     def decide(self, ranked: Sequence[TrainSpec], fits: Callable[[TrainSpec], bool], *, num_close: int) -> Tuning:
-        """What was found with its winner: one of ``ranked``, best first, the first ``num_close`` close to one another.
-        ``fits``: whether the memory of a configuration is enough."""
+        """What was found, with its winner: one of ``ranked``, best first, ``num_close`` close to one another."""
         self._kept = proof_seconds(self._seconds_of(ranked[0])) if self._order.proves else 0.0
         self._best_of(ranked[: min(num_close, _FINALISTS)])
         self._without_each_choice(fits)
@@ -89,45 +86,28 @@ class Final:
             self._note(winner=best, ties=tuple(ties), compared=tuple(compared))
 
     def _without_each_choice(self, fits: Callable[[TrainSpec], bool]) -> None:
-        """Find what each of the winner's choices brought; one that is better without one of them is not the winner yet.
+        """The winner in turns with what lacks one of its choices; one that is better without it is the winner no more.
         A choice that was right beside others need not be right beside these."""
         for _ in range(_WINNERS):
-            winner = self.found.winner
+            winner, begun = self.found.winner, self.found.begun_at
             assert winner is not None  # noqa: S101 - the best of the finalists
-            shares = dict(self._shares(winner, fits))
-            harmful = next((one for one in shares if one.how == "turns" and one.log - one.wide > 0), None)
-            if harmful is None:
-                self._note(shares=tuple(shares))
+            for axis in self._order.space.axes:
+                try:
+                    without = replace(winner, **{field: getattr(begun, field) for field in axis.fields})
+                except SpecError:  # the winner's other choices need it
+                    continue
+                trial = self.found.trial_of(without)
+                could_train = trial is None or trial.is_measured or bool(trial.disturbances)
+                if without == winner or not could_train or not fits(without):
+                    continue
+                turns = self._turns(without, winner, most=1)[0]
+                if turns is not None:
+                    self._note(compared=(*self.found.compared, Compared(without, winner, turns)))
+                    if turns.low > 0:
+                        self._note(winner=without, ties=())
+                        break
+            else:
                 return
-            compared = Compared(winner, shares[harmful], Turns(-harmful.log, harmful.wide, 1))
-            self._note(winner=shares[harmful], compared=(*self.found.compared, compared), ties=())
-
-    def _shares(self, winner: TrainSpec, fits: Callable[[TrainSpec], bool]) -> Iterator[tuple[Share, TrainSpec]]:
-        """What each of the winner's choices brought over the one that the search began with, and what has that one."""
-        tuning, space = self.found, self._order.space
-        before, after = (space.choices_of(spec) for spec in (tuning.begun_at, winner))
-        for axis in space.axes:
-            then, now = before.get(axis.name, ""), after.get(axis.name, "")
-            if then == now:
-                continue
-            try:
-                without = replace(winner, **{field: getattr(tuning.begun_at, field) for field in axis.fields})
-            except SpecError:  # the winner's other choices need it
-                continue
-            if not fits(without):
-                yield Share(axis.name, then, now, 0.0, 0.0, NEEDED), without
-                continue
-            trials = tuning.trial_of(without), tuning.trial_of(winner)
-            could_train = trials[0] is None or trials[0].is_measured or bool(trials[0].disturbances)
-            turns = self._turns(without, winner, most=1)[0] if could_train else None
-            if turns is not None:
-                yield Share(axis.name, then, now, turns.log, turns.wide, "turns"), without
-                continue
-            known = [one for one in trials if one is not None and one.ranks]
-            logs = [log for one in known if (log := self._order.objective.log_of(one)) is not None]
-            if len(logs) == len(trials):
-                wide = max(_TRIALS_WIDE, 2 * math.hypot(*(one.step_error for one in known)))
-                yield Share(axis.name, then, now, logs[1] - logs[0], wide, "trials"), without
 
     def _turns(self, first: TrainSpec, second: TrainSpec, most: int = 0) -> tuple[Turns | None, TrainSpec | None]:
         """The second beside the first, none where nothing is shown in the time left; and which of them cannot be."""
@@ -171,7 +151,7 @@ class Final:
             following = others.pop(0) if others else None
             ties = tuple(one for one in self.found.ties if one != following)
             line = f"{winner.id} was faster, and is no winner: {disproof}"
-            self._note(line, winner=following, shares=(), ties=ties, parity=None, case=None)
+            self._note(line, winner=following, ties=ties, parity=None, case=None)
         self._note("none of the fastest configurations is sound", winner=None)
 
     def _asked(self, winner: TrainSpec, what: str) -> Concluded | str | None:

@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import tune_pages
-from pytest_llmperf.cli.answer import CaseError, Screen
+from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.commands import tune as command
 from pytest_llmperf.cli.entry_point import main
 from pytest_llmperf.cli.tune_pages import TestFile, document, page
 from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.tuning.trials import Compared, Share, Tried, Tuning, TuningOrder
+from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning, TuningOrder
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -191,10 +190,6 @@ def _tuning(**values: Any) -> Tuning:
         "winner": FAST,
         "tried": (_tried(TINY, 0.1), _tried(FAST, 0.15), _tried(broken, 0.0, failure="it broke", kind="error")),
         "compared": (Compared(TINY, FAST, Turns(-0.2877, 0.003, 2)),),
-        "shares": (
-            Share("micro-batch", "8", "16", -0.2, 0.01, "turns"),
-            Share("optimizer", "a", "b", -0.3, 0.02, "trials"),
-        ),
         "refused": {"one cannot": 12},
         "too_large": 3,
         "left": 40,
@@ -211,7 +206,7 @@ ORDER = TuningOrder(
 
 
 def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
-    text = "\n".join(page(ORDER, _tuning(), Screen(None, ASCII)))
+    text = "\n".join(page(ORDER, _tuning()))
     for line in (
         FAST.id,
         f"1.33 times what {TINY.id} gives, where the search began",
@@ -226,18 +221,17 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
         "3 trials in 61 s",
     ):
         assert line in text
-    assert text.index("optimizer: a to b") < text.index("micro-batch: 8 to 16")  # what brought most comes first
 
 
 def test_a_page_without_a_winner() -> None:
-    lines = list(page(ORDER, _tuning(winner=None, compared=(), shares=(), tried=()), Screen(None, ASCII)))
+    lines = list(page(ORDER, _tuning(winner=None, compared=(), tried=())))
     assert lines[0] == "no winner"
 
 
 def test_a_page_of_which_everything_was_tried_says_of_nothing_that_it_was_not(golden: Golden) -> None:
     nothing = {"left": 0, "refused": {}, "too_large": 0}
     tuning = _tuning(**nothing, tried=(_tried(FAST, 0.15),), unkept="cache: Read-only file system")
-    text = "\n".join(page(ORDER, tuning, Screen(None, ASCII)))
+    text = "\n".join(page(ORDER, tuning))
     assert "not tried" not in text
     golden(text)
 
@@ -245,7 +239,7 @@ def test_a_page_of_which_everything_was_tried_says_of_nothing_that_it_was_not(go
 def test_what_others_have_spoilt_is_told_with_its_reason(golden: Golden) -> None:
     spoilt = {"disturbances": ("another process on the hardware: python 7",)}
     tried = (_tried(TINY, 0.1, **spoilt), _tried(TINY, 0.1), _tried(FAST, 0.15, **spoilt))
-    text = "\n".join(page(ORDER, _tuning(tried=tried), Screen(None, ASCII)))
+    text = "\n".join(page(ORDER, _tuning(tried=tried)))
     golden(text)
     assert text.count(f"  {FAST.id}: another process on the hardware: python 7") == 1
     assert f"  {TINY.id}: another process" not in text  # its second trial was not
@@ -255,7 +249,7 @@ def test_what_was_recorded_stands_on_lines_of_its_own() -> None:
     result = CaseResult(
         id=FAST.id, digest=FAST.digest, nodeid="", machine="m", verdict="new", reason="none yet", updated="a\nb"
     )
-    lines = list(page(ORDER, _tuning(case=Concluded(result=result)), Screen(None, ASCII)))
+    lines = list(page(ORDER, _tuning(case=Concluded(result=result))))
     at = lines.index("  as a case: new: none yet")
     assert lines[at + 1 : at + 3] == ["    a", "    b"]
 

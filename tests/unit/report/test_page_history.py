@@ -33,8 +33,8 @@ def test_changes_are_drawn_with_versions(store: Path, tmp_path: Path, golden: Go
     before, after = chart.table.rows
     assert before[:2] == ("2026-03-01", "2026-03-10")
     assert after[:3] == ("2026-03-11", "2026-03-20", "torch: 2.11 -> 2.12")
-    told = dict(zip(chart.table.headings, after, strict=True))
-    assert (told["torch"], told["change"]) == ("2.12", "-9.1 %")
+    row = dict(zip(chart.table.headings, after, strict=True))
+    assert (row["torch"], row["change"]) == ("2.12", "-9.1 %")
     assert [len(line.points) for line in chart.lines] == [2, 2, 20]
 
 
