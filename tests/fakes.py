@@ -21,7 +21,7 @@ from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import OLDER, Environment, Launch, RankRecord
+from pytest_llmperf.records.launch import DIARY_FILE, OLDER, Environment, Launch, RankRecord
 from pytest_llmperf.records.trace import WORK, StaticStep, Trace, TraceRow
 from pytest_llmperf.run import runner
 from pytest_llmperf.settings.spec import Spec
@@ -54,6 +54,8 @@ class Fake:
     versions: dict[str, str] = field(default_factory=dict)
     foreign_processes: tuple[str, ...] = ()
     power_watts: float = 0.0
+    leak_bytes: int = 0
+    """Of a soak, a step."""
     most: int = 0
     """The largest micro-batch that trains; 0: any."""
     trace: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -176,11 +178,17 @@ class FakeLauncher:
         fake = Fake(**values)
         request.meter.seconds += fake.wall_seconds
         watch(Progress(phase="training", step=1, steps=request.spec.steps, tokens_per_second=1000.0))
+        if request.soak_seconds:
+            write_diary(request.folder, request.soak_seconds / (10 if fake.fail else 1), leak_bytes=fake.leak_bytes)
         if fake.fail == "interrupt":
             raise KeyboardInterrupt
         if fake.fail == "SIGTERM":
             signal.raise_signal(signal.SIGTERM)
-        kind = fake.fail or ("oom" if 0 < fake.most < request.spec.micro_batch_size else "")
+        kind = (
+            fake.fail
+            or ("killed" if request.soak_seconds else "")
+            or ("oom" if 0 < fake.most < request.spec.micro_batch_size else "")
+        )
         if kind:
             return Failure(
                 kind=kind,
@@ -192,6 +200,19 @@ class FakeLauncher:
                 environment=launch_of(request.spec, fake).environment,
             )
         return launch_of(request.spec, fake)
+
+
+def write_diary(folder: Path, seconds: float, *, leak_bytes: int) -> None:
+    """What rank 0 writes down in so many seconds of steps of 50 ms."""
+    folder.mkdir(parents=True)
+    lines = []
+    for number in range(1, int(2 * seconds) + 1):
+        held = 2**30 + 10 * number * leak_bytes
+        process = {"allocated_bytes": held, "host_bytes": 2**31, "open_files": 20, "threads": 9, "written_bytes": 0}
+        steps = [[0.05, 0.0, 0.0]] * 10
+        lines.append(json.dumps({"time": 1e9 + number / 2, "steps": steps, **process, "waited_seconds": 0.0}))
+    # Whoever wrote it was ended within its last line.
+    (folder / DIARY_FILE.format(0, 1)).write_text("\n".join([*lines, '{"time": 1']), encoding="utf-8")
 
 
 #: What fake tensors tell where nobody says otherwise.

@@ -37,6 +37,8 @@ class HostPart:
     script: ScriptLaunch | None
     node: str = ""
     """Of a job; its ranks' pids stand beside those of other hosts."""
+    soak_seconds: float = 0.0
+    """For how long it takes steps before it is ended; 0: it ends by itself."""
     leaves: bool = False
     """Whether one that began warm is over with its record, and its processes end by themselves."""
 
@@ -51,6 +53,9 @@ class HostPart:
         how: dict[str, Any] = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun, self.node)}
         if script:
             how = script.ends(seconds, progress, self.node)
+        if self.soak_seconds:
+            is_over = how.get("is_over", lambda: False)
+            how["is_over"] = lambda: is_over() or progress.last.trained_seconds > self.soak_seconds
         ended = process.watch(
             lambda: agent or process.start(self.command, environment=self.environment, log=self.log, folder=work),
             timeout_seconds=seconds,
@@ -163,7 +168,8 @@ class LocalLauncher:
                 script.check(environment["PATH"])
             command = script.command if script else self._command(request)
             leaves = request.former is not None
-            yield HostPart(request.folder, command, environment, request.gpus, script, leaves=leaves), place
+            part = HostPart(request.folder, command, environment, request.gpus, script, leaves=leaves)
+            yield replace(part, soak_seconds=request.soak_seconds), place
 
 
 class LocalSite(Site):

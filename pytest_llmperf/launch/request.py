@@ -13,6 +13,7 @@ from pytest_llmperf.launch.device import VISIBLE, Gpu, has_room, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import Former, home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
+from pytest_llmperf.records.launch import SOAK_FILE
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.settings.precision import bytes_each
@@ -57,6 +58,8 @@ class LaunchRequest:
     """With which step times it passes, so that it may end; ``None``: its median has to be known."""
     all_steps: bool = False
     """Whether it takes all its steps, whatever is known before."""
+    soak_seconds: float = 0.0
+    """For how long it takes steps, until it is ended; 0: it takes those of its spec."""
     trace: bool = True
     """Whether a few steps are traced after those that are timed."""
     inspect: bool = True
@@ -188,3 +191,5 @@ def write_request(request: LaunchRequest) -> None:
     if spec.is_script:
         content["root"] = str(request.tree or request.root)
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)
+    if request.soak_seconds:
+        write_text(request.folder / SOAK_FILE, json.dumps(request.soak_seconds), lasts=False)

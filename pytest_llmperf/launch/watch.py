@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import TypeVar
@@ -17,7 +17,7 @@ from pytest_llmperf.launch import device
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.calibration import CLOCK_REASONS, Health
 from pytest_llmperf.records.failure import Progress, phases_of
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import SENSORS_FILE, SOAK_FILE, Launch
 
 _READ_SECONDS = 0.25
 _Number = TypeVar("_Number", int, float)
@@ -140,6 +140,9 @@ class HealthWatch:
         if not (trains and self._sensors) or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LOOK_SECONDS
+        if (self._folder / SOAK_FILE).exists():
+            with suppress(OSError), (self._folder / SENSORS_FILE).open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps([asdict(seen[-1]) for seen in self._seen.values() if seen])}\n")
         own = {os.getpid(), *self._own()}
         for sensors in self._sensors:
             self._seen[sensors.gpu.index].append(sensors.sample())

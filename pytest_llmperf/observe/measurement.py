@@ -6,13 +6,17 @@ read after the last one; on the CPU the work is done when the host says so."""
 from __future__ import annotations
 
 import ctypes
+import gc
+import json
 import math
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise, starmap, takewhile
+from itertools import islice, pairwise, starmap, takewhile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -310,3 +314,101 @@ class Measurement:
             train_seconds=self._seconds,
             **facts,
         )
+
+
+# Diary: of however many steps each is written down once the device has passed it, and then forgotten. A thread writes,
+# and looks at the process beside it, twice a second: the loop does what it does anyway.
+
+_WRITE_SECONDS = 0.5
+# Threads whose wait for a core is looked at: to read a file of each of hundreds would be felt.
+_MOST_THREADS = 16
+_DECIMALS = 6
+
+
+class Diary(Measurement):
+    """It is never over: its launcher ends the process."""
+
+    def __init__(self, clock: Clock, memory: Memory, path: Path) -> None:
+        super().__init__(clock, memory, None)
+        self._path = path
+        self._pending: deque[tuple[Boundary[Any], float]] = deque()
+        """Ends of steps that the device need not have passed, with the seconds of garbage collection until then."""
+        self._waited: Mapping[str, float] = {}
+        """Seconds, by thread."""
+        self._collecting = self._collected = 0.0
+        gc.callbacks.append(self._collects)
+
+    def begin(self) -> None:
+        self._pending.append((self.boundary(), self._collected))
+        threading.Thread(target=self._write, name="llmperf-diary", daemon=True).start()
+
+    def begin_after(self, end: Boundary[Any]) -> None:
+        self._pending.clear()
+        self._pending.append((end, self._collected))
+
+    def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None) -> None:  # noqa: ARG002 - none is kept
+        self.is_begun = True
+
+    def end_gradients(self, norm: Any) -> None:
+        """Nobody asks for it."""
+
+    def end_step(self, at: Boundary[Any] | None = None) -> None:
+        self._pending.append((at or self.boundary(), self._collected))
+
+    def _collects(self, phase: str, _: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._collecting = time.perf_counter()
+        else:
+            self._collected += time.perf_counter() - self._collecting
+
+    def _write(self) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            while True:
+                time.sleep(_WRITE_SECONDS)
+                with suppress(OSError, RuntimeError):  # a full disk, or a device that is lost, ends the training itself
+                    line = self._line()
+                    if line["steps"]:  # what only goes backward is no rank
+                        file.write(f"{json.dumps(line)}\n")
+                        file.flush()
+
+    def _line(self) -> dict[str, Any]:
+        """The steps since the last one, seconds of each, of its loader and of garbage collection; the process now."""
+        steps, held = list[tuple[float, ...]](), None
+        while len(self._pending) > 1 and self._clock.has_passed(self._pending[1][0].instant):
+            (start, before), (end, after) = self._pending.popleft(), self._pending[0]
+            seconds = self._clock.between(start.instant, end.instant), end.fetched - start.fetched, after - before
+            steps.append(tuple(round(each, _DECIMALS) for each in seconds))
+            held = end.held
+        threads = os.listdir("/proc/self/task")  # noqa: PTH208 - names alone
+        return {
+            "time": round(time.time(), 3),
+            "steps": steps,
+            "allocated_bytes": held,
+            "host_bytes": resident(),
+            "open_files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - as above
+            "threads": len(threads),
+            "written_bytes": _written_bytes(),
+            "waited_seconds": round(self._most_waited(threads), _DECIMALS),
+        }
+
+    def _most_waited(self, threads: Iterable[str]) -> float:
+        """For how long since the last look the thread that waited longest for a core did so: others wait for it."""
+        now = {thread: _waited_seconds(thread) for thread in islice(threads, _MOST_THREADS)}
+        before, self._waited = self._waited, now
+        return max((seconds - before.get(thread, seconds) for thread, seconds in now.items()), default=0.0)
+
+
+def _written_bytes() -> int:
+    """What this process has written so far, to whatever file."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+            if line.startswith("wchar:"):
+                return int(line.split()[1])
+    return 0
+
+
+def _waited_seconds(thread: str) -> float:
+    """For how long a thread that could run has waited for a core so far."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0

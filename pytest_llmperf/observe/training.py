@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal, Protocol
 
@@ -18,7 +19,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.environment import Project, place_of
-from pytest_llmperf.observe.measurement import Boundary, Clock, Exchange, Measurement, Memory
+from pytest_llmperf.observe.measurement import Boundary, Clock, Diary, Exchange, Measurement, Memory
 from pytest_llmperf.observe.tracer import LONG_SECONDS, Tracer, with_timed_waits
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.vital_signs import Heartbeat
@@ -47,6 +48,8 @@ class Plan:
     """Others than the rank itself prepare its batches."""
     is_ours: bool = True
     """Ranks may talk to one another beside the training, and its steps are alike. Those of nobody's we know count."""
+    diary: Path | None = None
+    """Where steps are written down, of a training that its launcher ends; ``None``: it takes so many."""
     project: Project | None = None
     """Whose lines of Python a trace names; left out: those of whichever package."""
 
@@ -81,8 +84,10 @@ class ObservedTraining:
         self.clock, self.memory = clock_of(device), memory or memory_of(device)
         heartbeat.reserved_bytes = self.memory.now
         self._plan, self._heartbeat = plan, heartbeat
-        self._exchange = Exchange(self.clock) if plan.exchanges else None
+        self._exchange = Exchange(self.clock) if plan.exchanges and not plan.diary else None
         self.measurement = Measurement(self.clock, self.memory, self._exchange)
+        if plan.diary:
+            heartbeat.steps, self.measurement = 0, Diary(self.clock, self.memory, plan.diary)
         self._place = place_of(device)
         self.ending = Ending(plan, self.clock, self._place)
         how = {"ahead": plan.fetches_ahead, "is_ours": plan.is_ours}

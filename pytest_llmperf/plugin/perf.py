@@ -184,6 +184,22 @@ class Perf:
 
         return self._told(self._cases.tune(spec, tuning_space(spec, over, runners_up), runners_up))
 
+    @_asked
+    def soak(self, training: str | Spec, /, *, minutes: float = 30.0) -> CaseResult:
+        """Let a spec, or a script's command, take steps for so many ``minutes`` in one launch, and judge it by itself.
+
+        It fails where steps become longer, something of the process only grows, or stalls cost more than they may. It
+        needs no baseline, and records none. Ctrl-C ends it, and what was seen by then is reported.
+        """
+        from pytest_llmperf.run.cases import need_spec
+        from pytest_llmperf.support.user_input import is_positive
+
+        if not is_positive(minutes):
+            raise failed(f"perf.soak: minutes={minutes!r}, expected a number above 0, e.g. 30")
+        spec = ScriptSpec(command=training) if isinstance(training, str) else training
+        need_spec("soak", spec, Spec)
+        return self._told(self._cases.soak(spec, minutes))
+
     def _told(self, conclusion: Concluded) -> CaseResult:
         """The result of a case that holds; what does not fails the test."""
         result = conclusion.result

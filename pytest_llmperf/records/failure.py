@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -76,6 +77,11 @@ class Progress:
     phase_seconds: float = 0.0
     """For how long it had been in ``phase`` when it told."""
     compiles: bool = False
+
+    @property
+    def trained_seconds(self) -> float:
+        """Since its first step began; 0 as long as it has not."""
+        return time.time() - self.reached["training"] if "training" in self.reached else 0.0
 
     @property
     def trained_until(self) -> float:

@@ -5,10 +5,12 @@ A record holds raw values only; every rate is a property derived from them. Byte
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -29,6 +31,15 @@ RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
 TURN_FILE = "turn.lock"
 #: That of what one rank of a user's own training saw, and of its environment, which is there before it trains.
 SHARE_FILE, ENVIRONMENT_FILE = "share-{}.json", "environment.json"
+#: There where steps are taken until its launcher ends it; what each rank writes down meanwhile, and what its GPUs told.
+SOAK_FILE, DIARY_FILE, SENSORS_FILE = "soak.json", "diary-{}-{}.jsonl", "sensors.jsonl"
+
+
+def diary_of(folder: Path, rank: int) -> Path | None:
+    """Where this process writes what ``rank`` sees; ``None``: the launch in ``folder`` takes a number of steps."""
+    return folder / DIARY_FILE.format(rank, os.getpid()) if (folder / SOAK_FILE).exists() else None
+
+
 #: The folder of the failures of processes that were no ranks: they count where the command itself fails.
 NO_RANKS = "no-ranks"
 #: Why a record of before traces has none.

@@ -154,6 +154,22 @@ class JudgedCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Soak:
+    """What one launch of minutes showed of itself."""
+
+    asked_seconds: Number
+    seconds: Number
+    """For which it took steps, its warm-up included."""
+    steps: int
+    findings: tuple[str, ...]
+    """What became worse meanwhile, or stalled it; a line each."""
+    unheld: tuple[str, ...] = ()
+    """The same of what is within tolerance, or was not asked of such a machine."""
+    series: Mapping[str, tuple[Number | None, ...]] = field(default_factory=dict)
+    """By name, in as many parts of that time as fit a picture; ``minutes`` says where each ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CaseResult:
     """One case: its figures, its verdict and why."""
 
@@ -180,6 +196,8 @@ class CaseResult:
     """What the traces of then and now point to; empty where the case does what it did."""
     loss_curve: JudgedCurve | None = None
     """Its losses beside those of the same seeds before, where somebody asks for that."""
+    soak: Soak | None = None
+    """Where it was judged against itself."""
     updated: str = ""
     """What was recorded, if anything: the lines an update prints."""
     rung: str = ""

@@ -41,6 +41,8 @@ class Case:
     """Whether it has to run out of memory to be decided."""
     judges: bool = True
     """Whether it is judged; launches alone are what ``perf.measure`` returns."""
+    seconds: float | None = None
+    """Of one launch, where they are asked for; ``None``: stored launches tell."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,6 +83,16 @@ class Case:
             baselines=(spec.capacity_digest,),
             takes="the largest micro-batch is one that trains, and --perf-static launches nothing",
             needs_memory_limit=True,
+        )
+
+    @classmethod
+    def soaked(cls, spec: Spec, minutes: float) -> Case:
+        return cls(
+            id=f"{spec.id}-soak",
+            digest=f"{spec.digest}-soak",
+            specs=(spec,),
+            seconds=60 * minutes,
+            takes="a soak takes minutes of steps, and --perf-static launches nothing",
         )
 
     @classmethod
@@ -193,7 +205,7 @@ class Caller:
                 width=case.width,
                 launches=launches,
                 gpus=0 if self.run.on_cpu else case.width,
-                seconds=launches * sum(walls) / len(walls) if walls else None,
+                seconds=launches * sum(walls) / len(walls) if walls else case.seconds,
                 skipped=hindrance or shares,
                 judges=case.judges,
             )

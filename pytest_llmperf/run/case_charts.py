@@ -123,6 +123,37 @@ def step_chart(result: Result, stored: Baselines) -> LineChart | None:
     )
 
 
+# Of a soak, over its minutes: a chart's title, its axis, how much of a figure one unit of that is, and its lines.
+_SOAKED: tuple[tuple[str, str, float, dict[str, str]], ...] = (
+    ("Step time", "ms", 1e-3, {"step_seconds": "median", "slowest_step_seconds": "slowest"}),
+    ("Memory", "GiB", 2.0**30, {"allocated_bytes": "tensors", "host_bytes": "the process"}),
+    ("Open files and threads", "", 1.0, {"open_files": "open files", "threads": "threads"}),
+    ("Clock and power", "MHz, W", 1.0, {"clock_mhz": "lowest clock", "watts": "power"}),
+)
+
+
+def soak_charts(result: Result) -> list[LineChart]:
+    """Rank 0's, and its GPUs'; none where it was no soak."""
+    series, charts = result.record.soak.series if result.record.soak else {}, []
+    for title, axis, unit, names in _SOAKED:
+        lines, rows = list[Line](), list[tuple[str, ...]]()
+        for (name, words), role in zip(names.items(), ("now", "baseline"), strict=True):
+            told = zip(series.get("minutes", ()), series.get(name, ()), strict=False)
+            points = [(minute, value / unit) for minute, value in told if minute is not None and value is not None]
+            if points:
+                values = [value for _, value in points]
+                lines.append(Line(words, role, tuple(points)))
+                rows.append((words, *(f"{each:.4g}" for each in (values[0], min(values), max(values), values[-1]))))
+        if lines:
+            words, first, _, _, last = rows[0]
+            says = f"{title} over the soak's minutes: {words} {first} {axis} at the begin, {last} at the end."
+            table = Table(("", "first", "least", "most", "last"), tuple(rows))
+            charts.append(
+                LineChart(title=title, says=says, x_axis="minutes", y_axis=axis, lines=tuple(lines), table=table)
+            )
+    return charts
+
+
 def _points(launch: Launch) -> tuple[tuple[float, float], ...]:
     steps = [(float(number), round(seconds * 1000, 3)) for number, seconds in enumerate(launch.step_seconds, 1)]
     every = -(-len(steps) // _MOST_POINTS)

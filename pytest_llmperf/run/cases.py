@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.pairs import Bounds
+from pytest_llmperf.judge.soak import INTERRUPTED, SoakRule, judge_folder
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.run.baseline_comparison import BaselineComparison, fewest_launches
@@ -29,7 +31,9 @@ from pytest_llmperf.settings.optimizer import learnt_by
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.spec import ScriptSpec, Spec, within
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
-from pytest_llmperf.support.user_input import is_positive
+
+# Steps that no soak comes to; data are numbered by it, and none are made beforehand.
+_ENDLESS = 10_000_000
 
 
 class Cases:
@@ -51,8 +55,37 @@ class Cases:
         with failures(self._caller, case):
             return tuple(self._runner.record(spec, number) for number in range(1, wanted + 1))
 
+    def soak(self, spec: Spec, minutes: float) -> Concluded:
+        """Judge so many minutes of ``spec`` against themselves."""
+        spec = within(spec, self._run.rootdir)
+        case = Case.soaked(spec, minutes)
+        return self._concluded(case, 1, partial(self._soaked, case, spec, 60 * minutes))
+
+    def _soaked(self, case: Case, spec: Spec, seconds: float) -> Concluded:
+        """Ctrl-C ends it, and what was seen by then is a result too."""
+        run, runner = self._run, Runner(self._caller, bare=True)
+        if not run.site.is_here:
+            raise CaseFailedError(f"{spec.id}: a soak runs on one machine; say --perf-launcher local")
+        rule = SoakRule.of(self._caller.policy(spec), on_cpu=run.on_cpu)
+
+        def judged(why_ended: str, **seen: Any) -> CaseResult:
+            found = judge_folder(runner.folder, seconds, rule, why_ended, **seen)
+            return replace(self._caller.result(case, found["verdict"], ""), **found)
+
+        endless = spec.changed(steps=_ENDLESS, **({} if spec.is_script else {"min_steps": _ENDLESS}))
+        try:
+            outcome: Any = runner.launch(endless, 1, all_steps=True, soak_seconds=seconds)
+        except KeyboardInterrupt:
+            if runner.folder != Path():  # pytest makes no report of a test that it ends: the run itself is told
+                run.findings.results.append(judged(INTERRUPTED))
+            raise
+        result = judged(getattr(outcome, "message", "it ended by itself"), health=outcome.health)
+        return Concluded(result=result, held_against="itself")
+
     def check(self, spec: Spec, scaled_from: Spec | None = None) -> Concluded:
         """Hold ``spec`` against its baseline, or under ``--perf-against`` against another environment."""
+        if self._settings.soak_minutes:
+            return self.soak(spec, self._settings.soak_minutes)
         spec = within(spec, self._run.rootdir)
         scaled_from = scaled_from and within(scaled_from, self._run.rootdir)
         case = Case.of(spec)
@@ -188,6 +221,8 @@ class Cases:
         self._caller.name(case)
         if self._settings.static:
             self._caller.skip(case, f"{case.id}: {case.takes}")
+        if self._settings.soak_minutes and case.seconds is None:
+            self._caller.skip(case, f"{case.id}: --perf-soak launches what perf.check and perf.script ask for, alone")
 
     def _differs_from_plain(self, spec: Spec) -> Concluded | None:
         """That ``spec`` does not learn what its plain form does, where somebody asks for that first."""
@@ -252,8 +287,11 @@ def need_sizes(spec: Spec) -> None:
 
 def need_nats(loss_within: object) -> None:
     """A bound of losses is a positive number, or none; a ratio's bounds are refused where they are made."""
-    if loss_within is not None and not is_positive(loss_within):
-        raise CaseFailedError(f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01")
+    try:
+        Bounds(at_most=cast("float | None", loss_within))
+    except ValueError:
+        wrong = f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01"
+        raise CaseFailedError(wrong) from None
 
 
 def need_the_same_tokens(before: Spec, after: Spec) -> None:

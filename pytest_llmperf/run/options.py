@@ -228,6 +228,7 @@ _LAUNCHES = {"parse": user_input.count, "expected": "a number of launches, 1 or 
 _GPUS = {"parse": user_input.whole, "expected": "a number of GPUs, 0 (the CPU) or more", "metavar": "N"}
 _WIDTH = {"parse": user_input.count, "expected": "a number of GPUs, 1 or more", "metavar": "N"}
 _SECONDS = {"parse": user_input.positive, "expected": "a time in seconds above 0", "metavar": "SECONDS"}
+_MINUTES = {"parse": user_input.positive, "expected": "a number of minutes above 0", "metavar": "MINUTES"}
 _HOURS = {"parse": user_input.positive, "expected": "a number of GPU-hours above 0", "metavar": "GPU_HOURS"}
 _NIGHTS = {"parse": user_input.whole, "expected": "a number of nights, 0 or more", "metavar": "NIGHTS"}
 _PRICE = {"parse": user_input.positive, "expected": "a price of a GPU-hour, e.g. 2.10", "metavar": "PRICE"}
@@ -276,6 +277,10 @@ class Settings:
     )
     parity: bool = switch("--perf-parity", _BOTH, static="refused", repeated=True).says(
         "compare what each case trains with its plain form first: losses, gradients and updates of a small model"
+    )
+    soak_minutes: float | None = option("--perf-soak", _BOTH, static="refused", repeated=True, **_MINUTES).says(
+        "launch each case once, for so many minutes of steps, and judge it against itself: drift, leaks, stalls; "
+        "no baselines"
     )
     loss_curve: bool = switch("--perf-loss-curve", _BOTH, static="refused", repeated=True, ini="perf_loss_curve").says(
         "compare the losses of each case on a text with those of the same seeds before"

@@ -186,6 +186,9 @@ def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mappi
             raise UsageError(f"{flag} launches nothing; it goes with no {refused[0]}")
     if values["against"] and values["update"] is not None:
         raise UsageError("--perf-against compares with another environment; it goes with no --update-baselines")
+    if values["soak_minutes"] and (values["against"] or values["update"] is not None):
+        other = "--perf-against" if values["against"] else "--update-baselines"
+        raise UsageError(f"--perf-soak judges a case against itself; it goes with no {other}")
     if values["plan"] is not None and values["width_gpus"] is None:
         raise UsageError("--perf-plan tells which tests are of a width; it goes with --perf-width")
     if getattr(said, "perf_currency", None) is not None and values["price"] is None:

@@ -20,6 +20,7 @@ from pytest_llmperf.run.case_charts import (
     memory_parts,
     memory_section,
     memory_table,
+    soak_charts,
     step_chart,
     time_section,
     trace_section,
@@ -246,7 +247,7 @@ def _details(result: Result, stored: Baselines, *, drawn: bool) -> Details:
     return Details(
         tables=tuple((title, table) for title, table in tables if table.rows),
         lists=tuple((title, lines) for title, lines in shown if lines),
-        charts=(steps,) if steps else (),
+        charts=(*([steps] if steps else []), *(soak_charts(result) if drawn else [])),
     )
 
 

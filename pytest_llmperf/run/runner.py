@@ -25,6 +25,7 @@ from pytest_llmperf.records.failure import (
     COMPARING,
     FAILED,
     OTHER,
+    STEPS,
     WAITING,
     Failure,
     LaunchFailed,
@@ -69,6 +70,7 @@ class Runner:
         """``bare``: nothing after the timed steps of its launches is traced or inspected."""
         self._run, self._observer, self._findings, self._is_bare = caller.run, caller.observer, caller.findings, bare
         self.most_seconds = math.inf  # that a launch may take, whatever the run allows
+        self.folder = Path()  # of its last launch
         self._held: tuple[Gpu, ...] | None = None
         self._held_after = self.seconds = 0.0
         """The second: for which its launches ran."""
@@ -92,12 +94,13 @@ class Runner:
         passing: PassingRanges | None = None,
         *,
         all_steps: bool = False,
+        soak_seconds: float = 0.0,
         calibrates: Callable[[Sequence[Gpu]], bool] = lambda _: False,
     ) -> Launch | Failure:
         """Launch ``spec``; ``number`` counts the launches of this case from 1. It may end once it is known to be one of
-        ``passing``, unless it takes ``all_steps``. ``calibrates`` says of its GPUs, of none where srun chooses them,
-        whether they are calibrated in it. A ``CaseFailedError`` where this host's memory cannot hold it, a
-        ``RunEndedError`` where no time, or no node, is left."""
+        ``passing``, unless it takes ``all_steps``, or is ended after ``soak_seconds``. ``calibrates`` says of its GPUs,
+        of none where srun chooses them, whether they are calibrated in it. A ``CaseFailedError`` where this host's
+        memory cannot hold it, a ``RunEndedError`` where no time, or no node, is left."""
         run, turn = self._run, turn or Turn()
         rounds = max(math.ceil(number / turn.sides), run.settings.launches)
         numbers = number, max(turn.launches, turn.sides * rounds)
@@ -107,6 +110,8 @@ class Runner:
         if isinstance(spec, TrainSpec) and run.on_cpu and run.site.is_here:
             need_room(spec, host_memory_bytes())
         asked: dict[str, Any] = {"python": turn.python, "tree": turn.tree, "passing": passing, "all_steps": all_steps}
+        if soak_seconds:
+            asked |= {"soak_seconds": soak_seconds, "timeout_seconds": run.launch_seconds + soak_seconds}
         with self._attempt(spec, f"{spec.id} {turn.side}".rstrip(), numbers, calibrates=calibrates, **asked) as attempt:
             attempt.outcome = run.site.launch(attempt.request, attempt.watch, self._observer.say)
         outcome: Launch | Failure = attempt.outcome
@@ -156,7 +161,7 @@ class Runner:
         with self._lease(spec.gpus, meter, shared=shared) as gpus, self._observer.launch(shown, *numbers) as live:
             calibrations = cache_folder("calibrations") if calibrates(gpus) else None
             request = replace(self._request(spec, gpus, meter), calibrations=calibrations, **asked)
-            attempt = _Attempt(request, live)
+            attempt, self.folder = _Attempt(request, live), request.folder
             try:
                 run.job.note_spent()  # should the node die now, no more than this launch is forgotten
                 yield attempt
@@ -262,7 +267,7 @@ class _Attempt:
     def phases(self) -> Mapping[str, float]:
         """Where its seconds went, as far as a record tells."""
         request, meter, record = self.request, self.request.meter, dict[str, float]()
-        remainder = COMPARING if request.parity else FAILED
+        remainder = COMPARING if request.parity else STEPS if request.soak_seconds else FAILED
         if isinstance(self.outcome, Launch):
             record, remainder = dict(self.outcome.phases), FAILED if self.outcome.phases else OTHER
         return accounted(record, meter.waited_seconds, meter.seconds, remainder)

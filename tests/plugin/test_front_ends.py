@@ -32,6 +32,7 @@ TYPED: dict[str, tuple[str, Any]] = {
     "reason": ("why", "why"),
     "baselines": ("figures", "figures"),
     "json": ("out.json", "out.json"),
+    "soak_minutes": ("5", 5.0),
     "start": ("cold", "cold"),
     "overlap": ("no", False),
     "trace": ("no", False),

@@ -22,6 +22,7 @@ OPTIONS = [
     "--perf-report=FILE.html",
     "--perf-dry-run",
     "--perf-parity",
+    "--perf-soak=MINUTES",
     "--perf-loss-curve",
     "--perf-strict",
     "--perf-against=PYTHON|git:REVISION",

@@ -91,6 +91,7 @@ class Check:
         where = ["--static"] if settings.static else ["--gpus", str(self.run.num_gpus)]
         where += ["--perf-parity"] if settings.parity else []
         where += ["--perf-loss-curve"] if settings.loss_curve else []
+        where += [f"--perf-soak={settings.soak_minutes:g}"] if settings.soak_minutes else []
         again = ["llmperf", "check", *as_pairs(spec), *where, "--perf-baselines", str(self.arguments.perf_baselines)]
         yield from conclusion.message(shlex.join(again)).splitlines()
 

@@ -23,7 +23,7 @@ from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.observe.tracer import is_profiled
 from pytest_llmperf.observe.training import ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat, LastWords
-from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share
+from pytest_llmperf.records.launch import ASKS, ENVIRONMENT_FILE, SHARE_FILE, RankRecord, Share, diary_of
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.imports import loaded
@@ -105,6 +105,7 @@ class Rank(Watched):
             self._take_place()
         memory = Memory(resident) if device.type == "cpu" else None
         how: dict[str, Any] = {"min_steps": spec.steps, "all_steps": True, "is_ours": False, "project": project}
+        how["diary"] = diary_of(folder, self.number)
         plan = Plan(steps=spec.steps, warmup_steps=spec.warmup_steps, ranks=self._world, rank=self.number, **how)
         self._observed = ObservedTraining(plan, device, self._beat, memory=memory)
         self.fetched = self._observed.fetched

@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from pytest_llmperf.observe.reference_work import hardware_rates
 from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.launch import Later, Trained
+from pytest_llmperf.records.launch import Later, Trained, diary_of
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.support.formats import memory
 from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
@@ -95,6 +95,7 @@ def _plan(spec: TrainSpec, request: Request) -> Plan:
         passing=request.passing,
         all_steps=request.all_steps,
         is_traced=request.trace,
+        diary=diary_of(request.folder, int(os.environ["RANK"])),
         exchanges=spec.gpus > 1 and spec.parallelism == "ddp",
         fetches_ahead=spec.data_workers > 0,
     )

@@ -1,0 +1,395 @@
+"""A soak judged against itself: its first part against the rest. Pure, but for reading what was written down.
+
+Levels of step time are found between change points; what lasted so long that it stalls a step is told by its cause;
+what only grows is a leak. Nothing is held that other work on the host may do: a wait for a core is no step's own time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.judge.change_points import Covariance, find_changes, levels_between
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.stats import Spread
+from pytest_llmperf.judge.validity import neighbours
+from pytest_llmperf.records.calibration import Health
+from pytest_llmperf.records.launch import DIARY_FILE, SENSORS_FILE
+from pytest_llmperf.records.metrics import METRICS, RATE
+from pytest_llmperf.records.result import Soak, joined_reasons
+from pytest_llmperf.support import codec, formats
+from pytest_llmperf.support.interpreter import Array, np
+
+# Left out at the begin: this share of the time, and no more than so many seconds, in which a chip comes to its clocks.
+_WARM_UP, _WARM_UP_SECONDS = 0.1, 60.0
+# Windows of which levels are found, and steps of each at least; how many windows a chip's or a host's mood lasts.
+_MOST_WINDOWS, _LEAST_WINDOWS, _LEAST_STEPS, _LASTING = 60, 12, 8, 8
+# A normal deviate's median of absolute deviations; of how many values it tells as much as so many squares.
+_NORMAL, _EFFICIENCY, _LEAST_SD = 1.4826, 0.37, 1e-4
+# Of its window's median, what a stall is beyond it; its least seconds; of the time, what stalls may cost.
+_STALL, _LEAST_STALL_SECONDS, STALL_TOLERANCE = 0.5, 0.005, 0.02
+# Of the part of a difference that names its cause; of equal distances that make stalls periodic, and how many.
+_MOST_OF_IT, _ALIKE, _LEAST_STALLS = 0.5, 0.7, 4
+# Bytes that a checkpoint has at least, and times what is written usually.
+_CHECKPOINT_BYTES, _CHECKPOINT_TIMES = 2**20, 4
+# What only grows is higher in each part than in the one before, and goes on so: late by so much of what it did early.
+_PARTS, _GOES_ON, _LEAST_ENTRIES = 6, 0.5, 24
+_POINTS = 120
+# A level is no finding that is longer for want of a core: others have it.
+_OTHERS = ", most of it waiting for a core"
+# By which a CPU's steps may become longer; what its end may be early by: it begins before its first step does.
+_CPU_TOLERANCE, _CUT_SECONDS = 0.5, 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What one rank wrote down at once."""
+
+    time: float
+    steps: tuple[tuple[float, float, float], ...]
+    """Seconds of each since the last entry, and of these inside of a loader and of garbage collection."""
+    allocated_bytes: int | None
+    host_bytes: int
+    open_files: int
+    threads: int
+    written_bytes: int
+    waited_seconds: float
+    """For a core, since the last entry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensed:
+    """What the GPUs told at one time: the lowest clock, the highest temperature, all energy so far."""
+
+    time: float
+    clock_mhz: float | None
+    temperature: float | None
+    joules: float | None
+
+
+@dataclass(frozen=True)
+class SoakRule:
+    """By what it is judged."""
+
+    tolerance: float
+    """By which steps may become longer, a fraction."""
+    noise: Spread
+    """How much a level moves by itself."""
+    on_cpu: bool
+
+    @classmethod
+    def of(cls, policy: Policy, *, on_cpu: bool) -> SoakRule:
+        """By the tolerance of a rate; a CPU's is one against hanging, where nobody says otherwise."""
+        tolerance = policy.tolerances[RATE]
+        return cls(min(tolerance, _CPU_TOLERANCE) if on_cpu else tolerance, policy.noise.launch, on_cpu)
+
+
+@dataclass(frozen=True)
+class Diary:
+    """The entries of one rank."""
+
+    entries: Sequence[Entry]
+
+    @cached_property
+    def steps(self) -> Array:
+        """A row for each: seconds, of a loader, of garbage collection; its wait for a core; its end; its entry."""
+        rows = list[tuple[float, ...]]()
+        for number, entry in enumerate(self.entries):
+            whole, end = sum(step[0] for step in entry.steps), entry.time
+            found = list[tuple[float, ...]]()
+            for step in reversed(entry.steps):
+                found.append((*step, entry.waited_seconds * step[0] / whole, end, number))
+                end -= step[0]
+            rows += reversed(found)
+        return np.array(rows, dtype=float).reshape(-1, 6)
+
+    @property
+    def began(self) -> float:
+        return float(self.steps[0, 4] - self.steps[0, 0])
+
+    @property
+    def seconds(self) -> float:
+        return float(self.entries[-1].time - self.began) if len(self.steps) else 0.0
+
+    @property
+    def steady_from(self) -> float:
+        """The time at which its warm-up is over."""
+        return self.began + min(_WARM_UP * self.seconds, _WARM_UP_SECONDS)
+
+    def lows(self, name: str) -> list[float]:
+        """The least of what entries from then on have by this name, in parts of as many steps; none of too few."""
+        steps = np.cumsum([len(entry.steps) for entry in self.entries])
+        found = [
+            (int(number), float(value))
+            for number, entry in zip(steps, self.entries, strict=True)
+            if entry.time > self.steady_from and (value := getattr(entry, name)) is not None
+        ]
+        if len(found) < _LEAST_ENTRIES:
+            return []
+        ends = np.linspace(found[0][0], found[-1][0], _PARTS + 1)[1:-1]
+        parts = np.split(
+            np.array([value for _, value in found]), np.searchsorted([number for number, _ in found], ends)
+        )
+        return [float(part.min()) for part in parts] if all(map(len, parts)) else []
+
+
+#: What has ended one that nobody wanted to see to its end.
+INTERRUPTED = "interrupted"
+
+
+def judge_folder(
+    folder: Path, asked_seconds: float, rule: SoakRule, why_ended: str, health: Health | None = None
+) -> Mapping[str, Any]:
+    """The fields of a result of what a launch left in ``folder``; ``why_ended``: before its time was over."""
+    ranks = [*read_diaries(folder)]
+    if not ranks:
+        return {"verdict": "invalid", "reason": f"no step was seen: {why_ended}"}
+    soak = judge_soak(asked_seconds, ranks, [*map(_sensed, _lines(folder / SENSORS_FILE))], rule)
+    is_cut = soak.seconds < asked_seconds - _CUT_SECONDS
+    cut = [f"ended after {formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}: {why_ended}"] * is_cut
+    cut_verdict = "inconclusive" if why_ended == INTERRUPTED else "invalid"
+    clean = f"{soak.steps:,} steps in {formats.elapsed(soak.seconds)} show nothing that became worse"
+    return {
+        "verdict": "regressed" if soak.findings else cut_verdict if is_cut else "pass",
+        "reason": joined_reasons([*soak.findings, *cut] or [clean]),
+        "checks": (METRICS["step_seconds"].check(float(np.median(ranks[0].steps[:, 0]))),),
+        "notes": (*soak.unheld, *(neighbours(health) if health else ())),
+        "soak": soak,
+    }
+
+
+def judge_soak(asked_seconds: float, ranks: Sequence[Diary], sensed: Sequence[Sensed], rule: SoakRule) -> Soak:
+    """The soak whose ``ranks`` left these diaries, rank 0's first; none of them is empty."""
+    first = ranks[0]
+    judged = _Steps(first, sensed, rule)
+    held, unheld = list[str](), list[str]()
+    if judged.windows:
+        for line, is_held in (*judged.slower(), *judged.stalls()):
+            (held if is_held else unheld).append(line)
+    else:
+        unheld.append(f"only {formats.counted(len(judged.kept), 'step')} after its warm-up, too few to judge its speed")
+    held += _growth(ranks, on_cpu=rule.on_cpu)
+    return Soak(
+        asked_seconds=asked_seconds,
+        seconds=round(first.seconds, 1),
+        steps=len(first.steps),
+        findings=tuple(held),
+        unheld=tuple(unheld),
+        series=_series(first, sensed),
+    )
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Those of rank 0 after its warm-up."""
+
+    diary: Diary
+    sensed: Sequence[Sensed]
+    rule: SoakRule
+
+    @cached_property
+    def kept(self) -> Array:
+        return self.diary.steps[self.diary.steps[:, 4] > self.diary.steady_from]
+
+    @cached_property
+    def windows(self) -> list[Array]:
+        """Numbers of steps, in equal parts; none of too few."""
+        number = min(_MOST_WINDOWS, len(self.kept) // _LEAST_STEPS)
+        return np.array_split(np.arange(len(self.kept)), number) if number >= _LEAST_WINDOWS else []
+
+    def slower(self) -> Iterator[tuple[str, bool]]:
+        """The level that is furthest above the first; whether it is beyond tolerance."""
+        logs = [math.log(np.median(self.kept[each, 0])) for each in self.windows]
+        scatter = self._scatter(logs)
+        first, *others = levels_between(logs, scatter, find_changes(logs, scatter, range(len(logs))))
+        worst = max(others, key=lambda level: level.log, default=first)
+        before, after = (np.concatenate(self.windows[each.start : each.end]) for each in (first, worst))
+        a, b = (float(np.median(self.kept[each, 0])) for each in (before, after))
+        if b <= a:
+            return
+        start = int(after[0]) + len(self.diary.steps) - len(self.kept) + 1
+        until = "on" if worst.end == len(logs) else f"to {start + len(after) - 1:,}"
+        minute, loss = (self.kept[after[0], 4] - self.diary.began) / 60, b / a - 1
+        line = f"steps take {formats.share(loss)} longer from step {start:,} {until} (minute {minute:.1f}): "
+        why = self._why(before, after)
+        yield f"{line}{formats.seconds(a)} -> {formats.seconds(b)}{why}", loss > self.rule.tolerance and why != _OTHERS
+
+    def _scatter(self, logs: Sequence[float]) -> Covariance:
+        """Of windows by themselves, as their differences show it, and of what lasts for several of them."""
+        number = len(logs)
+        sd = max(_LEAST_SD, _NORMAL / math.sqrt(2) * float(np.median(np.abs(np.diff(logs)))))
+        apart = np.abs(np.subtract.outer(np.arange(number), np.arange(number)))
+        lasting = self.rule.noise.sd**2 * np.exp(-apart * _LASTING / number)
+        return Covariance(((sd**2 * np.eye(number), _EFFICIENCY * (number - 1)), (lasting, self.rule.noise.df)))
+
+    def _why(self, before: Array, after: Array) -> str:
+        """Where most of the difference is, as far as that is known."""
+        a, b = (self.kept[each].mean(axis=0) for each in (before, after))
+        for column, what in ((3, _OTHERS), (1, ", in its loader"), (2, ", in garbage collection")):
+            if b[column] - a[column] >= _MOST_OF_IT * (b[0] - a[0]):
+                return what
+        clocks = [self._clock(*(self.kept[each[[0, -1]], 4])) for each in (before, after)]
+        if all(clocks) and math.log(clocks[0] / clocks[1]) >= _MOST_OF_IT * math.log(b[0] / a[0]):
+            return f", at a GPU clock of {clocks[1]:.0f} MHz after {clocks[0]:.0f}"
+        return ""
+
+    def _clock(self, start: float, end: float) -> float:
+        known = [one.clock_mhz for one in self.sensed if one.clock_mhz and start <= one.time <= end]
+        return float(np.median(known)) if known else 0.0
+
+    def stalls(self) -> Iterator[tuple[str, bool]]:
+        """By cause: how often, how long and what of the time they cost; whether that is beyond tolerance."""
+        seconds = self.kept[:, 0]
+        usual = np.concatenate([np.full(len(each), np.median(seconds[each])) for each in self.windows])
+        excess, fetched = seconds - usual, float(np.median(self.kept[:, 1]))
+        found: dict[str, list[int]] = {}
+        written, stalled = self._checkpoints(), (excess > _STALL * usual) & (excess > _LEAST_STALL_SECONDS)
+        for number in sorted(np.flatnonzero(stalled).tolist(), key=lambda each: -float(excess[each])):
+            row, least = self.kept[number], _MOST_OF_IT * excess[number]
+            cause = "garbage collection" if row[2] >= least else "its loader" if row[1] - fetched >= least else ""
+            if not cause and row[5] in written:  # by the longest stall of that time
+                written.remove(row[5])
+                cause = "a checkpoint"
+            found.setdefault(cause, []).append(number)
+        for cause, numbers in found.items():
+            lost = float(excess[numbers].sum() / seconds.sum())
+            large = sorted(each for each in numbers if excess[each] >= _MOST_OF_IT * np.quantile(excess[numbers], 0.75))
+            gaps = [b - a for a, b in pairwise(large)]
+            gap, times = Counter(gaps).most_common(1)[0] if gaps else (0, 0)
+            is_periodic = len(large) >= _LEAST_STALLS and times >= _ALIKE * len(gaps)
+            often = f"each {gap} steps" if is_periodic else formats.counted(len(numbers), "time")
+            each = formats.seconds(float(np.median(excess[large])))
+            what = f"{cause or 'something unknown'} stalls a step {often}, for {each}"
+            # What only happens, a busy host does.
+            yield f"{what}: {formats.share(lost)} of the time", lost > STALL_TOLERANCE and bool(cause or is_periodic)
+
+    def _checkpoints(self) -> set[float]:
+        """Entries in whose time much was written."""
+        so_far = [each.written_bytes for each in self.diary.entries]
+        written = np.diff(so_far, prepend=so_far[0])
+        least = max(_CHECKPOINT_BYTES, _CHECKPOINT_TIMES * float(np.median(written)))
+        return set(np.flatnonzero(written >= least).tolist())
+
+
+# What is watched for growth: how it is called, its unit, and how much is none.
+_WATCHED: Mapping[str, tuple[str, str, float]] = {
+    "allocated_bytes": ("memory of tensors", "bytes", 2**20),
+    "host_bytes": ("memory of the process", "bytes", 16 * 2**20),
+    "open_files": ("open files", "", 12),
+    "threads": ("threads", "", 6),
+}
+# On a CPU the first is what malloc gave away, which moves by itself; of the second so much of it does.
+_MALLOC_BYTES, _HOST_SHARE, _EXPLAINED = 8 * 2**20, 0.005, 1.25
+
+
+def _growth(ranks: Sequence[Diary], *, on_cpu: bool) -> Iterator[str]:
+    """A line for each thing that only grows, of the rank where it grows most."""
+    of_tensors = 0.0
+    for name, (what, unit, usual) in _WATCHED.items():
+        least = _MALLOC_BYTES if on_cpu and name == "allocated_bytes" else usual
+        grown = {number: found for number, diary in enumerate(ranks) if (found := _grown(diary, name, least))}
+        rank = max(grown, key=lambda number: grown[number][2], default=None)
+        if rank is None:
+            continue
+        first, last, each = grown[rank]
+        if on_cpu and name == "host_bytes" and each <= _EXPLAINED * of_tensors:
+            continue  # a CPU's tensors are the process's
+        of_tensors = each if name == "allocated_bytes" else of_tensors
+        where = "" if len(ranks) == 1 else " on all ranks" if len(grown) == len(ranks) else f" on rank {rank}"
+        if unit:
+            an_hour = each * 3600 / float(np.median(ranks[rank].steps[:, 0]))
+            size = f"{formats.in_sentence(each, unit)} a step, {formats.memory(an_hour)} an hour"
+            yield f"{what} only grows{where}: {size}"
+        else:
+            yield f"{what} only grow{where}: {first:.0f} -> {last:.0f}, {each:.2g} a step"
+
+
+def _grown(diary: Diary, name: str, least: float) -> tuple[float, float, float] | None:
+    """The least of the first part, of the last one, and what a step adds; ``None``: it does not only grow."""
+    lows = diary.lows(name)
+    if not lows:
+        return None
+    if name == "host_bytes":
+        least = max(least, _HOST_SHARE * lows[0])
+    half, whole = _PARTS // 2, lows[-1] - lows[0]
+    goes_on = lows[-1] - lows[half] >= _GOES_ON * (lows[half - 1] - lows[0])
+    if not (whole >= least and goes_on and all(a < b for a, b in pairwise(lows))):
+        return None
+    steps = float((diary.steps[:, 4] > diary.steady_from).sum()) * (_PARTS - 1) / _PARTS
+    return lows[0], lows[-1], whole / steps
+
+
+def _series(diary: Diary, sensed: Sequence[Sensed]) -> dict[str, tuple[float | None, ...]]:
+    """For a picture."""
+    ends = np.linspace(diary.began, diary.entries[-1].time, min(_POINTS, len(diary.entries)) + 1)
+    steps, entries = diary.steps, diary.entries
+    by_step = np.searchsorted(steps[:, 4], ends[1:-1])
+    parts = np.split(steps[:, 0], by_step)
+    found: dict[str, list[float | None]] = {
+        "minutes": [round((end - diary.began) / 60, 3) for end in ends[1:].tolist()],
+        "step_seconds": [float(np.median(part)) if len(part) else None for part in parts],
+        "slowest_step_seconds": [float(part.max()) if len(part) else None for part in parts],
+    }
+    found |= _means(ends, [each.time for each in entries], entries, [*_WATCHED])
+    if sensed:
+        watts = [
+            (b.joules - a.joules) / (b.time - a.time) if a.joules is not None and b.joules is not None else None
+            for a, b in pairwise(sensed)
+        ]
+        found |= _means(ends, [each.time for each in sensed], sensed, ["clock_mhz", "temperature"])
+        found["watts"] = _binned(ends, [each.time for each in sensed[1:]], watts)
+    return {name: tuple(each) for name, each in found.items() if any(value is not None for value in each)}
+
+
+def _means(
+    ends: Array, times: Sequence[float], rows: Sequence[Any], names: Sequence[str]
+) -> dict[str, list[float | None]]:
+    return {name: _binned(ends, times, [getattr(row, name) for row in rows]) for name in names}
+
+
+def _binned(ends: Array, times: Sequence[float], values: Sequence[float | None]) -> list[float | None]:
+    """The last value of each part that has one."""
+    found: list[float | None] = [None] * (len(ends) - 1)
+    for at, value in zip(np.searchsorted(ends[1:-1], times).tolist(), values, strict=True):
+        found[at] = value if value is None else round(float(value), 3)
+    return found
+
+
+def read_diaries(folder: Path) -> Iterator[Diary]:
+    """Those of all ranks in their order; of several processes that had one number, that of the one that trained."""
+    for rank in count():
+        files = folder.glob(DIARY_FILE.format(rank, "*"))
+        found = [Diary([codec.read(Entry, line) for line in _lines(file)]) for file in files]
+        if not any(len(one.steps) for one in found):
+            return
+        yield max(found, key=lambda one: len(one.steps))
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    """What each line of ``path`` holds; whoever wrote them was ended, maybe within the last one."""
+    with suppress(OSError, ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)
+
+
+def _sensed(gpus: Sequence[Mapping[str, Any]]) -> Sensed:
+    """All GPUs at one time."""
+
+    def known(name: str) -> list[float]:
+        return [gpu[name] for gpu in gpus if gpu[name] is not None]
+
+    joules = known("joules")
+    return Sensed(
+        time=max(known("time")),
+        clock_mhz=min(known("clock_mhz"), default=None),
+        temperature=max(known("temperature"), default=None),
+        joules=sum(joules) if len(joules) == len(gpus) else None,
+    )

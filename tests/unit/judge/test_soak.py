@@ -1,0 +1,228 @@
+"""A soak judged against itself: what changes, stalls or only grows is found, and what a healthy one does is not."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.judge.soak import Diary, Entry, Sensed, SoakRule, judge_soak
+from pytest_llmperf.judge.stats import Spread
+from pytest_llmperf.records.result import Soak
+from tests.examples import examples
+
+GPU = SoakRule(0.02, Spread(0.004, 8), on_cpu=False)
+CPU = SoakRule(0.5, Spread(0.05, 8), on_cpu=True)
+REPOSITORY = Path(__file__).parents[3]
+
+Step = Callable[[int], tuple[float, float, float]]
+
+
+def steady(number: int, step: float = 0.05, sd: float = 0.003, seed: int = 1) -> list[float]:
+    chance = random.Random(f"{seed} {number}")
+    return [step * math.exp(chance.gauss(0, sd)) for _ in range(number)]
+
+
+def diary(
+    seconds: Sequence[float],
+    *,
+    fetched: Mapping[int, float] | None = None,
+    collected: Mapping[int, float] | None = None,
+    written: Mapping[int, int] | None = None,
+    process: Mapping[str, Callable[[int], float]] | None = None,
+) -> Diary:
+    """Entries of half a second; ``process`` says what there is after so many steps, the others what step N had."""
+    entries, open_, now, bytes_, last = list[Entry](), list[tuple[float, float, float]](), 1000.0, 0, 1000.0
+    usual: dict[str, Callable[[int], float]] = {
+        "allocated_bytes": lambda _: 2e9,
+        "host_bytes": lambda _: 4e9,
+        "open_files": lambda _: 20,
+        "threads": lambda _: 30,
+        "waited_seconds": lambda _: 0.0,
+    }
+    for number, step in enumerate(seconds):
+        now, bytes_ = now + step, bytes_ + (written or {}).get(number, 300)
+        open_.append((step, (fetched or {}).get(number, 0.0002), (collected or {}).get(number, 0.0)))
+        if now - last >= 0.5 or number == len(seconds) - 1:
+            values: Any = {name: of(number) for name, of in (usual | dict(process or {})).items()}
+            entries.append(Entry(time=now, steps=tuple(open_), written_bytes=bytes_, **values))
+            open_, last = [], now
+    return Diary(entries)
+
+
+def judged(*ranks: Diary, sensed: Sequence[Sensed] = (), rule: SoakRule = GPU) -> Soak:
+    return judge_soak(600.0, ranks, sensed, rule)
+
+
+def test_a_steady_soak_has_no_finding() -> None:
+    found = judged(diary(steady(6000)))
+    assert found.findings == found.unheld == ()
+    assert found.steps == 6000
+    assert len(found.series["step_seconds"]) == 120
+
+
+def test_steps_that_become_longer_are_found_with_the_step_and_the_minute() -> None:
+    seconds = [step * (1.05 if number >= 3000 else 1) for number, step in enumerate(steady(6000))]
+    (line,) = judged(diary(seconds)).findings
+    assert line.startswith(("steps take 5.", "steps take 4.9"))
+    assert "minute 2.5" in line
+    assert " on " in line
+
+
+def test_what_is_slower_for_a_while_is_told_with_its_end() -> None:
+    seconds = [step * (1.10 if 3000 <= number < 4000 else 1) for number, step in enumerate(steady(6000))]
+    (line,) = judged(diary(seconds)).findings
+    assert " to " in line
+
+
+def test_a_change_within_tolerance_is_told_and_passes() -> None:
+    seconds = [step * (1.018 if number >= 3000 else 1) for number, step in enumerate(steady(6000))]
+    found = judged(diary(seconds))
+    assert found.findings == ()
+    assert found.unheld[0].startswith("steps take 1.")
+
+
+def test_a_slow_drift_is_found() -> None:
+    seconds = [step * (1 + 0.08 * number / 6000) for number, step in enumerate(steady(6000))]
+    assert "longer" in judged(diary(seconds)).findings[0]
+
+
+def test_the_loader_garbage_collection_or_a_lower_clock_are_named_as_the_reason() -> None:
+    seconds = [step + (0.01 if number >= 3000 else 0) for number, step in enumerate(steady(6000))]
+    late = dict.fromkeys(range(3000, 6000), 0.0102)
+    assert ", in its loader" in judged(diary(seconds, fetched=late)).findings[0]
+    assert ", in garbage collection" in judged(diary(seconds, collected=late)).findings[0]
+    sensed = [
+        Sensed(time=1000.0 + at, clock_mhz=1980 if at < 160 else 1650, temperature=60, joules=500.0 * at)
+        for at in range(340)
+    ]
+    assert "1650 MHz after 1980" in judged(diary(seconds), sensed=sensed).findings[0]
+
+
+def test_a_wait_for_a_core_is_no_drift() -> None:
+    seconds = [step * (1.5 if number >= 3000 else 1) for number, step in enumerate(steady(6000))]
+    found = judged(diary(seconds, process={"waited_seconds": lambda number: 0.17 if number >= 3000 else 0.0}))
+    assert found.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("of", "cause"),
+    [
+        ("fetched", "its loader"),
+        ("collected", "garbage collection"),
+        ("written", "a checkpoint"),
+        ("", "something unknown"),
+    ],
+)
+def test_what_stalls_a_step_each_so_many_is_named(of: str, cause: str) -> None:
+    at = range(0, 6000, 50)
+    seconds = [step + (0.2 if number in at else 0) for number, step in enumerate(steady(6000))]
+    how: dict[str, Any] = {of: dict.fromkeys(at, 3 * 2**20 if of == "written" else 0.2)} if of else {}
+    (line,) = judged(diary(seconds, **how)).findings
+    assert line.startswith(cause)
+    assert "each 50 steps" in line
+
+
+def test_stalls_at_no_distance_that_nobody_explains_are_only_told() -> None:
+    chance = random.Random(3)
+    at = set(chance.sample(range(6000), 120))
+    seconds = [step + (0.2 if number in at else 0) for number, step in enumerate(steady(6000))]
+    found = judged(diary(seconds))
+    assert found.findings == ()
+    assert "something unknown" in found.unheld[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "each", "words"),
+    [
+        ("allocated_bytes", 4096.0, "4 KiB a step"),
+        ("host_bytes", 65536.0, "64 KiB a step"),
+        ("open_files", 0.05, "open files only grow"),
+        ("threads", 0.01, "threads only grow"),
+    ],
+)
+def test_what_only_grows_is_a_leak(name: str, each: float, words: str) -> None:
+    (line,) = judged(diary(steady(6000), process={name: lambda number: 1000 + int(each * number)})).findings
+    assert words in line
+
+
+def test_what_grows_at_first_alone_is_no_leak() -> None:
+    def settles(number: int) -> float:
+        return 4e9 + 3e8 * (1 - math.exp(-number / 800))
+
+    assert judged(diary(steady(6000), process={"host_bytes": settles, "allocated_bytes": settles})).findings == ()
+
+
+def test_a_leak_is_found_where_steps_become_longer_meanwhile() -> None:
+    seconds = [step * (10 if number >= 3000 else 1) for number, step in enumerate(steady(6000))]
+    found = judged(diary(seconds, process={"threads": lambda number: number // 50}))
+    assert "threads only grow" in found.findings[-1]
+
+
+def test_the_rank_that_leaks_is_named_and_all_of_them_are_not() -> None:
+    fine, leaks = diary(steady(6000)), diary(steady(6000), process={"open_files": lambda number: number // 20})
+    assert "on rank 1" in judged(fine, leaks).findings[0]
+    assert "on all ranks" in judged(leaks, leaks).findings[0]
+
+
+def test_the_memory_of_a_cpus_tensors_is_not_told_twice() -> None:
+    grows: dict[str, Callable[[int], float]] = dict.fromkeys(
+        ("allocated_bytes", "host_bytes"), lambda number: 4e8 + 65536.0 * number
+    )
+    (line,) = judged(diary(steady(6000), process=grows), rule=CPU).findings
+    assert "tensors" in line
+
+
+def test_too_few_steps_say_so() -> None:
+    found = judged(diary(steady(40)))
+    assert "too few" in found.unheld[0]
+
+
+@given(st.lists(st.floats(0.001, 30.0), min_size=1, max_size=400), st.booleans())
+@examples(25)
+def test_any_steps_can_be_judged(seconds: list[float], on_cpu: bool) -> None:
+    found = judged(diary(seconds), rule=CPU if on_cpu else GPU)
+    assert found.steps == len(seconds)
+    json.dumps(found.series, allow_nan=False)
+
+
+@given(st.integers(0, 10_000), st.floats(0.001, 0.5))
+@examples(25)
+def test_a_verdict_does_not_depend_on_how_long_a_step_is(seed: int, step: float) -> None:
+    seconds = steady(1500, step=step, seed=seed)
+    assert judged(diary(seconds)).findings == ()
+
+
+def stored() -> Iterator[list[float]]:
+    """Of unchanged cases on four GPUs of a host: logarithms of steps beside the case's own median there."""
+    launches: dict[tuple[str, str], list[list[float]]] = {}
+    for line in (REPOSITORY / "docs/data/h200-waits.jsonl").read_text(encoding="utf-8").splitlines():
+        values = json.loads(line)
+        if not values["injected"]:
+            launches.setdefault((values["spec"], values["site"]), []).append(values["step_seconds"][10:])
+    for several in launches.values():
+        middle = math.log(median(step for one in several for step in one))
+        if len(several) > 1:
+            yield from ([math.log(step) - middle for step in one] for one in several)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("slower", [0.0, 0.04])
+def test_stored_steps_in_a_row_raise_few_alarms_and_hide_no_change(slower: float) -> None:
+    """Pieces of launches, each with the level that it had: a launch by itself wanders less."""
+    pieces, chance, alarms = list(stored()), random.Random(5), 0
+    for _ in range(60):
+        logs = list[float]()
+        while len(logs) < 4000:
+            logs += chance.choice(pieces)
+        seconds = [0.1 * math.exp(log + (slower if number > 2200 else 0)) for number, log in enumerate(logs)]
+        alarms += bool(judged(diary(seconds)).findings)
+    assert alarms <= 1 if not slower else alarms >= 58
