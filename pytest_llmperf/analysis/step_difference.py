@@ -24,6 +24,7 @@ from pytest_llmperf.analysis.likely_causes import (
     likely_causes,
 )
 from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow, new_places
+from pytest_llmperf.support.formats import first_n
 
 # Of a step: exchanges that run beside the backward pass take on some ranks a little longer than on others, and a CPU's
 # ranks take its cores from one another.
@@ -383,7 +384,7 @@ def _odd_ranks(difference: StepDifference) -> list[str]:
     words = []
     alone = " alone" if len(difference.odd_ranks) == 1 else ""
     for odd in difference.odd_ranks[:_MOST_RANKS]:
-        shown = _first([f"{short_kernel(name)} {more:+g}" for name, more in odd.names])
+        shown = first_n([f"{short_kernel(name)} {more:+g}" for name, more in odd.names], _MOST_NAMES)
         words.append(f"on rank {odd.rank}{alone}: {shown}")
     if len(difference.odd_ranks) > _MOST_RANKS:
         words.append(f"{len(difference.odd_ranks) - _MOST_RANKS} more ranks stand apart")
@@ -391,15 +392,10 @@ def _odd_ranks(difference: StepDifference) -> list[str]:
 
 
 def _named(changes: Sequence[NameChange]) -> str:
-    return _first([f"{short_kernel(change.name)} {count_moved(change)}" for change in changes])
+    return first_n([f"{short_kernel(change.name)} {_count_moved(change)}" for change in changes], _MOST_NAMES)
 
 
-def _first(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    return ", ".join([*names[:_MOST_NAMES], *more])
-
-
-def count_moved(change: NameChange) -> str:
+def _count_moved(change: NameChange) -> str:
     """``33 gone``, ``66 new``, ``+19``: a step."""
     how = "new" if change.is_new else "gone" if change.is_gone else ""
     return f"{abs(change.count):g} {how}" if how else f"{change.count:+g}"

@@ -16,8 +16,6 @@ from pytest_llmperf.run.history import find_revision, project_of
 from pytest_llmperf.run.reading import usual_observed
 from pytest_llmperf.settings.spec import ScriptSpec
 
-__all__ = ["HOOKS", "install", "observe", "remove"]
-
 #: Names the folder in which a run that is watched leaves its row.
 VARIABLE = "LLMPERF_OBSERVE"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from pytest_llmperf.records.result import FAILING
 from pytest_llmperf.records.results_document import ResultsDocument, Skipped
 from pytest_llmperf.support import user_input
+from pytest_llmperf.support.formats import first_n
 
 _MOST_NAMES = 10
 
@@ -163,10 +164,7 @@ def skipped(tests: Tests) -> list[tuple[str, str]]:
 
 
 def some_of(nodes: Iterable[str]) -> str:
-    """The first names, and how many more."""
-    found = sorted(nodes)
-    more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
-    return ", ".join([*found[:_MOST_NAMES], *more])
+    return first_n(sorted(nodes), _MOST_NAMES)
 
 
 # Of pytest: a line of its own about what it cannot do, else the closing one.

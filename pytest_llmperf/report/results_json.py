@@ -28,6 +28,7 @@ from pytest_llmperf.records.results_document import Result as StoredResult
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.formats import first_n
 from pytest_llmperf.support.redaction import redacted, without_secrets
 
 
@@ -289,8 +290,7 @@ class ExportedCase:
     def explanation(self) -> str:
         """The reason, and what is exact and not as in the baseline: that is told of a ``pass`` too."""
         changed = self.result.changed
-        more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
-        told = f"changed since the baseline: {', '.join(changed[:_MOST_CHANGES])}{more}" if changed else ""
+        told = f"changed since the baseline: {first_n(changed, _MOST_CHANGES)}" if changed else ""
         reason = "recorded" if self.result.updated else self.result.reason
         beside = "" if self.has_failing_verdict else self.test_failed
         expected = f"expected to fail: {self.expected}" if self.outcome.endswith(", expected") else ""

@@ -70,7 +70,7 @@ def of_cases(ids: Sequence[str], total: int) -> str:
     """``a, b and 3 more``; that it is all of them where it is."""
     if len(ids) == total > 1:
         return f"all {total} cases"
-    return ", ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
+    return formats.first_n(ids, _MOST_NAMED)
 
 
 def _line(group: Sequence[tuple[str, str]], total: int) -> str:

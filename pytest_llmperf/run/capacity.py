@@ -225,11 +225,6 @@ class Search:
     def fails(self) -> int | None:
         return min(self.too_large, default=None)
 
-    @property
-    def found(self) -> bool:
-        """Whether the size after the largest that fits is known not to."""
-        return self.fails is not None and self.fails <= self.fits + 1
-
     def note(self, size: int, peak_bytes: int | None) -> None:
         """That ``size`` fitted with this peak, or did not (``None``). What contradicts it is forgotten."""
         self.closing += bool(self.peaks and self.too_large)
@@ -242,7 +237,7 @@ class Search:
 
     def next(self) -> int | None:
         """The size to try; ``None`` where the answer is known."""
-        if self.found or self.fits >= LARGEST:
+        if self.fits + 1 == self.fails or self.fits >= LARGEST:
             return None
         if not self.peaks:
             if self.fails is None:

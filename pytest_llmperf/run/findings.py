@@ -17,6 +17,7 @@ from pytest_llmperf.records.results_document import Planned, Skipped
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.run.options import UsageError as UsageError  # noqa: PLC0414 - found beside the other errors
 from pytest_llmperf.support import codec
+from pytest_llmperf.support.formats import first_n
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Entry
@@ -197,9 +198,7 @@ class Coverage:
         if not self.nodes:
             return "no perf test was collected; run the whole suite"
         unsure = sorted(node for node in self.nodes if self.said.get(node) != ALL)
-        more = [f"{len(unsure) - _MOST_NODES} more"] if len(unsure) > _MOST_NODES else []
-        names = ", ".join([*unsure[:_MOST_NODES], *more])
-        return f"not every perf test said all that it runs: {names}" if names else ""
+        return f"not every perf test said all that it runs: {first_n(unsure, _MOST_NODES)}" if unsure else ""
 
 
 def is_whole(plan: ResultsDocument) -> bool:

@@ -105,7 +105,6 @@ def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
     spent, number = sum(document.spent.values()), document.num_launches
     versions = launches[0].environment.versions if launches else record.versions
     hosts = sorted({rank.host for launch in launches for rank in launch.ranks})
-    more = f" and {len(hosts) - _MOST_HOSTS} more" * (len(hosts) > _MOST_HOSTS)
     hardware = f"{len(document.gpus)} × {document.gpus[0]}" if document.gpus else "CPU"
     # With what was changed in the tree.
     revision = record.revision
@@ -114,7 +113,7 @@ def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
         "run": document.source,
         "project": record.project.rpartition("/")[2],
         "commit": revision.commit + changed if revision else "",
-        "host": ", ".join(hosts[:_MOST_HOSTS]) + more,
+        "host": formats.first_n(hosts, _MOST_HOSTS),
         "command": record.command,
         "machine": f"{document.machine}, " + ("nothing was launched" if document.machine == ANY_MACHINE else hardware),
         "began": f"{began.replace('T', ' ').removesuffix('Z')} UTC" if began else "",

@@ -14,6 +14,7 @@ from pytest_llmperf.cli import hook
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, plain, table
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.judge.repeats import Repeats
+from pytest_llmperf.launch.script import HOOKS
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE, label, measured
 from pytest_llmperf.report.text import Column
@@ -156,7 +157,7 @@ def _quoted(value: object) -> str:
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     """What cannot be had is refused before anything is launched."""
     if arguments.hook_path:
-        return Answer([str(hook.HOOKS)], for_programs=True)
+        return Answer([str(HOOKS)], for_programs=True)
     if arguments.install_hook or arguments.remove_hook:
         return Answer([hook.install() if arguments.install_hook else hook.remove()])
     if arguments.observe:

@@ -111,7 +111,7 @@ def test_where_one_does_not_fit() -> None:
     search = Search(guess=5)
     while (size := search.next()) is not None:
         search.note(size, None)
-    assert (search.fits, search.fails, search.found) == (0, 1, True)
+    assert (search.fits, search.fails, search.next()) == (0, 1, None)
 
 
 def test_where_nothing_is_too_large_it_ends() -> None:
@@ -119,7 +119,7 @@ def test_where_nothing_is_too_large_it_ends() -> None:
     while (size := search.next()) is not None:
         search.note(size, GIB)
     assert search.fits == LARGEST
-    assert not search.found
+    assert search.fails is None
 
 
 @pytest.mark.parametrize("first", [True, False])
