@@ -14,9 +14,8 @@ from typing import Literal
 
 from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.policy import CONFIRMED_BY, Outlook, Policy, Rule
-from pytest_llmperf.judge.stats import Difference, paired_difference, quantile, work_of
+from pytest_llmperf.judge.stats import Difference, Pairs, paired_difference, quantile, work_of
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measured
 from pytest_llmperf.records.result import Candidate, Check, Verdict, worst_of
 from pytest_llmperf.support.user_input import is_positive
@@ -58,7 +57,7 @@ class Bounds:
         )
 
 
-def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds], policy: Policy) -> Judgement:
+def judge_gain(pairs: Pairs, bounds: Mapping[str, Bounds], policy: Policy) -> Judgement:
     """Whether the second spec of each pair keeps ``bounds`` over the first. ``bounds`` by ``throughput`` (tokens/s per
     GPU), ``memory`` (peak reserved of the worst rank) and ``loss`` (nats). Losses are exact and decided as measured;
     memory nearly so, by the leanest launch of each side: they may be of different pairs, and two pairs have to break
@@ -109,7 +108,7 @@ def _interval(bounds: Bounds, difference: Difference, rule: Rule) -> tuple[float
     return (low, high) if any(True for _ in bounds) else (usual, usual)
 
 
-def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: Policy) -> tuple[Check, bool]:
+def _throughput(pairs: Pairs, bounds: Bounds, policy: Policy) -> tuple[Check, bool]:
     """The check, and whether another pair is worth its cost."""
     difference = paired_difference(pairs, policy.noise)
     (before, after), error = pairs[0], difference.error
@@ -128,7 +127,7 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: 
     return bounds.check("throughput", ratio, verdict, f" ({low:.3g} to {high:.3g})"), None in verdicts
 
 
-def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) -> Check:
+def _memory(pairs: Pairs, bounds: Bounds, rule: Rule) -> Check:
     leanest = tuple(min(launch.peak_reserved_bytes for launch in side) for side in zip(*pairs, strict=True))
     sides = [leanest, *((a.peak_reserved_bytes, b.peak_reserved_bytes) for a, b in pairs)]
     ratio, *each = (after / before if before else math.inf for before, after in sides)
@@ -141,7 +140,7 @@ def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) 
     return bounds.check("memory", ratio, verdict)
 
 
-def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterator[Check]:
+def _loss(pairs: Pairs, bound: float | None) -> Iterator[Check]:
     """How far apart the losses of one step are at most: whether two specs that see the same tokens learn alike. A
     kernel that computes wrong gradients is fast, fits, and shows here alone."""
     if bound is None:
@@ -226,7 +225,6 @@ def _indices(members: int) -> list[int]:
     return [index for index in range(members.bit_length()) if members >> index & 1]
 
 
-Pairs = Sequence[tuple[Launch, Launch]]
 By = Literal["speed", "memory", "counts", "evidence"]
 #: What a bisection may go by.
 CRITERIA: tuple[By, ...] = ("speed", "memory", "counts", "evidence")

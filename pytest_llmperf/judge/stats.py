@@ -11,13 +11,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
 from pytest_llmperf.records.steady_state import robust_sd
 from pytest_llmperf.support.interpreter import np, special
 
+#: Launches of two sides that took turns on the same hardware.
+Pairs: TypeAlias = Sequence[tuple[Launch, Launch]]
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -382,7 +384,7 @@ def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects
     )
 
 
-def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> Difference:
+def paired_difference(pairs: Pairs, noise: Noise) -> Difference:
     """The second of each pair against the first. What they share (hardware, day, neighbours) takes itself out."""
     logs = [log_of(after) - log_of(before) for before, after in pairs]
     # Before it was seen, a difference of two launches scatters by the square root of two more than one does.

@@ -12,7 +12,7 @@ from itertools import combinations
 from statistics import fmean, median
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.stats import Noise, Spread, Squares, sum_of_squares
+from pytest_llmperf.judge.stats import Noise, Pairs, Spread, Squares, sum_of_squares
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.codec import Amount, Count
 
@@ -162,7 +162,7 @@ class Turns:
         return "tie" if max(abs(self.low), abs(self.high)) <= _TIE else ""
 
 
-def turns_of(pairs: Sequence[tuple[Launch, Launch]], objective: Objective, noise: Noise) -> Turns | None:
+def turns_of(pairs: Pairs, objective: Objective, noise: Noise) -> Turns | None:
     """What ``pairs`` show; ``None`` where one of them does not tell what the objective is about."""
     logs = []
     for pair in pairs:

@@ -11,7 +11,7 @@ from pytest_llmperf.judge import policy as policies
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import CONFIRMED_BY, Held, Policy, Reference, Rule, decide, lasting, limit, middle
-from pytest_llmperf.judge.stats import Difference
+from pytest_llmperf.judge.stats import Difference, Pairs
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import CHECKPOINT
 from pytest_llmperf.records.launch import Launch
@@ -52,9 +52,7 @@ def judge(
     return _judged(launches, baseline, difference, policy.at(launches, baseline, difference), extra)
 
 
-def judge_pairs(
-    pairs: Sequence[tuple[Launch, Launch]], policy: Policy, troubles: Sequence[str] = (), extra: Sequence[Check] = ()
-) -> Judgement:
+def judge_pairs(pairs: Pairs, policy: Policy, troubles: Sequence[str] = (), extra: Sequence[Check] = ()) -> Judgement:
     """The verdict on the second of each pair against the first, which took turns on the same hardware."""
     before, after = [a for a, _ in pairs], [b for _, b in pairs]
     found = dict.fromkeys([*troubles, *_not_comparable([*before, *after], None), *_impossible(extra)])

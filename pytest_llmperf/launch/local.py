@@ -17,7 +17,7 @@ from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool
 from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
 from pytest_llmperf.launch.process import Ended, Former
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart, worker_environment
-from pytest_llmperf.launch.scratch import Scratch, scratch
+from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
@@ -107,7 +107,9 @@ class LocalLauncher:
         progress, former = ProgressReader(request.folder / "progress.json", watch), request.former
         try:
             with ExitStack() as held:
-                part, place = held.enter_context(self._prepared(request))
+                requests.write_request(request)
+                place, line = held.enter_context(scratch()), held.enter_context(process.lifeline(request.folder))
+                part = self._prepared(request, {**place.variables, **request.variables, **line})
                 if former and former.is_leaving and not (former.of == request.gpus and request.fits_beside()):
                     with request.meter.waiting():
                         former.gone()
@@ -156,20 +158,15 @@ class LocalLauncher:
             raise
         return agent
 
-    @contextmanager
-    def _prepared(self, request: LaunchRequest) -> Iterator[tuple[HostPart, Scratch]]:
-        """What can be had before anything of a launch runs, for as long as that lasts: its files, place and words."""
-        requests.write_request(request)
-        with scratch() as place, process.lifeline(request.folder) as line:
-            script = ScriptLaunch.of(request)
-            environment = {**worker_environment(request, os.environ), **place.variables, **request.variables, **line}
-            if script:
-                environment = script.environment(environment)
-                script.check(environment["PATH"])
-            command = script.command if script else self._command(request)
-            leaves = request.former is not None
-            part = HostPart(request.folder, command, environment, request.gpus, script, leaves=leaves)
-            yield replace(part, soak_seconds=request.soak_seconds), place
+    def _prepared(self, request: LaunchRequest, variables: Mapping[str, str]) -> HostPart:
+        """What a launch runs, and with what words; ``variables`` are those of its place, its own and its lifeline's."""
+        environment, script = {**worker_environment(request, os.environ), **variables}, ScriptLaunch.of(request)
+        if script:
+            environment = script.environment(environment)
+            script.check(environment["PATH"])
+        command, leaves = script.command if script else self._command(request), request.former is not None
+        part = HostPart(request.folder, command, environment, request.gpus, script, leaves=leaves)
+        return replace(part, soak_seconds=request.soak_seconds)
 
 
 class LocalSite(Site):

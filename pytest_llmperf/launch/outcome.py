@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -284,12 +284,8 @@ def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:
 
 def _listed(ranks: list[int]) -> str:
     """``0 to 3, 7``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
+    runs = groupby(enumerate(ranks), lambda each: each[1] - each[0])
+    spans = ([rank for _, rank in run] for _, run in runs)
     return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
 
 
