@@ -25,8 +25,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, mask
 
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, hf_config_of
+from pytest_llmperf.worker.estimate import arithmetic
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, replaced
-from pytest_llmperf.worker.estimate.exchanges import among_ranks, first_chunk, padding_bytes, shard
 from pytest_llmperf.worker.estimate.storages import GRANULE, Recording, StorageCounter, on_this_rank, parts_at_peak
 from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
 from pytest_llmperf.worker.settings.compilation import kept_operators
@@ -57,7 +57,7 @@ def plan(
         )
     counter = StorageCounter(hf_config.get_text_config().vocab_size, operators)
     with ExitStack() as stack:
-        ranks = stack.enter_context(among_ranks(spec, ranks_per_node)) if spec.parallelism != "ddp" else None
+        ranks = stack.enter_context(arithmetic.among_ranks(spec, ranks_per_node)) if spec.parallelism != "ddp" else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         dtype = DTYPES[spec.model_precision]
@@ -69,9 +69,9 @@ def plan(
         _prepare(spec, model, functions)
         if ranks is not None:
             # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
-            only = {"_chunk_with_empty": first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
+            only = {"_chunk_with_empty": arithmetic.first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
             with replaced(_fsdp_param, **only):
-                shard(spec, model, ranks)
+                arithmetic.shard(spec, model, ranks)
         gradients: list[torch.nn.Parameter] = []
         if operators is not None and ranks is None:
             for parameter in model.parameters():
@@ -89,7 +89,7 @@ def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradi
     """What ranks exchange beside what the step has asked for; ``gradients`` of DDP, in the order in which they came."""
     found.exchanges.add_trainer(model)
     if not gradients:
-        found.padding = padding_bytes(model)
+        found.padding = arithmetic.padding_bytes(model)
         with counter:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     else:
