@@ -13,9 +13,9 @@ from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch import request as requests
 from pytest_llmperf.launch.device import LOOK_AT, Gpu, wait_until_left
-from pytest_llmperf.launch.fork_servers import ForkedAgent, ServerPool
+from pytest_llmperf.launch.fork_servers import ForkedAgent, Former, ServerPool
 from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
-from pytest_llmperf.launch.process import Ended, Former
+from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart, worker_environment
 from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
@@ -124,20 +124,10 @@ class LocalLauncher:
                 if former and request.warm and agent and ended.left:
                     held.callback(wait_until_left, request.gpus, {one.pid for one in ended.left})
                     former.of = request.gpus
-                    former.leaves(agent, ended, held.pop_all(), self._told(request, former, request.warm.say, agent))
+                    former.leaves(agent, ended, held.pop_all(), request.warm.say, request.spec.id, request.folder)
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except requests.REFUSALS as error:
             return outcome.refused(request.folder, error)
-
-    @staticmethod
-    def _told(request: LaunchRequest, former: Former, say: Say, agent: ForkedAgent) -> Callable[[str, bool], None]:
-        def tell(wrong: str, is_its_own: bool) -> None:
-            line = f"{request.spec.id}: {wrong}"
-            say(line)
-            if is_its_own and not agent.is_lost:  # then nobody knows how it ended
-                former.bad_ends.append(f"{line}; its logs are in {request.folder}")
-
-        return tell
 
     @staticmethod
     def _begun(request: LaunchRequest, environment: Mapping[str, str], progress: ProgressReader) -> ForkedAgent | None:

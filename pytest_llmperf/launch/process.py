@@ -10,10 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,8 +26,8 @@ _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
 # torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
 _GRACE_SECONDS = 35.0
-# To leave a GPU takes a process some; once it has nothing left to do, no more than the second.
-_GONE_SECONDS, _LEAVE_SECONDS = 10.0, 10.0
+# To leave a GPU takes a process some.
+GONE_SECONDS = 10.0
 # A process that forks while others are stopped is found in the next round.
 _ROUNDS = 20
 # POSIX shared memory, and semaphores.
@@ -198,74 +197,15 @@ def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> in
             process.kill()
         kill(survivors)
         psutil.wait_procs(survivors, timeout=5)
-        returncode = _returncode(process)
+        returncode = returncode_of(process)
     return returncode
 
 
-class Former:
-    """The last launch of a run that left its record, as long as its processes end, and what is held until they have."""
-
-    of: object = None
-    """What it ran on."""
-
-    def __init__(self) -> None:
-        self.bad_ends: list[str] = []
-        """Of each that ended with an error after its record, a line."""
-        self._lock, self._lease, self._is_over = threading.Lock(), ExitStack(), True
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_leaving(self) -> bool:
-        return self._thread is not None
-
-    def leaves(self, process: Started, ended: Ended, held: ExitStack, tell: Callable[[str, bool], None]) -> None:
-        """From now on ``process`` ends; ``tell`` hears where it ends badly, and whether by an error of its own."""
-        self._process, self._tell = process, tell
-        self._is_over = self._was_killed = False
-        # In a thread: others wait for what is held, and nobody here may look for a while.
-        self._thread = threading.Thread(
-            target=self._end, args=({*ended.left}, held), name="llmperf-former", daemon=True
-        )
-        self._thread.start()
-
-    def _end(self, left: set[psutil.Process], held: ExitStack) -> None:
-        _, alive = psutil.wait_procs(left, timeout=_LEAVE_SECONDS)
-        if alive:
-            self._was_killed = True
-            kill(alive)
-            psutil.wait_procs(alive, timeout=_GONE_SECONDS)
-        with self._lock, self._lease, held:
-            self._is_over = True
-
-    def keep(self, lease: ExitStack) -> None:
-        """Hold ``lease`` until it is over; where it is, not at all."""
-        with self._lock:
-            self._lease.push(lease.pop_all())
-            if self._is_over:
-                self._lease.close()
-
-    def handed(self) -> ExitStack | None:
-        """The lease, to the launch that comes next; ``None``: it was let go."""
-        with self._lock:
-            return None if self._is_over else self._lease.pop_all()
-
-    def gone(self) -> None:
-        """Wait until nothing of it is left."""
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread, wrong = None, f"did not end within {_LEAVE_SECONDS:.0f} s, and was killed"
-        returncode = _returncode(self._process)
-        if not self._was_killed:
-            wrong = f"ended with {signal_name(returncode) or returncode}"
-        if returncode or self._was_killed:
-            self._tell(f"{wrong} after its record was there, which stands", not self._was_killed)
-
-
-def _returncode(process: Started) -> int:
+def returncode_of(process: Started) -> int:
+    """Of one that ends; SIGKILL's where nobody tells."""
     try:
         return process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
+    except subprocess.TimeoutExpired:
         return -signal.SIGKILL
 
 
@@ -333,7 +273,7 @@ class WholeTree:
             for process in stopped:
                 with suppress(psutil.Error):
                     process.kill()
-        deadline = time.monotonic() + _GONE_SECONDS
+        deadline = time.monotonic() + GONE_SECONDS
         while any(map(is_alive, stopped)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         _remove((shared & _shared()) | locks)

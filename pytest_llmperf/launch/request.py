@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_llmperf.launch import fork_servers
 from pytest_llmperf.launch.device import VISIBLE, Gpu, has_room, shown
-from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, LaunchOrder, ServerKey, ServerPool, needs
-from pytest_llmperf.launch.process import Former, home_of_package, python_path
+from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, Former, ServerKey, ServerPool, needs
+from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.launch import SOAK_FILE
 from pytest_llmperf.records.learning import ParityOrder
@@ -107,7 +108,7 @@ class WarmStart:
             return None
         key = server_key(request.python, os.environ, on_gpu=bool(request.gpus), variables=request.variables)
         words, log = torchrun_command(request)[BEFORE_WORDS:], request.folder / "torchrun.log"
-        order = LaunchOrder(torchrun=words, environment=environment, needs=needs(spec), log=log)
+        order = fork_servers.LaunchOrder(torchrun=words, environment=environment, needs=needs(spec), log=log)
         try:
             return self.servers.launch(key, order, waiting)
         except ColdStartError as error:
