@@ -124,11 +124,10 @@ def wait_until_left(gpus: Sequence[Gpu], pids: set[int]) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def has_room(gpus: Sequence[Gpu], num_bytes: int) -> bool:
-    """Whether a context and so many bytes fit beside what they hold; without GPUs, whether this host has as much."""
+def has_room(gpus: Sequence[Gpu]) -> bool:
+    """Whether a context fits beside what they hold."""
     with sensors(gpus) as known:
-        free = [one.free_bytes() for one in known] or [0 if gpus else psutil.virtual_memory().available]
-    return len(known) == len(gpus) and min(free) > _CONTEXT_BYTES + num_bytes
+        return len(known) == len(gpus) and all(one.free_bytes() > _CONTEXT_BYTES for one in known)
 
 
 def driver_version() -> str:

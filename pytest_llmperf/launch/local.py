@@ -131,7 +131,7 @@ class LocalLauncher:
 
     @staticmethod
     def _begun(request: LaunchRequest, environment: Mapping[str, str], progress: ProgressReader) -> ForkedAgent | None:
-        """torchrun, begun warm; nothing of it is timed before the former launch is gone. ``None``: it begins cold."""
+        """torchrun, begun warm; its ranks touch nothing before the former launch is gone. ``None``: it begins cold."""
         former, warm, agent = request.former, request.warm, None
         is_leaving = former is not None and former.is_leaving
         try:

@@ -17,7 +17,6 @@ from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.launch import SOAK_FILE
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.steady_state import PassingRanges
-from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -77,15 +76,8 @@ class LaunchRequest:
     """Behind whose end it may begin, and which it becomes; ``None``: it overlaps with none."""
 
     def fits_beside(self) -> bool:
-        """Whether there is surely room for its model before the launch that leaves has given back what it held."""
-        spec = self.spec
-        if not (isinstance(spec, TrainSpec) and self.warm) or self.memory_limit_bytes:  # which counts all
-            return False
-        if (geometry := spec.architecture.geometry) is None:
-            return False
-        # Twice: weights that are made in another precision, an output of its own.
-        weights = 2 * geometry.weights * bytes_each(spec)
-        return has_room(self.gpus, weights if self.gpus else weights * spec.gpus)
+        """Whether a context of it has room before the launch that leaves has given back what it held."""
+        return bool(self.warm) and has_room(self.gpus)
 
 
 @dataclass(frozen=True)

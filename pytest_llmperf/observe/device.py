@@ -249,7 +249,6 @@ class GpuMemory(Memory):
 
     def __init__(self, *, forgets: bool = True) -> None:
         """``forgets``: peaks count from now on, also for whoever else asks."""
-        self._before = 0, 0
         if forgets:
             torch.cuda.reset_peak_memory_stats()
 
@@ -260,15 +259,8 @@ class GpuMemory(Memory):
         # ``memory_allocated`` sorts all of the allocator's counters first, which takes the host five times as long.
         return int(torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"])
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        self._before = self.peaks()
-        yield
-        torch.cuda.reset_peak_memory_stats()
-
     def peaks(self) -> tuple[int, int]:
-        reserved, allocated = self._before
-        return max(reserved, torch.cuda.max_memory_reserved()), max(allocated, torch.cuda.max_memory_allocated())
+        return torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
 
 
 _SM_CLOCK, _GPU_TEMPERATURE = 1, 0  # NVML's numbers for them

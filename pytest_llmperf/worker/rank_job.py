@@ -42,9 +42,8 @@ class Recipe(Protocol):
         beat: Heartbeat,
         measured: Callable[[Trained], None] = lambda _: None,
     ) -> Trained:
-        """Train ``spec``, the request's or nearly, on this rank and return what was seen; it awaits its turn before
-        anything is timed. What was ``measured`` is told before untimed steps: what breaks there takes nothing from it.
-        """
+        """Train ``spec``, the request's or nearly, on this rank and return what was seen. What was ``measured`` is told
+        before untimed steps: what breaks or hangs in these takes nothing from it."""
 
 
 def recipe_of(request: Request) -> Recipe:
@@ -56,6 +55,8 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
 ) -> None:
     beat.enter("building")
     spec, folder, device = request.spec, request.folder, own_device()
+    # With a context, and before anything is timed, takes memory or looks at what is left.
+    request.await_turn(beat.enter)
     with ExitStack() as stack:
         if not is_gpu(device):
             room = folder / f"room-{rank}.json"

@@ -144,45 +144,6 @@ def test_what_is_timed_begins_after_the_former_processes_are_gone(
     assert turns.said == []
 
 
-# A rank of the real Trainer that says when it has built its model and when it begins what is timed, and lingers.
-_STAMPS = """import time
-    from pathlib import Path
-    def main(folder, own=module.main):
-        from pytest_llmperf.worker.recipes.huggingface import trainer
-        build, rates = trainer.build_model, trainer.hardware_rates
-        def stamp(name, value=None):
-            (Path(folder) / name).write_text(str(time.time()))
-            return value
-        trainer.build_model = lambda *given: stamp("built", build(*given))
-        trainer.hardware_rates = lambda *given: (stamp("timed"), rates(*given))[1]
-        own(folder)
-        time.sleep(1.5)
-        stamp("ended")
-    module.main = main"""
-
-
-@pytest.mark.parametrize("has_room", [True, False])
-def test_a_model_is_built_beside_a_launch_that_ends_and_never_beside_one_that_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_room: bool
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(after_import("pytest_llmperf.worker.__main__", _STAMPS))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
-    monkeypatch.setattr(LaunchRequest, "fits_beside", lambda _: has_room)
-    turns = Turns(tmp_path)
-    try:
-        launches = [turns.launch(), turns.launch()]
-    finally:
-        turns.site.close()
-    assert all(isinstance(each, Launch) for each in launches), launches
-    record = (tmp_path / "run-1" / "launch.json").stat().st_mtime
-    ended, built, timed = (
-        float((tmp_path / name).read_text()) for name in ("run-1/ended", "run-2/built", "run-2/timed")
-    )
-    assert turns.reached(1)["finishing"] < record < turns.reached(2)["building"]
-    assert ended < timed < turns.reached(2)["training"]
-    assert (built < ended) == has_room
-
-
 @pytest.mark.parametrize(
     ("then", "said", "is_error"),
     [

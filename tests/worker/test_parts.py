@@ -32,7 +32,6 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
 from pytest_llmperf.observe import device, environment  # noqa: E402
-from pytest_llmperf.observe.device import GpuMemory  # noqa: E402
 from pytest_llmperf.observe.measurement import Clock, Exchange, Memory  # noqa: E402
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import evidence, imports  # noqa: E402
@@ -284,21 +283,6 @@ def test_host_memory_leaves_out_what_is_held_apart() -> None:
     more = torch.ones(30 * 2**20)
     assert 110 * 2**20 < memory.peaks()[0] < 200 * 2**20
     del kept, more
-
-
-def test_gpu_memory_keeps_the_peaks_from_before_what_was_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = {"reserved": 0, "allocated": 0}
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: held["reserved"])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: held["allocated"])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: held.update(reserved=7, allocated=5))
-    memory = GpuMemory()
-    assert memory.peaks() == (7, 5)
-    held.update(reserved=9, allocated=6)  # the model
-    with memory.apart():
-        held.update(reserved=90, allocated=60)
-    assert memory.peaks() == (9, 6)
-    held.update(reserved=30, allocated=20)
-    assert memory.peaks() == (30, 20)
 
 
 def test_the_launchers_own_path_is_none_of_the_users(tmp_path: Path) -> None:

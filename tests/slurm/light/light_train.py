@@ -52,7 +52,6 @@ def train(
     burner = None
     if injection.concerns(rank):
         burner = Burner(device, clock, slow=injection.slow, hold=injection.hold, hang=injection.hang)
-    request.await_turn(beat.enter)
     beat.enter("training")
     clock.mark()
     for step in range(1, spec.steps + 1):

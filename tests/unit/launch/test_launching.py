@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +24,9 @@ import pytest
 from pytest_llmperf import ScriptSpec, TrainSpec
 from pytest_llmperf.launch import device, machine, outcome, process
 from pytest_llmperf.launch.device import Gpu, select
-from pytest_llmperf.launch.fork_servers import ServerPool
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.launch.request import LaunchRequest, WarmStart, worker_environment
+from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.watch import HealthWatch
 from pytest_llmperf.observe import vital_signs as heartbeat
 from pytest_llmperf.records.failure import Failure, Progress
@@ -649,38 +647,6 @@ def test_another_python_has_the_path_of_the_user_too_and_none_of_ours(tmp_path: 
     request = LaunchRequest(spec=SPEC, folder=tmp_path, gpus=(), timeout_seconds=1, python="/old/bin/python")
     environment = worker_environment(request, {"PYTHONPATH": f"/mine{os.pathsep}/faults"})
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "path"), "/mine", "/faults"]
-
-
-class TestRoomBesideOneThatEnds:
-    """Weights, twice, and 3 GiB for a context."""
-
-    REQUEST = LaunchRequest(
-        spec=TrainSpec(model="llama-3.2-1b", model_precision="bf16"),
-        folder=Path("run"),
-        gpus=GPUS[:2],
-        timeout_seconds=1,
-        warm=WarmStart(ServerPool(Path), print),
-    )
-
-    @pytest.mark.parametrize(
-        ("change", "free_gib", "fits"),
-        [
-            ({}, (7.7, 80.0), True),
-            ({}, (80.0, 7.5), False),
-            ({}, (80.0,), False),  # of one nobody knows
-            ({"spec": TrainSpec(model="llama-3.2-1b", model_precision="fp32")}, (12.3, 12.3), True),
-            ({"spec": TrainSpec(model="llama-3.2-1b", model_precision="fp32")}, (12.1, 12.1), False),
-            ({"memory_limit_bytes": 2**36}, (80.0, 80.0), False),
-            ({"warm": None}, (80.0, 80.0), False),
-            ({"spec": TrainSpec(model="mixtral-tiny")}, (80.0, 80.0), False),
-        ],
-    )
-    def test_a_model_is_built_beside_it_only_where_it_surely_fits(
-        self, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], free_gib: tuple[float, ...], fits: bool
-    ) -> None:
-        known = tuple(SimpleNamespace(free_bytes=lambda each=each: round(each * 2**30)) for each in free_gib)
-        monkeypatch.setattr(device, "sensors", lambda _: nullcontext(known))
-        assert replace(self.REQUEST, **change).fits_beside() == fits
 
 
 class TestLifeline:

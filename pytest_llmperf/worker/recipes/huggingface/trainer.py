@@ -50,6 +50,7 @@ def train(
     steps = plan.steps + plan.traced_steps + (INSPECTED_STEPS if inspection else 0)
     # Before the model: they decide TF32 and start the process group.
     arguments = training_arguments(spec, request.folder, device, steps)
+    rates = hardware_rates(device, request.calibrations, request.folder.parent, beat)
     observed = ObservedTraining(plan, device, beat, [("inspecting", inspection)] if inspection else ())
     model = build_model(spec, request.model_config, device)
     remarks = list(unused_settings(request.model_config, model))
@@ -58,10 +59,6 @@ def train(
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
     evidence = watched(spec, model)
-    trainer = WatchedTrainer(model, arguments, data, StepMarks(observed, beat, checkpoint, inspection))
-    with observed.memory.apart():  # what is made until here may be beside a launch that leaves the device
-        request.await_turn(beat.enter)
-        rates = hardware_rates(device, request.calibrations, request.folder.parent, beat)
 
     @cache  # what stays the same is gathered once
     def seen() -> Trained:
@@ -75,6 +72,7 @@ def train(
     asked = Injection.from_environment(spec.gpus)
     if asked.concerns(plan.rank):
         observed.burner = Burner(device, observed.clock, slow=asked.slow, hold=asked.hold, hang=asked.hang)
+    trainer = WatchedTrainer(model, arguments, data, StepMarks(observed, beat, checkpoint, inspection))
     force_tf32(spec, device)
     failed = trainer.train_watched(alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
