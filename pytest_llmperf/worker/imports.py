@@ -10,7 +10,7 @@ import site
 import sys
 import sysconfig
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -32,7 +32,9 @@ def loaded() -> dict[str, str]:
     """Each imported distribution with its version, and each ``.pth`` file whose lines Python ran, by their digest."""
     found: dict[str, str] = {}
     with suppress(Exception):  # a broken distribution is not worth a launch
-        found = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version, _ in _imported_distributions()}
+        found = {
+            re.sub(r"[-_.]+", "-", name).lower(): version for name, version, _ in _distributions_of(list(sys.modules))
+        }
     # A folder that is only on the path has its own read by nobody.
     own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     for folder in map(Path, () if sys.flags.no_site else [*site.getsitepackages(), *own]):
@@ -44,14 +46,19 @@ def loaded() -> dict[str, str]:
     return found
 
 
+# Files that were looked at, and what of them is patched: a fork goes on with its server's.
+LOOKED_AT, _PATCHED = set[str](), dict[str, str]()
+
+
 def patched_files() -> dict[str, str]:
     """Imported Python files that differ from what their distribution's RECORD lists, by their digest."""
-    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
-    found: dict[str, str] = {}
+    files = {name: str(getattr(module, "__file__", None)) for name, module in list(sys.modules.items())}
+    new = {name: file for name, file in files.items() if file not in LOOKED_AT}
     with suppress(Exception):
-        for _, _, distribution in _imported_distributions():
-            found |= _patched(distribution, files)
-    return dict(sorted(found.items()))
+        for _, _, distribution in _distributions_of(new):
+            _PATCHED.update(_patched(distribution, {*new.values()}))
+    LOOKED_AT.update(new.values())
+    return dict(sorted(_PATCHED.items()))
 
 
 def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[tuple[str, str]]:
@@ -85,10 +92,9 @@ def known() -> tuple[Mapping[str, list[str]], Mapping[str, _Named]]:
     return metadata.packages_distributions(), {each[0]: each for each in named}
 
 
-@cache
-def _imported_distributions() -> tuple[_Named, ...]:
+def _distributions_of(modules: Iterable[str]) -> tuple[_Named, ...]:
     packages, distributions = known()
-    tops = {name.partition(".")[0] for name in list(sys.modules)}
+    tops = {name.partition(".")[0] for name in modules}
     # An installation that was broken off has files and no name; it hides no other.
     names = sorted({name for top in tops for name in packages.get(top, ()) if name in distributions})
     return tuple(distributions[name] for name in names)

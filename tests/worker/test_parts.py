@@ -423,16 +423,18 @@ def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypa
     (broken / "RECORD").write_text("broken_off.py,,\n")
     monkeypatch.setitem(sys.modules, "broken_off", ModuleType("broken_off"))
     imports.known.cache_clear()
-    imports._imported_distributions.cache_clear()
     assert imports.loaded()["fast-thing"] == "1.2"
     assert "start.pth" not in imports.loaded()  # Python reads those of its own folders alone
     monkeypatch.setattr("site.getsitepackages", lambda: [str(packages)])
     assert "start.pth" in imports.loaded()
     assert "fast_thing.py" not in imports.patched_files()  # its size and date are RECORD's
     (packages / "fast_thing.py").write_text("x = 100\n")
+    assert "fast_thing.py" not in imports.patched_files(), "what runs is what was looked at"
+    imports.LOOKED_AT.clear()
     assert "fast_thing.py" in imports.patched_files()
+    assert "fast_thing.py" in imports.patched_files()
+    imports._PATCHED.clear()
     imports.known.cache_clear()
-    imports._imported_distributions.cache_clear()
 
 
 def test_a_collector_that_raises_takes_nothing_from_the_others() -> None:

@@ -130,10 +130,9 @@ class ForkServer:
                     if needs is None:
                         for name in imports.EVERY_RANK:
                             importlib.import_module(name)
-                        with suppress(Exception):  # a broken distribution is each rank's to tell
-                            imports.known()
                     else:
                         imports.import_needs(needs)
+                imports.patched_files()  # once for all ranks
         except NoAnswersError as error:
             return {"refused": str(error)}
         except Exception as error:  # noqa: BLE001 - a cold launch's rank will tell it as it should be told
