@@ -1,12 +1,14 @@
-"""What a training step needs of a GPU's memory: the prediction's parts. Pure."""
+"""What a training step needs of a GPU's memory: the prediction's parts; and how long it may take on more. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: In the order in which they are told.
@@ -138,3 +140,63 @@ def least_traffic(num_parameters: int, bytes_per_weight: int) -> int:
 def mfu(tokens_per_second_per_gpu: float, flops_per_token: float, peak: float) -> float:
     """Model FLOPs utilisation, a fraction: useful training FLOPs over the chip's peak (Chowdhery et al. 2022)."""
     return tokens_per_second_per_gpu * flops_per_token / peak
+
+
+# Time at scale: a range between what fewer ranks took and that with all that more of them exchange, none of it hidden.
+
+# GPUs of one host differ by so much (sd, eight H200), and all wait for the slowest. Work of 524 ms on one H200 took 541
+# ms on four, beside the exchanges.
+_GPU_SD, _BESIDE = 0.006, 541 / 524 - 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of the ranks of one training on one machine kind."""
+
+    step_seconds: Mapping[int, tuple[float, float]]
+    """By how many ranks: the least and the most that launches took."""
+    ranks_per_node: int
+    on_a_node: float | None = None
+    """Bytes a second of a GPU to the others, as all-reduce's bus bandwidth; the least that was measured."""
+    between_nodes: float | None = None
+
+    def base(self, ranks: int) -> int | None:
+        """The widest that was measured and is no wider."""
+        return max((known for known in self.step_seconds if known <= ranks), default=None)
+
+    def step_range(self, ranks: int, steps: Mapping[int, StaticStep]) -> tuple[float, float] | None:
+        """How long a step takes at least and at most; ``None`` where a rate, or any width, was not measured.
+
+        ``steps`` has that of so many ranks and of its base. Exchanges that the base has had over the same links are in
+        its time already.
+        """
+        base = self.base(ranks)
+        more = self._exchange_seconds(ranks, steps[ranks])
+        if base is None or more is None:
+            return None
+        low, high = self.step_seconds[base]
+        if base > 1 and (base <= self.ranks_per_node) == (ranks <= self.ranks_per_node):
+            more -= self._exchange_seconds(base, steps[base]) or 0.0
+        waits = _GPU_SD * (_largest_of(ranks) - _largest_of(base)) + (_BESIDE if base == 1 < ranks else 0.0)
+        return low, high * (1 + waits) + max(0.0, more)
+
+    def _exchange_seconds(self, ranks: int, step: StaticStep) -> float | None:
+        """Of all exchanges of one step, one after the other."""
+        nodes, seconds = max(1, ranks // self.ranks_per_node), 0.0
+        for name, (_, size) in step.exchanges.items():
+            kind, _, dimension = name.partition(" of ")
+            # Of a hybrid mesh replicas are on different nodes, and shards on one.
+            number = (
+                ranks // nodes if "shard" in dimension else nodes if "replicate" in dimension and nodes > 1 else ranks
+            )
+            rate = self.on_a_node if nodes == 1 or "shard" in dimension else self.between_nodes
+            if rate is None:
+                return None
+            times = {"all_reduce": 2 * (number - 1) / number, "broadcast": 1.0}
+            seconds += times.get(kind, (number - 1) / number) * size / rate
+        return seconds
+
+
+def _largest_of(number: int) -> float:
+    """The expected largest of so many standard normal deviates (Blom 1958)."""
+    return NormalDist().inv_cdf((number - 0.375) / (number + 0.25))

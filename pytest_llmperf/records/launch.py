@@ -287,6 +287,10 @@ class Launch:
         """The machines it ran on: what cools, feeds and drives all their GPUs alike."""
         return host_of(rank.place for rank in self.ranks)
 
+    @property
+    def is_on_a_node(self) -> bool:
+        return len({rank.host for rank in self.ranks}) == 1
+
     @cached_property
     def site(self) -> str:
         """The very hardware it ran on: launches that share it share its quirks."""

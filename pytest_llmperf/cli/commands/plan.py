@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from pytest_llmperf.analysis import formulas
-from pytest_llmperf.analysis.formulas import MemoryPlan
+from pytest_llmperf.analysis.formulas import Measured, MemoryPlan
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, table
 from pytest_llmperf.cli.asked_run import Named, all_stored, named
 from pytest_llmperf.cli.baseline_folder import Shelf
@@ -23,7 +24,7 @@ from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.report.text import Column, markdown, one_line
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
-from pytest_llmperf.support.user_input import argument, whole
+from pytest_llmperf.support.user_input import argument, positive, whole
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 # Scale: what a step takes of one of so many ranks, the fullest.
 
-_Scaled = tuple[TrainSpec, StaticStep]
+_Scaled = tuple[TrainSpec, StaticStep, tuple[float, float] | None]
+_RATE = "all_reduce_bytes_per_second"
 
 
 def add_scale_options(parser: argparse.ArgumentParser) -> None:
@@ -150,8 +152,30 @@ def add_scale_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks-per-node", type=node, default=8, metavar="N", help="over which fsdp_hybrid shards (%(default)s)"
     )
+    pairs = argument(_seconds, "seconds of a step by number of GPUs, e.g. 1:0.79,4:0.87")
+    parser.add_argument("--measured", type=pairs, default={}, metavar="GPUS:SECONDS,…", help="beside what is stored")
+    rates = argument(_rates, "one rate, or two, above 0, e.g. 290,25")
+    what = "least all-reduce bus bandwidth in GB/s, on a node and of each GPU between nodes (stored launches')"
+    parser.add_argument("--bandwidth", type=rates, default=(), metavar="GB/S,GB/S", help=what)
     add_option(parser, "--json", help=_A_LINE)
     parser.set_defaults(answer=_scale, usage=parser.error)
+
+
+def _seconds(text: str) -> dict[int, tuple[float, float]] | None:
+    found = {
+        whole(ranks, least=1): positive(seconds)
+        for ranks, _, seconds in (one.partition(":") for one in text.split(","))
+    }
+    return (
+        {ranks: (each, each) for ranks, each in found.items() if ranks and each}
+        if all(found) and all(found.values())
+        else None
+    )
+
+
+def _rates(text: str) -> tuple[float, ...] | None:
+    found = [positive(each) for each in text.split(",")]
+    return tuple(1e9 * each for each in found if each) if all(found) and len(found) <= 2 else None  # noqa: PLR2004 - links
 
 
 def _numbers(text: str) -> list[int] | None:
@@ -164,7 +188,8 @@ def _scale(arguments: argparse.Namespace, screen: Screen) -> Answer:
     words, ranks, node = [*arguments.specs], arguments.ranks, arguments.ranks_per_node
     if any("=" in word for word in words) and not any(word.startswith("gpus=") for word in words):
         words.append(f"gpus={ranks[0]}")
-    cases = [each.spec for each in named(words, arguments.perf_baselines, arguments.machine)]
+    names = named(words, arguments.perf_baselines, arguments.machine)
+    cases = [each.spec for each in names]
     troubles += [f"{spec.id}: a script, whose ranks are not told without a launch" for spec in cases if spec.is_script]
     for number in ranks:
         if number > node and number % node:
@@ -173,27 +198,64 @@ def _scale(arguments: argparse.Namespace, screen: Screen) -> Answer:
         wide = [[replace(spec, gpus=number) for number in ranks] for spec in cases if isinstance(spec, TrainSpec)]
     except ValueError as error:
         raise CaseError(str(error)) from error
-    found = _scaled(wide, node, troubles)
+    known = [_known(arguments, each) for each in names if isinstance(each.spec, TrainSpec)]
+    found = _scaled(wide, known, troubles)
     if arguments.json:
         return Answer((json.dumps(scale_document(one)) for rows in found for one in rows), troubles, for_programs=True)
     return Answer((line for rows in found if rows for line in _scale_page(rows, screen)), troubles)
 
 
-def _scaled(wide: Sequence[list[TrainSpec]], on_a_node: int, troubles: list[str]) -> Iterator[list[_Scaled]]:
+def _known(arguments: argparse.Namespace, case: Named) -> Measured:
+    """What is stored of narrower widths on its machine kind, or said."""
+    machine = arguments.machine or (case.stored.baseline.machine if case.stored else "")
+    store = BaselineStore(arguments.perf_baselines)
+    widest = case.spec.changed(gpus=2 * max(arguments.ranks))
+    stored = [store.load(machine, spec) for spec in widest.narrower()] if machine else []
+    launches = [launch for baseline in stored if baseline for launch in baseline.launches]
+    seconds = dict[int, tuple[float, float]]()
+    for launch in launches:
+        low, high = seconds.get(len(launch.ranks), (math.inf, 0.0))
+        seconds[len(launch.ranks)] = min(low, launch.median_step_seconds), max(high, launch.median_step_seconds)
+    rates = [
+        min(
+            (launch.canary[_RATE] for launch in launches if _RATE in launch.canary and launch.is_on_a_node is on),
+            default=None,
+        )
+        for on in (True, False)
+    ]
+    said = [*arguments.bandwidth, None, None]
+    on_a_node, between = (given or rate for given, rate in zip(said, rates, strict=False))
+    return Measured(seconds | arguments.measured, arguments.ranks_per_node, on_a_node, between)
+
+
+def _scaled(wide: Sequence[list[TrainSpec]], known: Sequence[Measured], troubles: list[str]) -> Iterator[list[_Scaled]]:
     """Of each spec its step at each number of ranks, as soon as all are known; ``troubles``: why there is none."""
-    with closing(StaticSteps(on_a_node)) as steps:
-        steps.ask(each for one in wide for each in one)
-        for one in wide:
-            rows = [(each, steps.of(each)) for each in one]
-            troubles += [str(step) for _, step in rows if isinstance(step, PredictionError)]
-            yield [(each, step) for each, step in rows if isinstance(step, StaticStep)]
+    with closing(StaticSteps(known[0].ranks_per_node if known else 0)) as steps:
+        bases = [
+            {base for each in one if (base := measured.base(each.gpus)) and base > 1}
+            for one, measured in zip(wide, known, strict=True)
+        ]
+        asked = [
+            [*one, *(replace(one[0], gpus=base) for base in sorted(more - {each.gpus for each in one}))]
+            for one, more in zip(wide, bases, strict=True)
+        ]
+        steps.ask(each for one in asked for each in one)
+        for one, every, measured in zip(wide, asked, known, strict=True):
+            answers = {each.gpus: steps.of(each) for each in every}
+            troubles += [str(step) for step in answers.values() if isinstance(step, PredictionError)]
+            told = {ranks: step for ranks, step in answers.items() if isinstance(step, StaticStep)}
+            ranges = (
+                {} if len(told) < len(answers) else {each.gpus: measured.step_range(each.gpus, told) for each in one}
+            )
+            yield [(each, told[each.gpus], ranges.get(each.gpus)) for each in one if each.gpus in told]
 
 
 def scale_document(one: _Scaled) -> dict[str, Any]:
-    spec, step = one
+    spec, step, seconds = one
     return {
         "id": spec.id,
         "digest": spec.digest,
+        "step_seconds": seconds,
         "ranks": spec.gpus,
         "peak_allocated_bytes": step.peak_bytes,
         "parts": dict(step.memory),
@@ -212,7 +274,7 @@ def _notes(spec: TrainSpec) -> list[str]:
 
 
 def _scale_page(rows: Sequence[_Scaled], screen: Screen) -> Iterator[str]:
-    spec, steps = rows[0][0], [step for _, step in rows]
+    spec, steps = rows[0][0], [step for _, step, _ in rows]
     names = sorted({name for step in steps for name in step.exchanges})
 
     def asked(step: StaticStep, name: str) -> str:
@@ -220,13 +282,17 @@ def _scale_page(rows: Sequence[_Scaled], screen: Screen) -> Iterator[str]:
         return f"{count:g}, {formats.memory(size, 2)}" if count else formats.ABSENT
 
     columns = [
-        Column("ranks", [f"{each.gpus:,}" for each, _ in rows]),
+        Column("ranks", [f"{each.gpus:,}" for each, _, _ in rows]),
         Column("memory", [formats.memory(step.peak_bytes, 2) for step in steps]),
         Column("arithmetic", [formats.flops(sum(step.flops.values())) for step in steps]),
         *(Column(name, [asked(step, name) for step in steps]) for name in names),
     ]
     if any(step.padding for step in steps):
         columns.append(Column("padding of shards", [formats.memory(step.padding, 2) for step in steps]))
+    if any(seconds for _, _, seconds in rows):
+        columns.append(Column("step", [f"{s[0]:.3g} to {s[1]:.3g} s" if s else formats.ABSENT for _, _, s in rows]))
     yield f"{spec.id.rpartition('-gpus')[0]}: a step of one rank, the fullest"
     yield from table(columns, screen)
     yield from (f"  note: {line}" for line in _notes(spec))
+    if any(seconds for _, _, seconds in rows):
+        yield "  note: a step's time is a range, from what fewer GPUs took to that with more exchanges, none hidden"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import STEP, FakeStaticSteps
 from tests.golden import Golden
-from tests.shelf import Run, llmperf_on
+from tests.shelf import Run, baseline_at, keep, llmperf_on
 
 
 class Steps(FakeStaticSteps):
@@ -52,9 +53,29 @@ def test_programs_get_a_document_a_line(run: Run) -> None:
     assert last["flops_per_step"] == 12_000_000
 
 
+def test_a_steps_time_is_a_range_from_what_was_measured(run: Run, golden: Golden) -> None:
+    spec = ["model=llama-tiny", "--ranks", "2,8,64", "--ranks-per-node", "4", "--measured", "1:0.5,2:0.51"]
+    _, out, _ = run("scale", *spec, "--bandwidth", "300,25")
+    golden(out)
+    _, out, _ = run("scale", *spec, "--bandwidth", "300", "--json")
+    assert [json.loads(line)["step_seconds"] for line in out.splitlines()] == [[0.51, 0.51], None, None]
+
+
+def test_what_is_stored_of_narrower_widths_is_known(run: Run, tmp_path: Path) -> None:
+    stored = baseline_at(TrainSpec(model="llama-tiny", gpus=2), 1024 / 0.25)
+    (launch,) = stored.launches
+    rates = {"all_reduce_bytes_per_second": 3e11}
+    keep(tmp_path, replace(stored, launches=(replace(launch, canary=rates),)))
+    _, out, _ = run("scale", "model=llama-tiny", "--ranks", "4", "--machine", "m", "--json")
+    low, high = json.loads(out)["step_seconds"]
+    assert low == 0.25 < high < 0.3
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        ["model=llama-tiny", "--ranks", "2", "--measured", "1"],
+        ["model=llama-tiny", "--ranks", "2", "--bandwidth", "0"],
         ["model=llama-tiny", "--ranks", "8,x"],
         ["model=llama-tiny", "--ranks", "1"],
         ["model=llama-tiny", "--ranks", "8,12"],
@@ -62,7 +83,7 @@ def test_programs_get_a_document_a_line(run: Run) -> None:
         ["model=llama-tiny", "optimizer=adafactor", "--ranks", "8"],
         ["command=python train.py", "--ranks", "8"],
     ],
-    ids=["no number", "one rank", "half a node", "too few", "not modelled", "a script"],
+    ids=["no seconds", "no rate", "no number", "one rank", "half a node", "too few", "not modelled", "a script"],
 )
 def test_what_cannot_be_told_is_one_line(
     run: Run, golden: Golden, words: list[str], capsys: pytest.CaptureFixture[str]
