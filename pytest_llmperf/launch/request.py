@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pytest_llmperf.launch import fork_servers
@@ -14,9 +14,7 @@ from pytest_llmperf.launch.device import VISIBLE, Gpu, has_room, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, Former, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
-from pytest_llmperf.records.launch import SOAK_FILE
-from pytest_llmperf.records.learning import ParityOrder
-from pytest_llmperf.records.steady_state import PassingRanges
+from pytest_llmperf.records.launch import SOAK_FILE, Asked
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -37,7 +35,7 @@ _OURS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFL
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchRequest:
+class LaunchRequest(Asked):
     """What to launch, on what, and where to leave its files."""
 
     spec: Spec
@@ -52,22 +50,10 @@ class LaunchRequest:
     """That folder as it was at another revision, in whose place a script runs."""
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
-    memory_limit_bytes: int = 0
-    """What each rank may hold, where that is less than the card's."""
-    passing: PassingRanges | None = None
-    """With which step times it passes, so that it may end; ``None``: its median has to be known."""
-    all_steps: bool = False
-    """Whether it takes all its steps, whatever is known before."""
     soak_seconds: float = 0.0
     """For how long it takes steps, until it is ended; 0: it takes those of its spec."""
-    trace: bool = True
-    """Whether a few steps are traced after those that are timed."""
-    inspect: bool = True
-    """Whether one step more is looked at in full, for whether training learns."""
     calibrations: Path | None = None
     """Where the GPUs' calibrations are kept; ``None``: none is asked for."""
-    parity: ParityOrder | None = None
-    """For ``training_errors``: which small trainings to make."""
     meter: Meter = field(default_factory=Meter, compare=False)
     """Counts while processes of this launch run, and apart from that while it waits for hardware."""
     warm: WarmStart | None = field(default=None, compare=False)
@@ -173,13 +159,8 @@ def write_request(request: LaunchRequest) -> None:
     content = {
         "spec": spec.to_dict(),
         "model_config": dict(spec.architecture.config) if isinstance(spec, TrainSpec) else {},
-        "memory_limit_bytes": request.memory_limit_bytes,
-        "passing": request.passing and codec.plain(request.passing),
-        "all_steps": request.all_steps,
-        "trace": request.trace,
-        "inspect": request.inspect,
         "calibrations": str(request.calibrations or ""),
-        "parity": request.parity and codec.plain(request.parity),
+        **{one.name: codec.plain(getattr(request, one.name)) for one in fields(Asked)},
     }
     if spec.is_script:
         content["root"] = str(request.tree or request.root)

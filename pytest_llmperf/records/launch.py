@@ -16,8 +16,8 @@ from typing import Any
 
 from pytest_llmperf.records.calibration import Calibration, Health, Place, host_of, site_of
 from pytest_llmperf.records.learning import OLDER as UNINSPECTED
-from pytest_llmperf.records.learning import Learning, RankLearning
-from pytest_llmperf.records.steady_state import Steady, find_steady, growth
+from pytest_llmperf.records.learning import Learning, ParityOrder, RankLearning
+from pytest_llmperf.records.steady_state import PassingRanges, Steady, find_steady, growth
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.records.trace import merged as merged_traces
 from pytest_llmperf.settings.registry import Evidence
@@ -334,6 +334,24 @@ class Launch:
 
 #: Asks a process of a user's own training what it does. SIGUSR1 may be the script's: to save before SLURM ends it.
 ASKS = signal.SIGRTMAX - 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a launch's ranks are asked for beside its spec."""
+
+    memory_limit_bytes: int = 0
+    """What each rank may hold, where that is less than the card's."""
+    passing: PassingRanges | None = None
+    """With which step times it passes, so that it may end; ``None``: its median has to be known."""
+    all_steps: bool = False
+    """Whether it takes all its steps, whatever is known before."""
+    trace: bool = True
+    """Whether a few steps are traced after those that are timed."""
+    inspect: bool = True
+    """Whether one step more is looked at in full, for whether training learns."""
+    parity: ParityOrder | None = None
+    """Which small trainings to make in the place of the one that is measured."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.records.launch import TURN_FILE
-from pytest_llmperf.records.learning import ParityOrder
-from pytest_llmperf.records.steady_state import PassingRanges
+from pytest_llmperf.records.launch import TURN_FILE, Asked
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
@@ -22,21 +20,14 @@ from pytest_llmperf.support.redaction import without_secrets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Asked):
     """Beside what torchrun says in the environment."""
 
     spec: TrainSpec
     folder: Path
     model_config: Mapping[str, Any]
-    memory_limit_bytes: int = 0
-    passing: PassingRanges | None = None
-    trace: bool = True
-    inspect: bool = True
-    all_steps: bool = False
     calibrations: str = ""
     """The folder of the GPUs' calibrations; empty: none is asked for."""
-    parity: ParityOrder | None = None
-    """Small trainings in the place of the one that is measured."""
     recipe: str = "huggingface"
     """Who trains: a module of ``worker/recipes``."""
 
@@ -50,9 +41,8 @@ class Request:
     @classmethod
     def read(cls, folder: Path) -> Request:
         values = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-        for name, kind in (("passing", PassingRanges), ("parity", ParityOrder)):
-            values[name] = codec.read(kind, values[name]) if values.get(name) else None
-        return cls(**values | {"spec": TrainSpec.from_dict(values["spec"]), "folder": folder})
+        asked = codec.read(Asked, {one.name: values[one.name] for one in fields(Asked) if one.name in values})
+        return cls(**values | vars(asked) | {"spec": TrainSpec.from_dict(values["spec"]), "folder": folder})
 
 
 class RefusedError(ValueError):
