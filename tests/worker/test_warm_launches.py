@@ -150,6 +150,7 @@ LOOKS = """
 import gc, json, os, psutil, signal, sys, threading
 from pathlib import Path
 import pytest_llmperf.worker.__main__ as worker
+import pytest_llmperf.worker.imports as imports
 {more}
 
 def main(folder):
@@ -162,7 +163,7 @@ def main(folder):
         signals=[int(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)],
         leads=os.getsid(0) == os.getpid(), arguments=sys.argv, num_threads=torch.get_num_threads(),
         of_files=psutil.Process().memory_info().shared, cuda=torch.cuda.is_initialized(),
-        frozen=gc.get_freeze_count(),
+        frozen=gc.get_freeze_count(), looked_at=len(imports.LOOKED_AT),
     )
     os.environ["LEFT_BEHIND"] = "by a rank"
     (folder / f"seen-{{os.environ['RANK']}}.json").write_text(json.dumps(words))
@@ -374,6 +375,7 @@ class TestFresh:
             assert run["threads"] == 1
             assert run["num_threads"] == 2
             assert run["frozen"] > 100_000, "what its server imported is not looked through"
+            assert run["looked_at"] > 1000, "which files are patched is its server's to find out"
             assert run["leads"], "a session of its own"
             assert run["of_files"] > 0.9 * looking.server.memory_info().shared, "what imports have read of files"
             assert not run["cuda"]
