@@ -67,11 +67,10 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensed:
-    """What the GPUs told at one time: the lowest clock, the highest temperature, all energy so far."""
+    """What the GPUs told at one time: the lowest clock, and all energy so far."""
 
     time: float
     clock_mhz: float | None
-    temperature: float | None
     joules: float | None
 
 
@@ -103,7 +102,7 @@ class Diary:
         """A row for each: seconds, of a loader, of garbage collection; its wait for a core; its end; its entry."""
         rows = list[tuple[float, ...]]()
         for number, entry in enumerate(self.entries):
-            whole, end = sum(step[0] for step in entry.steps), entry.time
+            whole, end = sum(step[0] for step in entry.steps) or 1.0, entry.time
             found = list[tuple[float, ...]]()
             for step in reversed(entry.steps):
                 found.append((*step, entry.waited_seconds * step[0] / whole, end, number))
@@ -123,6 +122,17 @@ class Diary:
     def steady_from(self) -> float:
         """The time at which its warm-up is over."""
         return self.began + min(_WARM_UP * self.seconds, _WARM_UP_SECONDS)
+
+    @cached_property
+    def kept(self) -> Array:
+        """The steps after its warm-up."""
+        return self.steps[self.steps[:, 4] > self.steady_from]
+
+    @cached_property
+    def windows(self) -> list[Array]:
+        """Numbers of these, in equal parts; none of too few."""
+        number = min(_MOST_WINDOWS, len(self.kept) // _LEAST_STEPS)
+        return np.array_split(np.arange(len(self.kept)), number) if number >= _LEAST_WINDOWS else []
 
     def lows(self, name: str) -> list[float]:
         """The least of what entries from then on have by this name, in parts of as many steps; none of too few."""
@@ -155,11 +165,12 @@ def judge_folder(
     soak = judge_soak(asked_seconds, ranks, [*map(_sensed, _lines(folder / SENSORS_FILE))], rule)
     is_cut = soak.seconds < asked_seconds - _CUT_SECONDS
     cut = [f"ended after {formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}: {why_ended}"] * is_cut
-    cut_verdict = "inconclusive" if why_ended == INTERRUPTED else "invalid"
+    cut_verdict = "inconclusive" if why_ended == INTERRUPTED or not is_cut else "invalid"
+    few = [f"only {soak.steps:,} steps, too few to judge their speed"] * (len(ranks[0].windows) == 0)
     clean = f"{soak.steps:,} steps in {formats.elapsed(soak.seconds)} show nothing that became worse"
     return {
-        "verdict": "regressed" if soak.findings else cut_verdict if is_cut else "pass",
-        "reason": joined_reasons([*soak.findings, *cut] or [clean]),
+        "verdict": "regressed" if soak.findings else cut_verdict if is_cut or few else "pass",
+        "reason": joined_reasons([*soak.findings, *cut, *few] or [clean]),
         "checks": (METRICS["step_seconds"].check(float(np.median(ranks[0].steps[:, 0]))),),
         "notes": (*soak.unheld, *(neighbours(health) if health else ())),
         "soak": soak,
@@ -171,11 +182,8 @@ def judge_soak(asked_seconds: float, ranks: Sequence[Diary], sensed: Sequence[Se
     first = ranks[0]
     judged = _Steps(first, sensed, rule)
     held, unheld = list[str](), list[str]()
-    if judged.windows:
-        for line, is_held in (*judged.slower(), *judged.stalls()):
-            (held if is_held else unheld).append(line)
-    else:
-        unheld.append(f"only {formats.counted(len(judged.kept), 'step')} after its warm-up, too few to judge its speed")
+    for line, is_held in (*judged.slower(), *judged.stalls()) if first.windows else ():
+        (held if is_held else unheld).append(line)
     held += _growth(ranks, on_cpu=rule.on_cpu)
     return Soak(
         asked_seconds=asked_seconds,
@@ -195,29 +203,19 @@ class _Steps:
     sensed: Sequence[Sensed]
     rule: SoakRule
 
-    @cached_property
-    def kept(self) -> Array:
-        return self.diary.steps[self.diary.steps[:, 4] > self.diary.steady_from]
-
-    @cached_property
-    def windows(self) -> list[Array]:
-        """Numbers of steps, in equal parts; none of too few."""
-        number = min(_MOST_WINDOWS, len(self.kept) // _LEAST_STEPS)
-        return np.array_split(np.arange(len(self.kept)), number) if number >= _LEAST_WINDOWS else []
-
     def slower(self) -> Iterator[tuple[str, bool]]:
         """The level that is furthest above the first; whether it is beyond tolerance."""
-        logs = [math.log(np.median(self.kept[each, 0])) for each in self.windows]
+        logs = [math.log(np.median(self.diary.kept[each, 0])) for each in self.diary.windows]
         scatter = self._scatter(logs)
         first, *others = levels_between(logs, scatter, find_changes(logs, scatter, range(len(logs))))
         worst = max(others, key=lambda level: level.log, default=first)
-        before, after = (np.concatenate(self.windows[each.start : each.end]) for each in (first, worst))
-        a, b = (float(np.median(self.kept[each, 0])) for each in (before, after))
+        before, after = (np.concatenate(self.diary.windows[each.start : each.end]) for each in (first, worst))
+        a, b = (float(np.median(self.diary.kept[each, 0])) for each in (before, after))
         if b <= a:
             return
-        start = int(after[0]) + len(self.diary.steps) - len(self.kept) + 1
+        start = int(after[0]) + len(self.diary.steps) - len(self.diary.kept) + 1
         until = "on" if worst.end == len(logs) else f"to {start + len(after) - 1:,}"
-        minute, loss = (self.kept[after[0], 4] - self.diary.began) / 60, b / a - 1
+        minute, loss = (self.diary.kept[after[0], 4] - self.diary.began) / 60, b / a - 1
         line = f"steps take {formats.share(loss)} longer from step {start:,} {until} (minute {minute:.1f}): "
         why = self._why(before, after)
         yield f"{line}{formats.seconds(a)} -> {formats.seconds(b)}{why}", loss > self.rule.tolerance and why != _OTHERS
@@ -232,11 +230,11 @@ class _Steps:
 
     def _why(self, before: Array, after: Array) -> str:
         """Where most of the difference is, as far as that is known."""
-        a, b = (self.kept[each].mean(axis=0) for each in (before, after))
+        a, b = (self.diary.kept[each].mean(axis=0) for each in (before, after))
         for column, what in ((3, _OTHERS), (1, ", in its loader"), (2, ", in garbage collection")):
             if b[column] - a[column] >= _MOST_OF_IT * (b[0] - a[0]):
                 return what
-        clocks = [self._clock(*(self.kept[each[[0, -1]], 4])) for each in (before, after)]
+        clocks = [self._clock(*(self.diary.kept[each[[0, -1]], 4])) for each in (before, after)]
         if all(clocks) and math.log(clocks[0] / clocks[1]) >= _MOST_OF_IT * math.log(b[0] / a[0]):
             return f", at a GPU clock of {clocks[1]:.0f} MHz after {clocks[0]:.0f}"
         return ""
@@ -247,13 +245,13 @@ class _Steps:
 
     def stalls(self) -> Iterator[tuple[str, bool]]:
         """By cause: how often, how long and what of the time they cost; whether that is beyond tolerance."""
-        seconds = self.kept[:, 0]
-        usual = np.concatenate([np.full(len(each), np.median(seconds[each])) for each in self.windows])
-        excess, fetched = seconds - usual, float(np.median(self.kept[:, 1]))
+        seconds = self.diary.kept[:, 0]
+        usual = np.concatenate([np.full(len(each), np.median(seconds[each])) for each in self.diary.windows])
+        excess, fetched = seconds - usual, float(np.median(self.diary.kept[:, 1]))
         found: dict[str, list[int]] = {}
         written, stalled = self._checkpoints(), (excess > _STALL * usual) & (excess > _LEAST_STALL_SECONDS)
         for number in sorted(np.flatnonzero(stalled).tolist(), key=lambda each: -float(excess[each])):
-            row, least = self.kept[number], _MOST_OF_IT * excess[number]
+            row, least = self.diary.kept[number], _MOST_OF_IT * excess[number]
             cause = "garbage collection" if row[2] >= least else "its loader" if row[1] - fetched >= least else ""
             if not cause and row[5] in written:  # by the longest stall of that time
                 written.remove(row[5])
@@ -323,42 +321,32 @@ def _grown(diary: Diary, name: str, least: float) -> tuple[float, float, float] 
     goes_on = lows[-1] - lows[half] >= _GOES_ON * (lows[half - 1] - lows[0])
     if not (whole >= least and goes_on and all(a < b for a, b in pairwise(lows))):
         return None
-    steps = float((diary.steps[:, 4] > diary.steady_from).sum()) * (_PARTS - 1) / _PARTS
+    steps = len(diary.kept) * (_PARTS - 1) / _PARTS
     return lows[0], lows[-1], whole / steps
 
 
 def _series(diary: Diary, sensed: Sequence[Sensed]) -> dict[str, tuple[float | None, ...]]:
     """For a picture."""
-    ends = np.linspace(diary.began, diary.entries[-1].time, min(_POINTS, len(diary.entries)) + 1)
     steps, entries = diary.steps, diary.entries
-    by_step = np.searchsorted(steps[:, 4], ends[1:-1])
-    parts = np.split(steps[:, 0], by_step)
+    ends = np.linspace(diary.began, entries[-1].time, min(_POINTS, len(entries)) + 1)
+    parts = np.split(steps[:, 0], np.searchsorted(steps[:, 4], ends[1:-1]))
     found: dict[str, list[float | None]] = {
         "minutes": [round((end - diary.began) / 60, 3) for end in ends[1:].tolist()],
         "step_seconds": [float(np.median(part)) if len(part) else None for part in parts],
         "slowest_step_seconds": [float(part.max()) if len(part) else None for part in parts],
     }
-    found |= _means(ends, [each.time for each in entries], entries, [*_WATCHED])
-    if sensed:
-        watts = [
-            (b.joules - a.joules) / (b.time - a.time) if a.joules is not None and b.joules is not None else None
-            for a, b in pairwise(sensed)
-        ]
-        found |= _means(ends, [each.time for each in sensed], sensed, ["clock_mhz", "temperature"])
-        found["watts"] = _binned(ends, [each.time for each in sensed[1:]], watts)
+    for name, rows in (*((name, entries) for name in _WATCHED), ("clock_mhz", sensed), ("joules", sensed)):
+        found[name] = _binned(ends, rows, name)
+    spans = zip(pairwise(found.pop("joules")), np.diff(ends[1:]).tolist(), strict=True)
+    found["watts"] = [None, *(None if a is None or b is None else (b - a) / seconds for (a, b), seconds in spans)]
     return {name: tuple(each) for name, each in found.items() if any(value is not None for value in each)}
 
 
-def _means(
-    ends: Array, times: Sequence[float], rows: Sequence[Any], names: Sequence[str]
-) -> dict[str, list[float | None]]:
-    return {name: _binned(ends, times, [getattr(row, name) for row in rows]) for name in names}
-
-
-def _binned(ends: Array, times: Sequence[float], values: Sequence[float | None]) -> list[float | None]:
+def _binned(ends: Array, rows: Sequence[Any], name: str) -> list[float | None]:
     """The last value of each part that has one."""
     found: list[float | None] = [None] * (len(ends) - 1)
-    for at, value in zip(np.searchsorted(ends[1:-1], times).tolist(), values, strict=True):
+    for at, row in zip(np.searchsorted(ends[1:-1], [row.time for row in rows]).tolist(), rows, strict=True):
+        value = getattr(row, name)
         found[at] = value if value is None else round(float(value), 3)
     return found
 
@@ -390,6 +378,5 @@ def _sensed(gpus: Sequence[Mapping[str, Any]]) -> Sensed:
     return Sensed(
         time=max(known("time")),
         clock_mhz=min(known("clock_mhz"), default=None),
-        temperature=max(known("temperature"), default=None),
         joules=sum(joules) if len(joules) == len(gpus) else None,
     )

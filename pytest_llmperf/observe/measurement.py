@@ -44,6 +44,9 @@ class Clock:
         """Whether the work is beyond it by now; waits for nothing."""
         return True
 
+    def adopt(self, instant: Any) -> None:
+        """Before another thread asks: of the device that ``instant`` is of."""
+
     def between(self, start: Any, end: Any) -> float:
         """Seconds; both have passed."""
         return float(end - start)
@@ -362,6 +365,7 @@ class Diary(Measurement):
             self._collected += time.perf_counter() - self._collecting
 
     def _write(self) -> None:
+        self._clock.adopt(self._pending[0][0].instant)
         with self._path.open("a", encoding="utf-8") as file:
             while True:
                 time.sleep(_WRITE_SECONDS)

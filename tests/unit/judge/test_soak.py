@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.soak import Diary, Entry, Sensed, SoakRule, judge_soak
+from pytest_llmperf.judge.soak import Diary, Entry, Sensed, SoakRule, judge_folder, judge_soak
 from pytest_llmperf.judge.stats import Spread
 from pytest_llmperf.records.result import Soak
+from pytest_llmperf.support import codec
 from tests.examples import examples
 
 GPU = SoakRule(0.02, Spread(0.004, 8), on_cpu=False)
@@ -42,8 +43,8 @@ def diary(
     """Entries of half a second; ``process`` says what there is after so many steps, the others what step N had."""
     entries, open_, now, bytes_, last = list[Entry](), list[tuple[float, float, float]](), 1000.0, 0, 1000.0
     usual: dict[str, Callable[[int], float]] = {
-        "allocated_bytes": lambda _: 2e9,
-        "host_bytes": lambda _: 4e9,
+        "allocated_bytes": lambda _: 2 * 10**9,
+        "host_bytes": lambda _: 4 * 10**9,
         "open_files": lambda _: 20,
         "threads": lambda _: 30,
         "waited_seconds": lambda _: 0.0,
@@ -100,10 +101,7 @@ def test_the_loader_garbage_collection_or_a_lower_clock_are_named_as_the_reason(
     late = dict.fromkeys(range(3000, 6000), 0.0102)
     assert ", in its loader" in judged(diary(seconds, fetched=late)).findings[0]
     assert ", in garbage collection" in judged(diary(seconds, collected=late)).findings[0]
-    sensed = [
-        Sensed(time=1000.0 + at, clock_mhz=1980 if at < 160 else 1650, temperature=60, joules=500.0 * at)
-        for at in range(340)
-    ]
+    sensed = [Sensed(time=1000.0 + at, clock_mhz=1980 if at < 160 else 1650, joules=500.0 * at) for at in range(340)]
     assert "1650 MHz after 1980" in judged(diary(seconds), sensed=sensed).findings[0]
 
 
@@ -181,9 +179,17 @@ def test_the_memory_of_a_cpus_tensors_is_not_told_twice() -> None:
     assert "tensors" in line
 
 
-def test_too_few_steps_say_so() -> None:
-    found = judged(diary(steady(40)))
-    assert "too few" in found.unheld[0]
+def test_too_few_steps_decide_nothing(tmp_path: Path) -> None:
+    (tmp_path / "diary-0-1.jsonl").write_text(
+        "\n".join(json.dumps(codec.plain(each)) for each in diary(steady(80)).entries)
+    )
+    found = judge_folder(tmp_path, 4.0, GPU, "")
+    assert found["verdict"] == "inconclusive"
+    assert "too few" in found["reason"]
+
+
+def test_no_step_at_all_is_invalid(tmp_path: Path) -> None:
+    assert judge_folder(tmp_path, 4.0, GPU, "it broke")["verdict"] == "invalid"
 
 
 @given(st.lists(st.floats(0.001, 30.0), min_size=1, max_size=400), st.booleans())
