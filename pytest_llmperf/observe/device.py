@@ -262,6 +262,10 @@ class GpuMemory(Memory):
         # ``memory_allocated`` sorts all of the allocator's counters first, which takes the host five times as long.
         return int(torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"])
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        yield  # what a host reads is none of the device's
+
     def peaks(self) -> tuple[int, int]:
         return torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
 

@@ -285,6 +285,16 @@ def test_host_memory_leaves_out_what_is_held_apart() -> None:
     del kept, more
 
 
+def test_gpu_memory_keeps_no_count_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("memory_reserved", "max_memory_reserved", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 5)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: {"allocated_bytes": {"all": {"current": 3}}})
+    memory = device.GpuMemory(forgets=False)
+    with memory.apart():
+        text = "kept by the host" * 2**16
+    assert (memory.now(), memory.allocated(), memory.peaks(), len(text)) == (5, 3, (5, 5), 2**20)
+
+
 def test_the_launchers_own_path_is_none_of_the_users(tmp_path: Path) -> None:
     (tmp_path / environment._PACKAGE.name).symlink_to(environment._PACKAGE)  # as another interpreter is given it
     for own in (str(environment._PACKAGE.parent), str(tmp_path)):
