@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -13,6 +14,9 @@ from pytest_llmperf.run.options import STORED, Settings, add_to_command
 from pytest_llmperf.run.options import table as options_of
 from pytest_llmperf.support import MADE_BY, formats, user_input
 from pytest_llmperf.support.user_input import argument
+
+#: Of a spec. Fewer digits are as likely a word.
+DIGEST = re.compile(r"[0-9a-f]{6,16}")
 
 
 @dataclass(frozen=True)

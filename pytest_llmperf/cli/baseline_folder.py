@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import groupby
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from pytest_llmperf.cli.answer import CaseError, NotStoredError
+from pytest_llmperf.cli.answer import DIGEST, CaseError, NotStoredError
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import (
     CAPACITY,
@@ -28,10 +27,6 @@ from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import baselines_above
 from pytest_llmperf.support.user_input import nearest
-
-# Fewer digits of a digest are as likely a word.
-_FEWEST_DIGITS = 6
-_DIGEST = re.compile(rf"[0-9a-f]{{{_FEWEST_DIGITS},16}}")
 
 # What a field of the wrong type or size raises where something is computed from it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -104,7 +99,7 @@ class Shelf:
 
     def curves_of(self, case: str) -> tuple[list[Stored[CurveBaseline]], list[str]]:
         """Loss curves with this id or digest, and a line for the file that cannot serve."""
-        digest = case if _DIGEST.fullmatch(case) else "-"
+        digest = case if DIGEST.fullmatch(case) else "-"
         curves = self.of(CurveBaseline)
         found = [one for one in curves if one.baseline.id == case or one.baseline.digest.startswith(digest)]
         return found, [line for path, line in self.broken.items() if path.stem == case and _is_of_curves(path)]
@@ -116,7 +111,7 @@ class Shelf:
             raise BaselineError("\n".join(unreadable))
         every: list[_Case] = [*self.stored, *self.of(CapacityBaseline)]
         found = [one for one in every if one.baseline.id == case]
-        if not found and _DIGEST.fullmatch(case):
+        if not found and DIGEST.fullmatch(case):
             found = [one for one in every if one.baseline.digest.startswith(case)]
         if len(found) > 1:
             files = ", ".join(str(one.path) for one in found)

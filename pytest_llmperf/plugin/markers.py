@@ -22,10 +22,6 @@ from pytest_llmperf.support.user_input import A_TOLERANCE, hint, is_positive, is
 _MOST_SEEDS, _MOST_EFFICIENT = 64, 2
 
 
-def _is_number_of_seeds(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and FEWEST_SEEDS <= value <= _MOST_SEEDS
-
-
 def _is_positive_or_none(value: Any) -> bool:
     return value is None or is_positive(value)
 
@@ -37,6 +33,10 @@ _EFFICIENCY: _Keyword = (
     lambda value: is_positive(value) and value <= _MOST_EFFICIENT,
     "a positive fraction of at most 2, e.g. 0.85",
 )
+_SEED_COUNT: _Keyword = (
+    lambda value: type(value) is int and FEWEST_SEEDS <= value <= _MOST_SEEDS,
+    f"a number of seeds, {FEWEST_SEEDS} to {_MOST_SEEDS}",
+)
 _PUBLISHED: _Keyword = (_is_positive_or_none, "a positive number, or None where none was published")
 # The keywords of each marker, with what each takes, and that in words.
 _KEYWORDS: Mapping[str, Mapping[str, _Keyword]] = {
@@ -45,7 +45,7 @@ _KEYWORDS: Mapping[str, Mapping[str, _Keyword]] = {
     "perf_tolerance": dict.fromkeys(TOLERANCES, _TOLERANCE),
     "perf_scaling": {"efficiency_at_least": _EFFICIENCY, "tolerance": _TOLERANCE},
     "expects_oom": {"below_gib": (_is_positive_or_none, "a positive number of GiB")},
-    "perf_loss_curve": {"seeds": (_is_number_of_seeds, f"a number of seeds, {FEWEST_SEEDS} to {_MOST_SEEDS}")},
+    "perf_loss_curve": {"seeds": _SEED_COUNT},
 }
 
 

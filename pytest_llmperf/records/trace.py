@@ -111,10 +111,6 @@ def _rank_work(traces: Sequence[Trace]) -> Iterator[RankWork]:
         yield RankWork(trace.exchanging_seconds, kinds, parts)
 
 
-def _seconds(trace: Trace, kind: str) -> float:
-    return sum(row.seconds for row in trace.rows if row.kind == kind)
-
-
 @sparse("steps", "ranks", "step_seconds", "busy_seconds", "exposed_seconds", "data_seconds", "rows")
 @dataclass(frozen=True, kw_only=True)
 class Trace:
@@ -146,7 +142,7 @@ class Trace:
     @property
     def exchanging_seconds(self) -> float:
         """In which exchanges were under way, by whatever tells; the mean of its ranks."""
-        return self.exchange_seconds or _seconds(self, "collective")
+        return self.exchange_seconds or sum(row.seconds for row in self.rows if row.kind == "collective")
 
     @property
     def exposed_share(self) -> float | None:

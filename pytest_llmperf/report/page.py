@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.report.text import leaving, one_line, shorten_middle
-from pytest_llmperf.support.files import write_text
 
 #: The verdicts that somebody has to look at, in the order in which a page tells them.
 FOR_A_PERSON = ("regressed", "invalid", "new", "inconclusive", "improved", "changed")
@@ -230,11 +228,6 @@ def html(page: Page) -> str:
             room -= len(text)
             more[case.anchor] = text
     return str(shown(more=more))
-
-
-def write_html(path: Path, page: Page) -> None:
-    """Leave the whole file at ``path``, or what was there before."""
-    write_text(path, html(page))
 
 
 def _finalize(value: Any) -> Any:

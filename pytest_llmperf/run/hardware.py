@@ -21,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.launch.site import Site
 from pytest_llmperf.launch.slurm.controller import job_key, uses_slurm
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError, Concluded, RunEndedError, UsageError
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu
     from pytest_llmperf.launch.machine import Machine
     from pytest_llmperf.launch.site import Site
-
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
 #: "try again later".

@@ -403,7 +403,7 @@ class Settings:
     against_itself: bool = False
     """Whether ``against`` is of the environment that runs pytest, under whatever name."""
     step_summary: Path | None = None
-    """Of GitHub Actions: the page of Markdown is added to it, as far as there is room."""
+    """Of GitHub Actions: the page of Markdown is added to it."""
 
     @property
     def tolerances(self) -> Mapping[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_llmperf.judge.baseline import ANY_MACHINE, BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
-from pytest_llmperf.report.page import Case, Cell, Details, Page, Section, Table, write_html
+from pytest_llmperf.report.page import Case, Cell, Details, Page, Section, Table, html
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
@@ -36,6 +36,7 @@ from pytest_llmperf.run.ladder_charts import (
     notes_of,
 )
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.files import write_text
 
 _MOST_SKIPPED = 200
 _MOST_HOSTS = 4
@@ -313,7 +314,7 @@ def write_page(  # noqa: PLR0913 - what it is made of
         stored = {(name, one.digest): one for name in machines for one in store.baselines(name, broken)}
         told = RunHistories.read(runs, history, baselines)
         left_out = [*left_out, *told.troubles, *broken]
-        write_html(path, page_of(runs, stored, left_out, made_by, told.cases))
+        write_text(path, html(page_of(runs, stored, left_out, made_by, told.cases)))
     except OSError as error:
         return f"{path}: no page was written ({error.strerror or error})", ()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's

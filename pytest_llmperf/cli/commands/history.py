@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared, plain, table
+from pytest_llmperf.cli.answer import DIGEST, Answer, CaseError, Screen, add_option, add_shared, plain, table
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
@@ -26,8 +26,6 @@ from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.user_input import nearest
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
-# Fewer digits of a digest are as likely a word.
-_DIGEST = re.compile(r"[0-9a-f]{6,16}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +114,7 @@ def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
     ids = {result.id for result in results}
     if case in ids:
         return [result for result in results if result.id == case]
-    if _DIGEST.fullmatch(case) and (found := [one for one in results if one.digest.startswith(case)]):
+    if DIGEST.fullmatch(case) and (found := [one for one in results if one.digest.startswith(case)]):
         return found
     patterns = (case, f"*{case}*")
     matching = next(filter(None, ({each for each in ids if fnmatchcase(each, one)} for one in patterns)), set[str]())

@@ -224,7 +224,7 @@ def page(
     def listed(lines: Sequence[str]) -> list[str]:
         return ["", *(f"- {escaped(line)}" for line in lines)] if screen is None else [*lines]
 
-    lines = [title(2, _heading(machine, found or scaled))]
+    lines = [title(2, plain(machine) + (f" beside {_TITLE}" if found or scaled else ""))]
     for ladder in found:
         tables = _for_a_screen(ladder, screen) if screen else shown([*chain(*_ladder_columns(ladder))])
         lines += ["", title(3, _subject(ladder)), *tables, *listed(_jumps(ladder))]
@@ -248,10 +248,6 @@ def _for_a_screen(ladder: Rungs[Side], screen: Screen) -> list[str]:
     short = [f"{rung.number} {name}" for rung, name in zip(ladder.rungs, names, strict=True)]
     first = Column("rung", short, right=False)
     return [*table([first, *speed], screen), "", *table([first, *memory], screen)]
-
-
-def _heading(machine: str, of_chapter: Sequence[object]) -> str:
-    return f"{plain(machine)} beside {_TITLE}" if of_chapter else plain(machine)
 
 
 def _subject(ladder: Rungs[Side]) -> str:

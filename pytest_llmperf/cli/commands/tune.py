@@ -163,16 +163,14 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
     return Space(base, axes)
 
 
-def _refuse_unmeasured(arguments: argparse.Namespace, run: Run) -> None:
-    if arguments.objective == "energy" and run.on_cpu:
-        raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
-
-
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
     run = asked_run(arguments, TUNE, update="new" if arguments.write else None)
     try:
-        _refuse_unmeasured(arguments, run)
+        if arguments.objective == "energy" and run.on_cpu:
+            raise CaseError(
+                "--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective"
+            )
         space = _space(arguments, run)
         test_file = TestFile.at(arguments.write) if arguments.write else None
         if test_file is not None:

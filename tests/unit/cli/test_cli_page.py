@@ -104,7 +104,7 @@ def test_without_a_word_it_is_what_baselines_hold(llmperf: Run) -> None:
     ("arguments", "told"),
     [
         (["--html", "p.html"], "--html needs RESULTS: the --perf-json files of the runs"),
-        (["a.json", "--tables"], "a.json says nothing to --tables: RESULTS go with --html FILE"),
+        (["a.json", "--tables"], "a.json: results of runs go on a page, which --html FILE names"),
         (["a.json", "--html", "p.html", "--machine", "m"], "--machine says nothing to --html"),
     ],
 )
