@@ -294,9 +294,6 @@ def _former_case_figures(former: Baseline, checks: Sequence[Check]) -> str:
     return "; ".join(told) or "no figures"
 
 
-# What was accepted before, now and first, for people.
-
-
 def describe(old: Baseline | CapacityBaseline | None, new: Baseline | CapacityBaseline) -> list[str]:
     """Old, new and anchor side by side, for people."""
     size, held, row = "", list[str](), None

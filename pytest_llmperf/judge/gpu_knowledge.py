@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import median
 
 from pytest_llmperf.judge import gpu_panel
-from pytest_llmperf.judge.gpu_panel import FACTORS, Loading, Measurement, Model, Observation, Panel, Unit
+from pytest_llmperf.judge.gpu_panel import FACTORS, Loading, Measurement, Model, Observation, Panel, Posterior, Unit
 from pytest_llmperf.judge.stats import Noise, Scatter, Spread, grouped, prior_of, within_sessions
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.interpreter import Array, np, one_thread, sparse, special
@@ -210,9 +210,7 @@ class Knowledge:
     stored: Sequence[Observation]
     """Of all baselines, from before this run recorded anything."""
     seen: Sequence[Observation] = field(default=())
-    _told: dict[tuple[str, frozenset[Observation]], gpu_panel.Posterior] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    _told: dict[tuple[str, frozenset[Observation]], Posterior] = field(default_factory=dict, compare=False, repr=False)
     _shown: dict[int, tuple[Launch, list[Observation]]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -279,7 +277,7 @@ class Knowledge:
             stands_alone=series in self.model.alone and own.df >= _KNOWN_BY,
         )
 
-    def told(self, series: str, more: Iterable[Observation] = ()) -> gpu_panel.Posterior:
+    def told(self, series: str, more: Iterable[Observation] = ()) -> Posterior:
         """What all but ``series``, and ``more``, tell of the effects of GPUs."""
         added = self._added(more)
         key = (series, added)

@@ -138,16 +138,14 @@ class Diary:
         """The least of what entries from then on have by this name, in parts of as many steps; none of too few."""
         steps = np.cumsum([len(entry.steps) for entry in self.entries])
         found = [
-            (int(number), float(value))
+            (number, value)
             for number, entry in zip(steps, self.entries, strict=True)
             if entry.time > self.steady_from and (value := getattr(entry, name)) is not None
         ]
         if len(found) < _LEAST_ENTRIES:
             return []
-        ends = np.linspace(found[0][0], found[-1][0], _PARTS + 1)[1:-1]
-        parts = np.split(
-            np.array([value for _, value in found]), np.searchsorted([number for number, _ in found], ends)
-        )
+        numbers, values = np.array(found, dtype=float).T
+        parts = np.split(values, np.searchsorted(numbers, np.linspace(numbers[0], numbers[-1], _PARTS + 1)[1:-1]))
         return [float(part.min()) for part in parts] if all(map(len, parts)) else []
 
 
