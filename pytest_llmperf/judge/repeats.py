@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean, variance
+from typing import TypeAlias
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS
@@ -31,6 +32,8 @@ _ROUNDING = 2**-8
 # A sum over ranks of steps that are unlike is this far from a whole number.
 _FRACTION = 1e-3
 
+Launches: TypeAlias = Sequence[Launch]
+
 
 @codec.sparse("launches", "losses")
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +51,7 @@ class Repeats:
     """Of each rank what tensors held at most, and after each step; empty where that was not the same."""
 
     @classmethod
-    def of(
-        cls, new: Sequence[Launch], old: Repeats | None = None, stored: Sequence[Launch] = (), kept: Trace | None = None
-    ) -> Repeats:
+    def of(cls, new: Launches, old: Repeats | None = None, stored: Launches = (), kept: Trace | None = None) -> Repeats:
         """What ``new`` launches and those that are ``stored``, of which ``old`` and one trace tell, have in common."""
         everyone = (*stored, *new)
         are_several = len(everyone) > 1

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,10 +35,8 @@ from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.redaction import redacted
 
 _PACKAGE = Path(__file__).parents[1]
-
 # What the hooks need beside torch, taken from here where the command's Python has none.
 _LIBRARIES = ("msgspec", "psutil")
-
 _SCRIPT_FILE = "script.json"
 _WAY_IN = "LLMPERF_SCRIPT"
 # Whose first file is the script.
@@ -46,7 +44,7 @@ _STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 # What a trace has of ranks that train one model.
 _EXCHANGED = ("exchange", "collective")
 # Before it has made a step a launch gets half of its time, and no less than this.
-_FIRST_STEP_SECONDS = 300.0
+_FIRST_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -116,25 +114,24 @@ class ScriptLaunch:
 
     def ends(self, timeout_seconds: float, progress: ProgressReader, node: str = "") -> dict[str, Any]:
         """How ``process.watch`` ends it, on ``node``."""
-        first_step_seconds = max(timeout_seconds / 2, _FIRST_STEP_SECONDS)
         return {
             "tree": WholeTree(f"{_WAY_IN}={self.folder}"),
             "is_over": self.is_over,
             "at_timeout": lambda _: self.ask(node),
-            "is_stuck": lambda seconds: seconds > first_step_seconds and not progress.last.step,
+            "is_stuck": lambda seconds: not progress.last.step and seconds > max(timeout_seconds / 2, _FIRST_SECONDS),
         }
 
     def ask(self, node: str) -> None:
         """Let its ranks write down what they do; before there are any, what has torch and started nothing that has."""
         pids = {path.stem.partition("-")[2]: path.read_text() for path in self.folder.glob("rank-*.pid")}
         seen = [path.name.partition("-")[2] for path in self.folder.glob("seen-*") if path.read_text() == "torch"]
-        found = dict[str, psutil.Process]()
+        found, parents = dict[str, psutil.Process](), set[int]()
         for rank, pid in (pids or {pid: pid for pid in seen}).items():
             with suppress(psutil.Error, ValueError):
                 process = psutil.Process(int(pid))
                 if process.environ().get(_WAY_IN) == str(self.folder):
+                    parents.add(process.ppid())
                     found[rank] = process
-        parents = {one.ppid() for one in found.values()}
         ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, records.ASKS)
 
     def is_over(self) -> bool:
@@ -247,18 +244,13 @@ def link_package(folder: Path) -> None:
 
 
 #: Trackers keep what they would send. What the shell says of these does not count: only ``env=`` lets a launch send.
-QUIET = {
-    "WANDB_MODE": "offline",
-    "COMET_START_ONLINE": "0",
-    "NEPTUNE_MODE": "offline",
-    "CLEARML_OFFLINE_MODE": "1",
-    "SWANLAB_MODE": "offline",
-}
+QUIET = {"WANDB_MODE": "offline", "COMET_START_ONLINE": "0", "NEPTUNE_MODE": "offline"}
+QUIET |= {"CLEARML_OFFLINE_MODE": "1", "SWANLAB_MODE": "offline"}
 #: Without these MLflow and Trackio write into the folder where they run.
 UNSET = ("MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID")
 
 #: The folder that brings hooks into the processes of a command.
-HOOKS = Path(__file__).parents[1] / "worker" / "script" / "path"
+HOOKS = _PACKAGE / "worker" / "script" / "path"
 _PATHS = ("PATH", "PYTHONPATH")
 _MOST_ENTRIES, _MOST_SHOWN = 4000, 3
 
@@ -284,8 +276,7 @@ def announced(request: LaunchRequest, say: Callable[[str], None], said: set[str]
     ends = "nothing of it runs after its measured steps" if spec.end == "park" else "it runs to its own end"
     say_once(f"a training command runs {place}, with {names}{dropped}; {ends}")
     yield
-    written = list(islice(_written(here, began), _MOST_SHOWN + 1))
-    if written:
+    if written := [*_written(here, began)]:
         told = f"{', '.join(written[:_MOST_SHOWN])}{' and more' if len(written) > _MOST_SHOWN else ''}"
         line = f"{spec.id}: while it ran, it or somebody else wrote files of {here}: {told}"
         say_once(f"{line}; if they are the script's, give it another output folder")
@@ -345,15 +336,13 @@ def explained(failure: Failure, ended: Ended, progress: Progress, lines: Sequenc
         if not any(folder.glob("rank-*.pid")):  # what hangs has no rank yet
             message = message.replace(" ranks ", " processes ").replace(" rank ", " process ")
     elif is_untold:
-        said_last = _said_last(lines) if ended.returncode else ""
-        why = f"its last line: {said_last}" if said_last else ""
+        why = f"its last line: {line}" if ended.returncode and (line := _said_last(lines)) else ""
         if progress.step:
             how += f" after step {progress.step} of {progress.steps}"
             why = why or ("somebody killed it" if name else "too few steps, os._exit, or a training in the background")
         else:
             how += " before its first optimizer step"
-            is_python = any(line.startswith("Traceback") for line in last)
-            is_unhooked = is_python and not any(folder.glob("seen-*"))
+            is_unhooked = any(line.startswith("Traceback") for line in last) and not any(folder.glob("seen-*"))
             why += f"; {_NO_HOOK}: llmperf script --install-hook reaches these" if is_unhooked else ""
         message = f"{how}: {why or seen(folder)}"
     if any(word in line for line in last for word in _OFFLINE):

@@ -208,13 +208,8 @@ def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | NoS
     env = {**spec.env, **NO_GPU}
     small = replace(spec, command=spec.tiny, tiny="", name=f"{spec.id}-tiny", gpus=ranks, steps=few, env=env)
     before = sum(1 for _ in run.run_folder.glob(f"{small.id}-*"))
-    request = LaunchRequest(
-        spec=small,
-        folder=run.run_folder / f"{small.id}-{before + 1}",
-        gpus=(),
-        timeout_seconds=run.launch_seconds,
-        root=run.rootdir,
-    )
+    folder, seconds = run.run_folder / f"{small.id}-{before + 1}", run.launch_seconds
+    request = LaunchRequest(spec=small, folder=folder, gpus=(), timeout_seconds=seconds, root=run.rootdir)
     with caller.observer.launch(f"{spec.id} small", number, 2) as live:
         try:
             outcome = LocalLauncher().launch(request, live.update)
@@ -222,7 +217,7 @@ def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | NoS
             live.clear()
             caller.findings.spent += Spent(launches=1, phases={OTHER: request.meter.seconds})
     if isinstance(outcome, Failure):
-        raise LaunchFailed(spec.id, outcome)
+        raise LaunchFailed(f"{spec.id}, its small form", outcome)
     if not outcome.trace:
         return NoStep(f"{spec.id}: not claimed: no trace: {outcome.trace.none}", is_lost=True)
     versions = outcome.environment.versions.items()

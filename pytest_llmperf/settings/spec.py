@@ -203,11 +203,7 @@ _IN_ID = frozenset({"cwd", "tokens", "step", "seed", "env"})
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptSpec(Spec):
-    """A command that trains, as a user runs it.
-
-    Raises:
-        SpecError: a value that cannot work, before anything is launched, in one line.
-    """
+    """A command that trains, as a user runs it; ``SpecError``: a value that cannot work, in one line."""
 
     command: str
     """Run without a shell. ``{gpus}`` and ``{micro_batch_size}`` are filled in; ``{{word}}`` is one in braces."""
@@ -339,21 +335,15 @@ class ScriptSpec(Spec):
     @property
     def digest(self) -> str:
         """Of the words of the command and of what says what work is; the content of files is evidence and no identity.
-
-        A field that came later stays out while it has its default.
-        """
+        A field that came later stays out while it has its default."""
         work = {"argv": self.argv, **self._unusual_work(), "gpus": self.gpus}
         return hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
 
     def _unusual_work(self) -> dict[str, Any]:
         """What says what work is, beside the command and the GPUs, and is not at its default."""
-        work = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            usual = {} if each.name == "env" else each.default
-            if each.name not in (*_HOW, "command", "micro_batch_size", "gpus") and value != usual:
-                work[each.name] = value
-        return work
+        told = {*_HOW, "command", "micro_batch_size", "gpus"}
+        values = ((each, getattr(self, each.name)) for each in fields(self) if each.name not in told)
+        return {each.name: value for each, value in values if value != ({} if each.name == "env" else each.default)}
 
     @property
     def capacity_id(self) -> str:

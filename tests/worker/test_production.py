@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 from statistics import median
@@ -16,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.cli import hook
 from pytest_llmperf.cli.answer import CaseError
+from pytest_llmperf.cli.commands import script as hook
 from pytest_llmperf.launch.script import HOOKS
 from pytest_llmperf.run.history import History
 from tests.worker.user import REPOSITORY
@@ -87,6 +88,26 @@ def test_a_watched_run_keeps_its_output_and_exit_code_and_leaves_a_row(here: Pat
     assert "a real run of 300 steps, watched; its last quarter against its first: " in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("steps", "trace_at", "told"),
+    [
+        ("5", "400", "llmperf: no row: fewer than 8 steps were timed\n"),
+        ("40", "400", "llmperf: step 400 was not reached: nothing was traced\n"),
+        ("40", "3", ""),
+    ],
+)
+def test_what_a_watched_run_cannot_leave_is_told_at_its_end(here: Path, steps: str, trace_at: str, told: str) -> None:
+    observe = [sys.executable, "-m", "pytest_llmperf.cli", "script", "--observe", "--trace-at", trace_at, "--"]
+    command = [*observe, sys.executable, "train.py", steps]
+    done = subprocess.run(
+        command, cwd=here, env=_environment(here), capture_output=True, text=True, check=False, timeout=120
+    )
+    said = [line for line in done.stderr.splitlines(keepends=True) if "is watched" not in line and "USDT" not in line]
+    assert (done.returncode, "".join(said)) == (7, told)
+    if not told:  # steps are known after the eighth: those that follow are traced
+        assert _row(here / "state")["observed"]["counts"]["operators_per_step"] > 0  # type: ignore[index]
+
+
 def test_a_killed_run_leaves_a_row_too(here: Path) -> None:
     (here / "sitecustomize.py").write_text("import time; time.monotonic = lambda real=time.monotonic: 1000 * real()")
     paths = os.pathsep.join([str(HOOKS), str(here), str(REPOSITORY)])
@@ -113,8 +134,11 @@ def test_an_installed_hook_is_inert_without_its_variable_and_can_be_removed(
     python = here / "env" / "bin" / "python"
     (site,) = (here / "env" / "lib").glob("python*/site-packages")
     (site / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    monkeypatch.setattr(hook, "_pth", lambda: site / "llmperf_hook.pth")
-    line = hook.install()
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(here / "nowhere"))
+    with pytest.raises(CaseError, match="not written"):
+        hook.install_hook()
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(site))
+    line = hook.install_hook()
     assert "without LLMPERF_OBSERVE=FOLDER it does nothing" in line
     environment = _environment(here)
     asks = "import sys; print([type(one).__name__ for one in sys.meta_path], 'runpy' in sys.modules)"
@@ -127,10 +151,10 @@ def test_an_installed_hook_is_inert_without_its_variable_and_can_be_removed(
     )
     assert (done.returncode, done.stderr) == (7, "")
     assert _row(here / "rows")["observed"]["observed"]["steps"] == 40  # type: ignore[index]
-    assert hook.remove().endswith("llmperf_hook.pth")
+    assert hook.remove_hook().endswith("llmperf_hook.pth")
     assert not (site / "llmperf_hook.pth").exists()
     with pytest.raises(CaseError, match="no hook is installed"):
-        hook.remove()
+        hook.remove_hook()
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=3000), st.integers(1, 4))

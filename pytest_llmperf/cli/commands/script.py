@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import shutil
+import sysconfig
+import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from pytest_llmperf.cli import hook
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_shared, plain, table
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
-from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.launch.script import HOOKS
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.judge.repeats import Launches, Repeats
+from pytest_llmperf.launch.script import HOOKS, link_package
 from pytest_llmperf.records.metrics import METRICS, RATE, label, measured
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, RunEndedError
+from pytest_llmperf.run.history import find_revision, project_of
 from pytest_llmperf.run.options import SCRIPT
+from pytest_llmperf.run.reading import usual_observed
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import formats
 
@@ -37,6 +42,8 @@ _OPTIONS = {
 _NOT_WATCHED = ("steps", "cwd", "seed", "end", "workdir", "gpus")
 _NUMBERS = ("steps", "seed", "tokens", "step")
 _COLUMNS = ("what", "found", "held")
+# Names the folder in which a run that is watched leaves its row.
+_OBSERVE, _PTH = "LLMPERF_OBSERVE", "llmperf_hook.pth"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +92,7 @@ def _tried(spec: ScriptSpec, arguments: argparse.Namespace, troubles: list[str],
         run.finish(0, terminal)
 
 
-def page(spec: ScriptSpec, launches: Sequence[Launch], screen: Screen, gpus: int) -> Iterator[str]:
+def page(spec: ScriptSpec, launches: Launches, screen: Screen, gpus: int) -> Iterator[str]:
     """What a record would hold, what not, and the test that guards it."""
     first, last = launches[0], launches[-1]
     steps, ranks = len(first.step_seconds), len(first.ranks)
@@ -102,7 +109,7 @@ def page(spec: ScriptSpec, launches: Sequence[Launch], screen: Screen, gpus: int
     yield from ("", *_test(spec, gpus))
 
 
-def _rows(spec: ScriptSpec, launches: Sequence[Launch]) -> Iterator[tuple[str, str, str]]:
+def _rows(spec: ScriptSpec, launches: Launches) -> Iterator[tuple[str, str, str]]:
     """What, how much, and how a record holds it, by what the two launches had in common."""
     first, repeats = launches[0], Repeats.of(launches)
     rate = measured(launches)[RATE]
@@ -119,7 +126,7 @@ def _rows(spec: ScriptSpec, launches: Sequence[Launch]) -> Iterator[tuple[str, s
     if repeats.losses is None:
         yield "losses", formats.ABSENT, "not: backward does not begin with one number"
     else:
-        band = f"as a band: the same up to step {repeats.losses}"
+        band = "as a band" + (f": the same up to step {repeats.losses}" if repeats.losses else "")
         held = "exactly" if repeats.losses == len(first.losses) else band
         yield "losses", f"{first.losses[0]:.4f} to {first.losses[-1]:.4f}", held
     for name in (*repeats.counts, *repeats.ranges):
@@ -130,9 +137,11 @@ def _rows(spec: ScriptSpec, launches: Sequence[Launch]) -> Iterator[tuple[str, s
     if not first.trace:
         yield "a traced step", formats.ABSENT, f"not: {first.trace.none}"
     yield "peak memory", formats.memory(first.peak_reserved_bytes), "within its tolerance"
-    if first.allocated_growth is not None:
-        kept = f"{formats.memory(first.allocated_growth)} more"
-        yield "memory after each step", kept, "exactly" if repeats.memory else "as a slope: a leak"
+    if first.ranks[0].allocated_bytes:
+        grown = first.allocated_growth
+        found = formats.ABSENT if grown is None else f"{formats.memory(grown)} more"
+        leak = "not: too few steps for that" if grown is None else "as a slope: a leak"
+        yield "memory after each step", found, "exactly" if repeats.memory else leak
 
 
 def _test(spec: ScriptSpec, gpus: int) -> Iterator[str]:
@@ -159,13 +168,55 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if arguments.hook_path:
         return Answer([str(HOOKS)], for_programs=True)
     if arguments.install_hook or arguments.remove_hook:
-        return Answer([hook.install() if arguments.install_hook else hook.remove()])
+        return Answer([install_hook() if arguments.install_hook else remove_hook()])
     if arguments.observe:
         changed = [f"--{name}" for name in _NOT_WATCHED if getattr(arguments, name) is not None]
         if changed:
             raise CaseError(f"{changed[0]}: --observe sets nothing of a run; it goes with --tokens, --step, --trace-at")
-        hook.observe(named_script(arguments), arguments.trace_at, Terminal().say)
+        if arguments.trace_at is not None and arguments.trace_at < 1:
+            raise CaseError(f"--trace-at {arguments.trace_at}: expected the number of a step, from 1 on")
+        observe(named_script(arguments), arguments.trace_at, Terminal().say)
     if arguments.trace_at:
         raise CaseError("--trace-at is of a run that is watched: it goes with --observe")
     spec, troubles = named_script(arguments), list[str]()
     return Answer(_tried(spec, arguments, troubles, screen), troubles, acts=True)
+
+
+# Real runs are watched by a hook: in a run that is started with it, or by a ``.pth`` in a whole Python.
+def observe(spec: ScriptSpec, trace_at: int | None, say: Any) -> NoReturn:
+    """Become the command: its output, folder, signals and exit code are its own from here on."""
+    here, program = Path.cwd(), spec.argv[0]
+    if shutil.which(program) is None:
+        raise CaseError(f"{program}: no such program on PATH; expected the command as you run it, e.g. python train.py")
+    folder = usual_observed() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder.mkdir(parents=True)
+    link_package(folder)
+    found = find_revision(here, here / "baselines")
+    revision = found.commit + "+" * bool(found.commit and found.changed)
+    order = {"spec": spec.to_dict(), "trace_at": trace_at, "revision": revision, "project": project_of(here)}
+    (folder / "request.json").write_text(json.dumps(order), encoding="utf-8")
+    say(f"{spec.id} is watched and nothing of it is changed; its row: {folder}, shown by llmperf history {spec.id}")
+    paths = os.pathsep.join(filter(None, [str(HOOKS), os.environ.get("PYTHONPATH", "")]))
+    os.execvpe(program, spec.argv, {**os.environ, "PYTHONPATH": paths, _OBSERVE: str(folder)})  # noqa: S606 - no shell is asked for
+
+
+def install_hook() -> str:
+    """Bring it into every process of this Python, where the variable is set. It is no sitecustomize, so that the user's
+    own stays the one that Python runs."""
+    place, file = Path(sysconfig.get_path("purelib"), _PTH), str(HOOKS / "sitecustomize.py")
+    run = (
+        f"exec(compile(open({file!r}).read(), {file!r}, 'exec'), {{'__name__': 'llmperf_hook', '__file__': {file!r}}})"
+    )
+    try:
+        place.write_text(f"import os; os.environ.get({_OBSERVE!r}) and {run}\n", encoding="utf-8")
+    except OSError as why:
+        raise CaseError(f"{place}: not written ({why.strerror}); expected a Python of your own, a venv say") from why
+    return f"wrote {place}: without {_OBSERVE}=FOLDER it does nothing; llmperf script --remove-hook removes it"
+
+
+def remove_hook() -> str:
+    file = Path(sysconfig.get_path("purelib"), _PTH)
+    if not file.exists():
+        raise CaseError(f"{file}: no hook is installed there")
+    file.unlink()
+    return f"removed {file}"

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -48,15 +49,11 @@ class Model:
     @classmethod
     def found(cls) -> Model:
         """By one walk over all objects; what counts tokens listens from now on."""
-        modules, optimizers, scales_losses = list[nn.Module](), list[torch.optim.Optimizer](), False
-        for thing in gc.get_objects():
-            kind = type(thing)
-            if issubclass(kind, nn.Module):
-                modules.append(thing)
-            elif issubclass(kind, torch.optim.Optimizer) and getattr(thing, "param_groups", None):
-                optimizers.append(thing)
-            elif kind.__name__ in _SCALERS:
-                scales_losses = scales_losses or getattr(thing, "cur_scale", 1) != 1
+        things = gc.get_objects()
+        modules = [thing for thing in things if issubclass(type(thing), nn.Module)]
+        optimizers = [thing for thing in things if issubclass(type(thing), torch.optim.Optimizer)]
+        optimizers = [each for each in optimizers if getattr(each, "param_groups", None)]
+        scales_losses = any(type(one).__name__ in _SCALERS and getattr(one, "cur_scale", 1) != 1 for one in things)
         children = {id(child) for module in modules for child in module.children()}
         roots = [each for each in modules if id(each) not in children]
         # Some optimizers have flat copies of parameters: then what asks for gradients is what trains.
@@ -77,24 +74,18 @@ class Model:
             return
         widest = max(embeddings, key=lambda each: each.num_embeddings)
         compiled = next((each for root in self.roots for each in root.modules() if _is_compiled(each, widest)), None)
-        if compiled is not None and not hasattr(compiled, "_orig_mod"):
-            self._listen_to(compiled)
+        if compiled is None or hasattr(compiled, "_orig_mod"):
+            module = widest if compiled is None else compiled  # not by truth: some have a length, and that may be 0
+            self.leave = module.register_forward_pre_hook(self._called, with_kwargs=True).remove
             return
-        module = widest if compiled is None else compiled  # not by truth: that may be a length, which it has none of
-        self.leave = module.register_forward_pre_hook(self._called, with_kwargs=True).remove
-
-    def _listen_to(self, compiled: nn.Module) -> None:
-        """One that was compiled in place: a hook of its own would be compiled with it."""
+        # It was compiled in place: a hook of its own would be compiled with it.
         call: Any = compiled._compiled_call_impl
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._called(compiled, args, kwargs)
             return call(*args, **kwargs)
 
-        def leave() -> None:
-            compiled._compiled_call_impl = call
-
-        compiled._compiled_call_impl, self.leave = counted, leave
+        compiled._compiled_call_impl, self.leave = counted, partial(setattr, compiled, "_compiled_call_impl", call)
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
@@ -104,7 +95,8 @@ class Model:
         if ids is not None and module.training and torch.is_grad_enabled():
             self._tokens += ids.numel()
             if not self.counts_tokens:
-                self.counts_tokens, self.autocast = True, _autocast(ids.device.type)
+                self.counts_tokens, kind = True, ids.device.type
+                self.autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
 
     @property
     def num_parameters(self) -> int:
@@ -117,10 +109,6 @@ def _is_compiled(module: nn.Module, part: nn.Module) -> bool:
     return is_compiled and any(each is part for each in module.modules())
 
 
-def _autocast(device_type: str) -> str:
-    return str(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else ""
-
-
 def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> dict[str, Any]:
     """As a record holds it; called once, after all that is timed."""
     model.leave()  # how tokens were counted is no part of what trained
@@ -128,14 +116,13 @@ def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> di
     # accelerate wraps optimizers in one of its own.
     own = (each for each in model.optimizers if getattr(each, "optimizer", None) is None)
     optimizers = sorted(own, key=lambda each: (name_of(type(each)), -len(each.param_groups)))
-    first = optimizers[0] if optimizers else None
     found = gathered(
         {
             "setup": lambda: {"setup": _setup(model, whole, optimizers)},
             "precision": lambda: {"parameter_dtypes": dict(sorted(_twin("precision").parameter_dtypes(whole).items()))},
             "liger": lambda: _liger(whole),
             "compilation": lambda: _twin("compilation").seen_compilation(whole),
-            "optimizer": lambda: seen_optimizer(first),
+            "optimizer": lambda: seen_optimizer(optimizers[0] if optimizers else None),
             "parallelism": lambda: {"world_size": ranks, **_parallelism(whole, ranks)},
             "modules": lambda: _of_modules(whole),
             "sources": lambda: _sources(spec, project),

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.environment import Project, environment, place_of
+from pytest_llmperf.observe.environment import environment, place_of
 from pytest_llmperf.observe.tracer import Tracer
 from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult, counts_of
 from pytest_llmperf.settings.spec import ScriptSpec, literal
@@ -29,7 +30,7 @@ from pytest_llmperf.support.redaction import without_secrets
 from pytest_llmperf.worker.folder import write_json
 from pytest_llmperf.worker.script.model import Model
 from pytest_llmperf.worker.script.torch_hooks import Hooks
-from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, Watched, place
+from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Watched, place
 
 # Steps of one window, and windows that are kept: where there would be more, neighbours become one.
 _STEPS, _MOST = 64, 256
@@ -85,8 +86,9 @@ class Production(Watched):
         self._instants: deque[Any] = deque()
         self._tracer = Tracer(device, is_ours=False)
         self._tokens = self._counted_steps = 0
+        self._trace_at = order.get("trace_at") or 0
         self._gpu_bytes = gpu.memory_bytes(device) if gpu.is_gpu(device) else 0
-        self.has_place = self.has_stepped = True
+        self.has_stepped, self.fetched = True, lambda *_: None
         self._counts, self._where = dict[str, float](), environment(device)
         self._written, self._writer = time.monotonic(), threading.Thread()
 
@@ -94,13 +96,10 @@ class Production(Watched):
         self._passes += 1
         self._tokens += self._new_tokens()
 
-    def fetched(self, *_: int) -> None:
-        """Nobody asks for it here."""
-
     def pass_ended(self, **_: bool) -> None:
         self._new_tokens()  # what was computed a second time
 
-    def called(self, calls: Sequence[Call]) -> bool:
+    def called(self, calls: Sequence[tuple[Any, bool]]) -> bool:
         """Optimizers have been called; no step is the last one."""
         for optimizer, _ in calls:
             if ended := self._ended_by(optimizer):
@@ -111,7 +110,7 @@ class Production(Watched):
     def _step_ended(self) -> None:
         self._counted_steps += self._model is not None
         self._model = self._model or Model.found()
-        if self._tracer.is_running or self._num_steps == self._order.get("trace_at"):
+        if self._tracer.is_running or 0 < self._trace_at <= self._num_steps:
             self._trace()
             self._instants.clear()
             return
@@ -130,11 +129,21 @@ class Production(Watched):
         """Begin, or go on."""
         if not self._tracer.is_running:
             self._tracer.begin()
+            self._trace_at = 0
         elif self._tracer.end_step():
             self._counts = counts_of(self._tracer.trace(None, (), 0))
 
     def script_ended(self, _remarks: Iterable[str]) -> None:
         self.write("")
+        if self._counted_steps < _LEAST:
+            sys.stderr.write(f"llmperf: no row: fewer than {_LEAST} steps were timed\n")
+        elif self._trace_at:
+            sys.stderr.write(f"llmperf: step {self._trace_at} was not reached: nothing was traced\n")
+
+    def may_tell(self, error: BaseException) -> bool:
+        """Also where the script itself raised."""
+        self.write(type(error).__name__)
+        return True
 
     def write(self, ended: str = "still running, or ended from outside") -> None:
         """Its row so far; ``ended``: what has ended the run before its end."""
@@ -170,29 +179,10 @@ class Production(Watched):
         return {OBSERVED: result, "device": device, "windows": windows, "notes": self._steps.notes}
 
 
-class ProductionHooks(Hooks):
-    """Hooks of a run that goes to its own end."""
-
-    def __init__(self, folder: Path, order: Mapping[str, Any]) -> None:
-        super().__init__(folder, ScriptSpec(command="observed"), Project(Path.cwd()))
-        self._order = order
-        self._production: Production | None = None
-
-    def _made(self, device: torch.device) -> Any:
-        """In the place of a rank of a launch, which would stay where it is after its last step."""
-        self._production = Production(self._folder, self._order, device, self._resident)
-        return self._production
-
-    def _fail(self, error: BaseException, *, ends: bool = False) -> None:
-        """Also where the script itself raised."""
-        super()._fail(error, ends=ends)
-        if self._production is not None:
-            self._production.write(type(error).__name__)
-
-
 def watch(folder: str) -> None:
     """Torch has been imported in this process: hear of what trains in it, until it ends by itself."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     file = path / "request.json"
-    ProductionHooks(path, json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}).install()
+    order = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    Hooks(path, partial(Production, path, order)).install()

@@ -34,17 +34,14 @@ class Life:
     """Calls after the pass before that one."""
 
     def called(self, number: int, passes: int, *, is_listed: bool) -> None:
-        if self.count and passes == self.passes and passes:
+        if is_again := bool(self.count and passes == self.passes and passes):
             self.repeats += 1
-            self.calls[-1] = number
-            return
-        self.usual_repeats = self.repeats or 1
-        self.passes, self.repeats = passes, 1
-        self.count += 1
-        if is_listed or len(self.calls) < 2:  # noqa: PLR2004 - the first and the last
-            self.calls.append(number)
         else:
-            self.calls[-1] = number
+            self.usual_repeats, self.repeats = self.repeats or 1, 1
+            self.passes, self.count = passes, self.count + 1
+        if is_again or not (is_listed or len(self.calls) < 2):  # noqa: PLR2004 - the first and the last
+            self.calls.pop()
+        self.calls.append(number)
 
 
 class Steps:
@@ -86,23 +83,18 @@ class Steps:
         optimizer of the class that is asked for is among those that step."""
         number = self.num_calls
         self.num_calls += 1
-        life = self._lives.get(optimizer)
-        if life is None:
-            life = self._lives[optimizer] = Life(name)
-        is_anchor = optimizer == self._anchor
+        life = self._lives.setdefault(optimizer, Life(name))
         life.called(number, passes, is_listed=not self.is_settled)
         self._most = max(self._most, life.count)
         if self._anchor is None:
             return self._decided() if self._is_known(life) else []
-        if not is_anchor:  # its training is over where it steps no more, and others do that came later
+        if optimizer != self._anchor:  # its training is over where it steps no more, and others do that came later
             if life.calls[0] > self._lives[self._anchor].calls[-1]:
                 self._foreign[optimizer] = self._foreign.get(optimizer, 0) + 1
                 self.is_over = self.is_over or self._foreign[optimizer] >= _KNOWN
             return []
-        if self._foreign:
-            self._foreign.clear()
-        is_whole = life.repeats == self._repeats and life.count % self._calls_per_step == 0
-        return [number] if is_whole else []
+        self._foreign.clear()
+        return [number] if life.repeats == self._repeats and life.count % self._calls_per_step == 0 else []
 
     @property
     def notes(self) -> list[str]:
@@ -110,8 +102,7 @@ class Steps:
         if self._anchor is None:
             return []
         own = self._lives[self._anchor]
-        others = [life for life in self._lives.values() if life.count != own.count]
-        if not others:
+        if not (others := [life for life in self._lives.values() if life.count != own.count]):
             return []
         named = ", ".join(f"{life.name} ({life.count})" for life in others[:3])
         hint = ": say step= if that is the step" if any(life.name != own.name for life in others) else ""
@@ -126,9 +117,9 @@ class Steps:
         """Whether the calls so far tell the anchor; ``life`` has the last one."""
         if life.count < self._most or self._most < _KNOWN:
             return False
-        if self._most >= _LATEST:
-            return True
-        return all(len(each.calls) > 1 or _since(each, life) > _RARE for each in self._lives.values())
+        return self._most >= _LATEST or all(
+            len(each.calls) > 1 or _since(each, life) > _RARE for each in self._lives.values()
+        )
 
     def _decided(self) -> list[int]:
         phases = trainings(list(self._lives.values()))
@@ -142,8 +133,7 @@ class Steps:
         self._anchor = next(key for key, life in self._lives.items() if life is chosen)
         self.is_over, self._repeats = len(phases) > 1, chosen.usual_repeats
         self._aside = {key: life for key, life in self._lives.items() if life is not chosen}
-        is_whole = chosen.repeats == self._repeats
-        whole = chosen.calls if is_whole else chosen.calls[:-1]
+        whole = chosen.calls if chosen.repeats == self._repeats else chosen.calls[:-1]
         return whole[self._calls_per_step - 1 :: self._calls_per_step]
 
 

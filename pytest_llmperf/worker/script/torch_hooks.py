@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess, current_process
 from pathlib import Path
@@ -34,7 +34,7 @@ from pytest_llmperf.records.launch import ASKS, NO_RANKS
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.worker.folder import write_failure
 from pytest_llmperf.worker.script.steps import StepsError
-from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Call, Rank, place
+from pytest_llmperf.worker.script.watched_rank import AnotherRankError, Rank, place
 
 
 def _listed(tensors: Any) -> list[Any]:
@@ -101,7 +101,8 @@ def watch(folder: str) -> None:
     headroom = Headroom()
     if values["memory_limit_bytes"]:  # of a CPU: a card's own limit is the script's
         headroom.cap(torch.device("cpu"), values["memory_limit_bytes"])
-    Hooks(path, spec, Project(spec.folder(Path(values["root"]))), headroom).install()
+    project = Project(spec.folder(Path(values["root"])))
+    Hooks(path, functools.partial(Rank, path, spec, project), headroom).install()
 
 
 def _seed(seed: int) -> None:
@@ -117,14 +118,15 @@ def _seed(seed: int) -> None:
 class Hooks:
     """Those of this process, which is a rank once it has gone backward."""
 
-    def __init__(self, folder: Path, spec: ScriptSpec, project: Project, headroom: Headroom | None = None) -> None:
-        self._folder, self._spec, self._project, self._headroom = folder, spec, project, headroom or Headroom()
+    def __init__(self, folder: Path, made: Callable[..., Any], headroom: Headroom | None = None) -> None:
+        """``made`` gives what hears of a rank: on its device, with what was resident before."""
+        self._folder, self._made, self._headroom = folder, made, headroom or Headroom()
         self._resident = resident()
-        self._rank: Rank | None = None
+        self._rank: Any = None
         self._is_out = False  # nothing is watched any more
         self._is_inside = False  # a backward pass runs
         self._is_fetching, self._thread = False, threading.get_ident()  # inside a loader; who trains
-        self._calls: list[Call] = []  # of optimizers, in the pass that runs
+        self._calls: list[tuple[Any, bool]] = []  # of optimizers, in the pass that runs, and whether each was skipped
         self._num_calls = 0
         self._unscaled: list[torch.Tensor] = []  # losses that were scaled since the last pass
         self._scales_otherwise = False  # a scaler that does it in its own way, as FSDP1's does
@@ -161,7 +163,7 @@ class Hooks:
         """The watching ends here, and the process where it ``ends``; the launcher is told why."""
         self._is_out = True
         refused = isinstance(error, StepsError)
-        if self._rank and not self._rank.has_place:  # another process is the rank
+        if self._rank and not self._rank.may_tell(error):
             return
         if ends and (not self._rank or not self._rank.has_stepped or (refused and self._is_a_child())):
             # What only looks whether something is there may end so, too, and what trains beside the script's training.
@@ -206,38 +208,31 @@ class Hooks:
         (self._rank or self._begun(roots)).pass_begins(loss)
 
     def _pass_ended(self, is_whole: bool) -> None:
-        calls, self._calls = self._calls, []
         if self._rank is not None:
             self._rank.pass_ended(is_whole=is_whole)
-            if calls:  # a profiler that begins inside of a pass sees nothing
-                self._called(self._rank, calls)
+            self._tell_calls()  # now: a profiler that begins inside of a pass sees nothing
 
     def _optimizer_called(self, optimizer: Any, *, is_skipped: bool = False) -> None:
         if self._is_out:
             return
         self._num_calls += 1
-        if self._rank is not None and self._rank.is_aside(optimizer):
+        if self._rank is None or not self._rank.is_aside(optimizer):
+            self._calls.append((optimizer, is_skipped))
+            if not self._is_inside:
+                self._guarded(self._tell_calls)
+
+    def _tell_calls(self) -> None:
+        calls, self._calls = self._calls, []
+        if not calls:
             return
-        if self._is_inside:
-            self._calls.append(Call(optimizer, is_skipped))
-        else:
-            self._guarded(self._optimizer_called_outside, Call(optimizer, is_skipped))
-
-    def _optimizer_called_outside(self, call: Call) -> None:
-        parameters = [one for group in call.optimizer.param_groups for one in group["params"][:1]]
-        self._called(self._rank or self._begun(parameters), [call])
-
-    def _begun(self, tensors: Any) -> Rank:
-        self._rank, self._thread = self._made(device_of(tensors)), threading.get_ident()
-        return self._rank
-
-    def _made(self, device: torch.device) -> Rank:
-        return Rank(self._folder, self._spec, self._project, device, self._resident)
-
-    def _called(self, rank: Rank, calls: Sequence[Call]) -> None:
+        rank = self._rank or self._begun([p for group in calls[0][0].param_groups for p in group["params"][:1]])
         if rank.called(calls):
             self._is_out = True
             rank.finish(self._remarks)
+
+    def _begun(self, tensors: Any) -> Any:
+        self._rank, self._thread = self._made(device_of(tensors), self._resident), threading.get_ident()
+        return self._rank
 
     @_uncompiled
     def _scaler_step(self, step: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any, TypeAlias
 
 import psutil
 import torch
@@ -34,6 +35,7 @@ from pytest_llmperf.worker.script.steps import Steps, StepsError
 _NUMBER = "_llmperf"
 # Backward passes of which losses are kept: those of the timed steps, unless a step has a hundred and more.
 _MOST = 4096
+_Moment: TypeAlias = tuple[Boundary[Any], float, bool]
 
 
 class AnotherRankError(Exception):
@@ -57,12 +59,6 @@ class Losses:
         place = self._places[self._number]
         self._number += 1
         return place.copy_(loss.reshape(1))
-
-
-class Call(NamedTuple):
-    optimizer: Any
-    is_skipped: bool
-    """It did nothing, since gradients were infinite."""
 
 
 class Watched:
@@ -113,7 +109,7 @@ class Rank(Watched):
         self.losses = Losses(device)
         self._pass: tuple[torch.Tensor | None, int] = None, 0  # the loss and tokens of the one that runs
         # Calls, by their numbers, of which it is not known yet whether a step ended with them: when, and if profiled.
-        self._moments: dict[int, tuple[Boundary[Any], float, bool]] = {}
+        self._moments: dict[int, _Moment] = {}
         self._skips: list[int] = []  # such calls, since the last step
         self._skipped_steps: list[int] = []
         self._is_cut = False
@@ -144,6 +140,10 @@ class Rank(Watched):
         """Whether no other process is the rank."""
         return self._pid_file.exists() and self._pid_file.read_text(encoding="ascii") == str(os.getpid())
 
+    def may_tell(self, _: BaseException) -> bool:
+        """Whether why this process ended is the rank's reason."""
+        return self.has_place
+
     @property
     def has_stepped(self) -> bool:
         return self._steps.num_calls > 0
@@ -171,9 +171,10 @@ class Rank(Watched):
         if not self._measurement.is_over:  # a traced step shows the script's own work alone
             self._measurement.end_pass(self.losses.keep(loss), tokens, None)
 
-    def called(self, calls: Sequence[Call]) -> bool:
-        """``calls`` of optimizers ended at this moment; whether the last step has ended with them."""
-        known, moment = self._num_optimizers, None
+    def called(self, calls: Sequence[tuple[Any, bool]]) -> bool:
+        """``calls`` of optimizers ended at this moment, each with whether infinite gradients skipped it; whether
+        the last step has ended with them."""
+        moment = None
         if not self._passes:  # gradients come another way
             self._keep(None, self._new_tokens())
         if not self._steps.is_settled:
@@ -181,11 +182,11 @@ class Rank(Watched):
             self._beat.step = self._num_steps or self._steps.num_steps + 1  # as far as anybody can tell
         if not self._steps.num_calls:
             self._keep_place()
-        if any(self._ends_the_last_step(call, moment) for call in calls):
+        if any(self._ends_the_last_step(*call, moment) for call in calls):
             return True
         if self._steps.is_settled:
             self._moments.clear()
-        if self._num_optimizers > known and self._model is None:
+        if self._model is None:
             self._model = Model.found()
             self.losses.are_known = self.losses.are_known and not self._model.scales_losses
         if self._steps.is_over and not self._measurement.is_over:
@@ -193,13 +194,12 @@ class Rank(Watched):
         self._is_cut = self._steps.is_over  # another one began while its steps were traced
         return self._is_cut
 
-    def _ends_the_last_step(self, call: Call, moment: tuple[Boundary[Any], float, bool] | None) -> bool:
+    def _ends_the_last_step(self, optimizer: Any, is_skipped: bool, moment: _Moment | None) -> bool:
         number = self._steps.num_calls
+        self._skips += [number] * is_skipped
         if moment is not None:
             self._moments[number] = moment
-        if call.is_skipped:
-            self._skips.append(number)
-        for ended in self._ended_by(call.optimizer):
+        for ended in self._ended_by(optimizer):
             if self._end_step(ended):
                 return True
             if self._measurement.is_over:
@@ -248,9 +248,9 @@ class Rank(Watched):
     def _record(self, record: RankRecord) -> RankRecord:
         """``record``, whose first step begins with the process, and in whose first ones nobody counted tokens."""
         record = replace(record, step_seconds=(round(self._first_step_seconds, 6), *record.step_seconds[1:]))
-        if not (counted := [tokens for tokens in record.step_tokens if tokens]):
+        if not any(record.step_tokens):
             return record
-        usual = round(sum(counted) / len(counted))
+        usual = round(fmean(tokens for tokens in record.step_tokens if tokens))
         all_ = tuple(tokens or usual for tokens in record.step_tokens)
         return replace(record, tokens_per_step=usual, step_tokens=all_ if len(set(all_)) > 1 else ())
 

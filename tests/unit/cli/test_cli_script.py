@@ -90,9 +90,9 @@ def test_what_cannot_be_is_refused_in_one_line(
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("word", ["--steps", "--seed", "--cwd", "--end", "--workdir"])
-def test_a_run_that_is_watched_is_not_changed(capsys: pytest.CaptureFixture[str], golden: Golden, word: str) -> None:
-    assert main(["script", "--observe", word, "3", "--", "python", "train.py"]) == 1
+@pytest.mark.parametrize("words", ["--steps 3", "--seed 3", "--cwd 3", "--end 3", "--workdir 3", "--trace-at 0"])
+def test_a_run_that_is_watched_is_not_changed(capsys: pytest.CaptureFixture[str], golden: Golden, words: str) -> None:
+    assert main(["script", "--observe", *words.split(), "--", "python", "train.py"]) == 1
     golden(capsys.readouterr().err)
 
 

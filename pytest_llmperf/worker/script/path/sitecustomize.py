@@ -98,9 +98,8 @@ def _fail(folder: str, error: BaseException) -> None:
 _is_launched = bool(os.environ.get(_LAUNCHED))
 if _is_launched:
     _seen("hook")
-if (_is_launched or os.environ.get(_OBSERVED)) and not any(
-    type(one).__name__ == _WaitsForTorch.__name__ for one in sys.meta_path
-):
+_is_there = any(type(one).__name__ == _WaitsForTorch.__name__ for one in sys.meta_path)
+if (_is_launched or os.environ.get(_OBSERVED)) and not _is_there:
     sys.meta_path.insert(0, _WaitsForTorch())
 try:
     if __name__ == "sitecustomize":
