@@ -82,7 +82,7 @@ class Repeats:
             memory=memory.pop() if are_several and len(memory) == 1 else (),
         )
 
-    def words(self, launches: Sequence[Launch]) -> str:
+    def words(self, launches: Launches) -> str:
         """``held exactly: kernels, tokens of each step; as a band: losses``."""
         words = {one: one.removesuffix("_per_step").replace("collective_bytes", "their bytes") for one in COUNTED}
         exact, band = ([words[one] for one in those] for those in (self.counts, self.ranges))
@@ -110,7 +110,7 @@ class Repeats:
             detail=f"{low:g} to {high:g} in {self.launches} launches that were not alike",
         )
 
-    def changes(self, launches: Sequence[Launch], stored: Sequence[Launch]) -> Iterator[str]:
+    def changes(self, launches: Launches, stored: Launches) -> Iterator[str]:
         """A line for each thing that is in none of ``launches`` as in those that are ``stored``."""
         newest = stored[-1]
         if self.losses is not None and not any(one.losses for one in launches):
@@ -130,7 +130,7 @@ class Repeats:
         if all(apart):
             yield "{}: {} -> {} bytes".format(*max(filter(None, apart)))
 
-    def is_chance(self, launches: Sequence[Launch], stored: Sequence[Launch], *, are_counts_other: bool) -> bool:
+    def is_chance(self, launches: Launches, stored: Launches, *, are_counts_other: bool) -> bool:
         """Whether all that was held exactly and could differ does, with the same files and versions, from the first
         loss on: a training that begins alike and computes otherwise is no chance."""
         newest = stored[-1]
@@ -162,7 +162,7 @@ def _memory(launch: Launch, steps: int) -> tuple[tuple[int, ...], ...]:
     return tuple((rank.peak_allocated_bytes, *rank.allocated_bytes[:steps]) for rank in launch.ranks)
 
 
-def _same_losses(launches: Sequence[Launch]) -> int:
+def _same_losses(launches: Launches) -> int:
     """How many of the first losses are the same in all: all, or no more than the first. Where sums are made in any
     order losses part within few steps of rounding, and a later one agrees by chance: of two recordings in one of
     eighteen, whose every night would differ (``tools/script_power.py losses``)."""
@@ -188,7 +188,7 @@ def _first_bytes(then: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) ->
     return None
 
 
-def _beyond_band(launches: Sequence[Launch], stored: Sequence[Launch]) -> Iterator[str]:
+def _beyond_band(launches: Launches, stored: Launches) -> Iterator[str]:
     """That the mean loss of the last half of the steps is further off than the recordings scatter."""
     known, told = ([one.losses for one in those if one.losses] for those in (stored, launches))
     if not known or not told:
@@ -220,7 +220,7 @@ def _hardware(launch: Launch) -> tuple[object, ...]:
 _SAME_NORM, _SAME_NORM_FP8 = 0.02, 0.1
 
 
-def changed_gradients(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
+def changed_gradients(launches: Launches, reference: Launches) -> Iterator[str]:
     """A line for a launch that begins with the first loss of ``reference``, and not with its gradient."""
     for launch in launches:
         known = [
@@ -250,7 +250,7 @@ _LATER, _LATER_FP8, _LATER_CPU = 0.0055, 0.016, 1e-5
 _SCATTER = 3.0
 
 
-def changed_losses(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
+def changed_losses(launches: Launches, reference: Launches) -> Iterator[str]:
     """``numerics changed at step 1: 12.178590 -> 12.180114``, of the first step that did, in the first such launch."""
     comparable = ((launch, [each for each in reference if _are_comparable(launch, each)]) for launch in launches)
     yield from islice(filter(None, (_first_change(launch, known) for launch, known in comparable if known)), 1)
@@ -261,9 +261,7 @@ def changed_losses(launches: Sequence[Launch], reference: Sequence[Launch]) -> I
 _LOST, _LOST_SCATTER = 1e-3, 10.0
 
 
-def first_loss_checks(
-    launches: Sequence[Launch], reference: Sequence[Launch], gradient_accumulation_steps: int
-) -> tuple[Check, ...]:
+def first_loss_checks(launches: Launches, reference: Launches, gradient_accumulation_steps: int) -> tuple[Check, ...]:
     """A check that fails where no launch begins near the loss of ``reference``, with the same data and versions. With
     other versions it fails for a multiple that accumulation or ranks explain: no upgrade is meant to do that."""
     known = [each for each in reference if each.losses and launches and _are_comparable(launches[-1], each)]
@@ -303,7 +301,7 @@ def _are_comparable(a: Launch, b: Launch) -> bool:
     return mine is not None and mine == theirs and _hardware(a) == _hardware(b)
 
 
-def _first_change(launch: Launch, known: Sequence[Launch]) -> str | None:
+def _first_change(launch: Launch, known: Launches) -> str | None:
     scatter = 0.0
     for index, loss in enumerate(launch.losses):
         stored = [each.losses[index] for each in known if index < len(each.losses)]
