@@ -89,15 +89,17 @@ def _why(ranks: Sequence[RankWork], last: LastRank) -> str:
     if not all((own.parts, *others)):
         return ""
     usual = {part: median(each.get(part, 0.0) for each in others) for part in own.parts}
-    more, part = max((seconds - usual[part], part) for part, seconds in own.parts.items())
-    if 2 * more < last.waited_seconds:
+    longer = sorted(((seconds - usual[part], part) for part, seconds in own.parts.items()), reverse=True)
+    told = [(more, part) for more, part in longer if more > _LEAST_TOLD * last.waited_seconds]
+    if 2 * sum(more for more, _ in told) < last.waited_seconds:
         return ""
+    more, part = told[0]
     if part == "work":
         if any(count > 0 and kind in WORK for (kind, _), count in own.more.items()):
             return f"it does more work, {more * 1000:.1f} ms"
         percent = more / (usual[part] or more) * 100
         return f"the same work takes it {percent:.0f} % longer (clocks, or others on its device)"
-    return f"its {part} takes {more * 1000:.1f} ms more"
+    return ", ".join(f"its {name} takes {longer * 1000:.1f} ms more" for longer, name in told)
 
 
 def overlap_lost(before: Trace, after: Trace) -> str:

@@ -60,11 +60,13 @@ def straggling(**more: Any) -> Trace:
     ("more", "why"),
     [
         ({"data_seconds": 0.14}, "its data takes 140.0 ms more"),
+        ({"data_seconds": 0.08}, "its data takes 80.0 ms more, its host takes 60.0 ms more"),
+        ({"data_seconds": 0.13}, "its data takes 130.0 ms more"),
         ({}, "its host takes 140.0 ms more"),
         ({"busy_seconds": 0.61}, "the same work takes it 30 % longer (clocks, or others on its device)"),
         ({"busy_seconds": 0.61, "rows": rank(0.02, extra=14.0).rows}, "it does more work, 140.0 ms"),
     ],
-    ids=["data", "host", "clocks", "work"],
+    ids=["data", "data and host", "mostly data", "host", "clocks", "work"],
 )
 def test_what_of_a_rank_takes_longer_is_said_of_it(more: dict[str, Any], why: str) -> None:
     found = last_rank(SOUND, straggling(**more))
