@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from pytest_llmperf.records.launch import Launch
@@ -160,23 +160,23 @@ class Measured:
     """Bytes a second of a GPU to the others, as all-reduce's bus bandwidth; the least that was measured."""
     between_nodes: float | None = None
 
-    def base(self, ranks: int) -> int | None:
-        """The widest that was measured and is no wider."""
-        return max((known for known in self.step_seconds if known <= ranks), default=None)
+    def step_range(
+        self, spec: TrainSpec, step: StaticStep, of: Callable[[TrainSpec], object]
+    ) -> tuple[float, float] | None:
+        """How long a ``step`` of ``spec`` takes at least and at most, by the widest that was measured and is no wider.
 
-    def step_range(self, ranks: int, steps: Mapping[int, StaticStep]) -> tuple[float, float] | None:
-        """How long a step takes at least and at most; ``None`` where a rate, or any width, was not measured.
-
-        ``steps`` has that of so many ranks and of its base. Exchanges that the base has had over the same links are in
-        its time already.
+        ``None`` where none, or no rate of the links, was measured. ``of`` tells that one's step: exchanges that it has
+        had over the same links are in its time already.
         """
-        base = self.base(ranks)
-        more = self._exchange_seconds(ranks, steps[ranks])
+        ranks = spec.gpus
+        base = max((known for known in self.step_seconds if known <= ranks), default=None)
+        more = self._exchange_seconds(ranks, step)
         if base is None or more is None:
             return None
         low, high = self.step_seconds[base]
         if base > 1 and (base <= self.ranks_per_node) == (ranks <= self.ranks_per_node):
-            more -= self._exchange_seconds(base, steps[base]) or 0.0
+            before = of(replace(spec, gpus=base))
+            more -= (self._exchange_seconds(base, before) or 0.0) if isinstance(before, StaticStep) else 0.0
         waits = _GPU_SD * (_largest_of(ranks) - _largest_of(base)) + (_BESIDE if base == 1 < ranks else 0.0)
         return low, high * (1 + waits) + max(0.0, more)
 

@@ -146,7 +146,7 @@ def soak_charts(result: Result) -> list[LineChart]:
                 rows.append((words, *(f"{each:.4g}" for each in (values[0], min(values), max(values), values[-1]))))
         if lines:
             words, first, _, _, last = rows[0]
-            says = f"{title} over the soak's minutes: {words} {first} {axis} at the begin, {last} at the end."
+            says = f"{title} over the soak's minutes: {words} {first} at the begin, {last} at the end."
             table = Table(("", "first", "least", "most", "last"), tuple(rows))
             charts.append(
                 LineChart(title=title, says=says, x_axis="minutes", y_axis=axis, lines=tuple(lines), table=table)

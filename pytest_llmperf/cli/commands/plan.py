@@ -140,7 +140,6 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 # Scale: what a step takes of one of so many ranks, the fullest.
 
 _Scaled = tuple[TrainSpec, StaticStep, tuple[float, float] | None]
-_RATE = "all_reduce_bytes_per_second"
 
 
 def add_scale_options(parser: argparse.ArgumentParser) -> None:
@@ -162,20 +161,15 @@ def add_scale_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> dict[int, tuple[float, float]] | None:
-    found = {
-        whole(ranks, least=1): positive(seconds)
-        for ranks, _, seconds in (one.partition(":") for one in text.split(","))
-    }
-    return (
-        {ranks: (each, each) for ranks, each in found.items() if ranks and each}
-        if all(found) and all(found.values())
-        else None
-    )
+    pairs = [one.partition(":") for one in text.split(",")]
+    found = {whole(ranks, least=1): positive(seconds) for ranks, _, seconds in pairs}
+    told = {ranks: (each, each) for ranks, each in found.items() if ranks and each}
+    return told if len(told) == len(pairs) else None
 
 
-def _rates(text: str) -> tuple[float, ...] | None:
-    found = [positive(each) for each in text.split(",")]
-    return tuple(1e9 * each for each in found if each) if all(found) and len(found) <= 2 else None  # noqa: PLR2004 - links
+def _rates(text: str) -> list[float] | None:
+    found = [1e9 * (positive(each) or 0.0) for each in text.split(",")]
+    return found if all(found) and len(found) <= 2 else None  # noqa: PLR2004 - two kinds of links
 
 
 def _numbers(text: str) -> list[int] | None:
@@ -195,11 +189,12 @@ def _scale(arguments: argparse.Namespace, screen: Screen) -> Answer:
         if number > node and number % node:
             raise CaseError(f"--ranks {number}: expected whole nodes of {node}; --ranks-per-node says of how many")
     try:
-        wide = [[replace(spec, gpus=number) for number in ranks] for spec in cases if isinstance(spec, TrainSpec)]
+        numbers = [*ranks, *(number for number in arguments.measured if number > 1)]
+        every = [[replace(spec, gpus=number) for number in numbers] for spec in cases if isinstance(spec, TrainSpec)]
     except ValueError as error:
         raise CaseError(str(error)) from error
     known = [_known(arguments, each) for each in names if isinstance(each.spec, TrainSpec)]
-    found = _scaled(wide, known, troubles)
+    found = _scaled([one[: len(ranks)] for one in every], known, troubles)
     if arguments.json:
         return Answer((json.dumps(scale_document(one)) for rows in found for one in rows), troubles, for_programs=True)
     return Answer((line for rows in found if rows for line in _scale_page(rows, screen)), troubles)
@@ -212,42 +207,26 @@ def _known(arguments: argparse.Namespace, case: Named) -> Measured:
     widest = case.spec.changed(gpus=2 * max(arguments.ranks))
     stored = [store.load(machine, spec) for spec in widest.narrower()] if machine else []
     launches = [launch for baseline in stored if baseline for launch in baseline.launches]
-    seconds = dict[int, tuple[float, float]]()
+    seconds, rates = dict[int, tuple[float, float]](), dict[bool, float]()
     for launch in launches:
         low, high = seconds.get(len(launch.ranks), (math.inf, 0.0))
         seconds[len(launch.ranks)] = min(low, launch.median_step_seconds), max(high, launch.median_step_seconds)
-    rates = [
-        min(
-            (launch.canary[_RATE] for launch in launches if _RATE in launch.canary and launch.is_on_a_node is on),
-            default=None,
-        )
-        for on in (True, False)
-    ]
-    said = [*arguments.bandwidth, None, None]
-    on_a_node, between = (given or rate for given, rate in zip(said, rates, strict=False))
-    return Measured(seconds | arguments.measured, arguments.ranks_per_node, on_a_node, between)
+        if rate := launch.canary.get("all_reduce_bytes_per_second"):
+            rates[launch.is_on_a_node] = min(rate, rates.get(launch.is_on_a_node, math.inf))
+    said = dict(zip((True, False), arguments.bandwidth, strict=False))
+    on_a_node, between_nodes = ((rates | said).get(each) for each in (True, False))
+    return Measured(seconds | arguments.measured, arguments.ranks_per_node, on_a_node, between_nodes)
 
 
 def _scaled(wide: Sequence[list[TrainSpec]], known: Sequence[Measured], troubles: list[str]) -> Iterator[list[_Scaled]]:
     """Of each spec its step at each number of ranks, as soon as all are known; ``troubles``: why there is none."""
     with closing(StaticSteps(known[0].ranks_per_node if known else 0)) as steps:
-        bases = [
-            {base for each in one if (base := measured.base(each.gpus)) and base > 1}
-            for one, measured in zip(wide, known, strict=True)
-        ]
-        asked = [
-            [*one, *(replace(one[0], gpus=base) for base in sorted(more - {each.gpus for each in one}))]
-            for one, more in zip(wide, bases, strict=True)
-        ]
-        steps.ask(each for one in asked for each in one)
-        for one, every, measured in zip(wide, asked, known, strict=True):
-            answers = {each.gpus: steps.of(each) for each in every}
-            troubles += [str(step) for step in answers.values() if isinstance(step, PredictionError)]
-            told = {ranks: step for ranks, step in answers.items() if isinstance(step, StaticStep)}
-            ranges = (
-                {} if len(told) < len(answers) else {each.gpus: measured.step_range(each.gpus, told) for each in one}
-            )
-            yield [(each, told[each.gpus], ranges.get(each.gpus)) for each in one if each.gpus in told]
+        steps.ask(each for one in wide for each in one)
+        for one, measured in zip(wide, known, strict=True):
+            rows = [(each, steps.of(each)) for each in one]
+            troubles += [str(step) for _, step in rows if isinstance(step, PredictionError)]
+            told = [(each, step) for each, step in rows if isinstance(step, StaticStep)]
+            yield [(each, step, measured.step_range(each, step, steps.of)) for each, step in told]
 
 
 def scale_document(one: _Scaled) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def test_what_is_stored_of_narrower_widths_is_known(run: Run, tmp_path: Path) ->
     [
         ["model=llama-tiny", "--ranks", "2", "--measured", "1"],
         ["model=llama-tiny", "--ranks", "2", "--bandwidth", "0"],
+        ["model=llama-tiny", "parallelism=fsdp_hybrid", "mixed_precision=no", "--ranks", "8", "--measured", "3:1"],
         ["model=llama-tiny", "--ranks", "8,x"],
         ["model=llama-tiny", "--ranks", "1"],
         ["model=llama-tiny", "--ranks", "8,12"],
@@ -83,7 +84,17 @@ def test_what_is_stored_of_narrower_widths_is_known(run: Run, tmp_path: Path) ->
         ["model=llama-tiny", "optimizer=adafactor", "--ranks", "8"],
         ["command=python train.py", "--ranks", "8"],
     ],
-    ids=["no seconds", "no rate", "no number", "one rank", "half a node", "too few", "not modelled", "a script"],
+    ids=[
+        "no seconds",
+        "no rate",
+        "no such width",
+        "no number",
+        "one rank",
+        "half a node",
+        "too few",
+        "not modelled",
+        "a script",
+    ],
 )
 def test_what_cannot_be_told_is_one_line(
     run: Run, golden: Golden, words: list[str], capsys: pytest.CaptureFixture[str]
