@@ -17,7 +17,6 @@ from pytest_llmperf.cli.baseline_folder import chosen_settings, spec_defaults
 from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning, TuningOrder
-from pytest_llmperf.run.tuning.tuner import Standing
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats
 from pytest_llmperf.support.files import refused_at, write_text
@@ -71,8 +70,8 @@ def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[s
         yield f"  {gain}, where the search began"
     yield from (f"  {_turns(one)}" for one in tuning.compared)
     yield from (f"  a tie with {tie.id}" for tie in tuning.ties)
-    beside = f"{tuning.neighbours_left:,} of the {tuning.left:,} untried differ from the best trial by one choice"
-    yield f"  {beside if tuning.left else 'everything that fits was tried'}"
+    if not tuning.left:
+        yield "  everything that fits was tried"
     for what, conclusion, none in (("parity", tuning.parity, "not shown"), ("as a case", tuning.case, "not launched")):
         if conclusion is None:
             yield f"  {what}: {none}"
@@ -109,7 +108,7 @@ def _untried(tuning: Tuning) -> Iterator[str]:
         yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
 
 
-_TOLD = "ended refused too_large left unseen neighbours_left unkept notes".split()
+_TOLD = "ended refused too_large left unseen unkept notes".split()
 
 
 def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,13 +163,13 @@ class Watcher(Terminal):
         size, minutes = formats.counted(order.space.size, "combination"), formats.elapsed(order.seconds)
         self.say(f"searching {size} for {order.objective.words}, {minutes} at most")
 
-    def standing(self, standing: Standing) -> None:
-        seconds_left = f"{formats.elapsed(max(0.0, standing.seconds_left))} left"
-        new, self._shown = standing.tried[self._shown :], len(standing.tried)
-        for number, tried in enumerate(new, self._shown - len(new) + 1):
-            self.say(f"{number}: {_outcome(tried)}: {tried.spec.id}; {standing.left:,} left, {seconds_left}")
-        if standing.doing:
-            self.say(f"{standing.doing}; {seconds_left}")
+    def standing(self, tuning: Tuning, doing: str, seconds_left: float) -> None:
+        time_left = f"{formats.elapsed(max(0.0, seconds_left))} left"
+        for number, tried in enumerate(tuning.tried[self._shown :], self._shown + 1):
+            self.say(f"{number}: {_outcome(tried)}: {tried.spec.id}; {tuning.left:,} left, {time_left}")
+        self._shown = len(tuning.tried)
+        if doing:
+            self.say(f"{doing}; {time_left}")
 
 
 def _outcome(tried: Tried) -> str:

@@ -280,12 +280,6 @@ class Search:
         logs, order = self._logs(), self.in_order()
         return [number for number in order if logs[number] - logs[order[0]] <= CLOSE]
 
-    def neighbours_left(self) -> int:
-        """How many of those left differ from the best one by one choice, and are not condemned."""
-        best = self._field.choices[self.in_order()[0]]
-        beside = (self._beside(best, one) for one in set(self._all) - best.items())
-        return sum(n is not None and self._is_left(n) and not self._is_condemned(n) for n in beside)
-
     def outside(self, compiles: int) -> float:
         """What a trial is expected to take beside its steps, by the others; seconds."""
         for kind in range(compiles, -1, -1):

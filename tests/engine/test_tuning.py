@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +22,9 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import TrainingErrors
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
-from pytest_llmperf.run.tuning import tuner, winner
+from pytest_llmperf.run.tuning import tuner
 from pytest_llmperf.run.tuning.trials import Tuning, TuningOrder
-from pytest_llmperf.run.tuning.tuner import MemoryForecast, Standing, Tuner
+from pytest_llmperf.run.tuning.tuner import MemoryForecast, Tuner
 from pytest_llmperf.run.tuning.winner import Final
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -53,6 +52,8 @@ class World:
         self.unsound: Callable[[TrainSpec], bool] = lambda _: False
         self.neighbours: Callable[[TrainSpec], tuple[str, ...]] = lambda _: ()
         """Others on the hardware, beside whom a step takes twice as long."""
+        self.proves = False
+        """Whether a winner is asked for its proofs; none can be shown here."""
 
     def step_seconds(self, spec: TrainSpec) -> float:
         each = 1.0 + 0.3 * (spec.attention == "eager") + 0.25 * spec.gradient_checkpointing
@@ -113,7 +114,11 @@ def world(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> World:
         def close(self) -> None: ...
 
     monkeypatch.setattr(tuner, "PredictionProcess", Predictions)
+    monkeypatch.setattr(Final, "_prove", lambda final, ranked: _PROVE(final, ranked) if found.proves else None)
     return found
+
+
+_PROVE = Final._prove
 
 
 def _tuned(
@@ -121,15 +126,12 @@ def _tuned(
     *,
     objective: str = "throughput",
     seconds: float = 600.0,
-    watch: Any = lambda _: None,
+    watch: Any = lambda *_: None,
     axes: Any = None,
     base: TrainSpec = BASE,
-    proves: bool = False,
     **settings: Any,
 ) -> Tuning:
-    order = TuningOrder(
-        space=Space(base, axes_of(axes or AXES)), objective=OBJECTIVES[objective], seconds=seconds, proves=proves
-    )
+    order = TuningOrder(space=Space(base, axes_of(axes or AXES)), objective=OBJECTIVES[objective], seconds=seconds)
     return Tuner(engine.caller(**{"gpus": 0, **settings}), order, watch).run()
 
 
@@ -141,8 +143,8 @@ def _best(world: World, fits: Callable[[TrainSpec], bool] = lambda _: True) -> T
 def test_it_finds_the_fastest_by_a_part_of_the_space_and_says_what_each_choice_brought(
     engine: Engine, world: World
 ) -> None:
-    seen: list[Standing] = []
-    tuning = _tuned(engine, watch=seen.append)
+    seen: list[int] = []
+    tuning = _tuned(engine, watch=lambda found, doing, _: None if doing else seen.append(found.left))
     assert tuning.winner == _best(world) == replace(BASE, micro_batch_size=32, optimizer="adamw_torch_fused")
     assert 4 <= len(tuning.tried) < 40
     assert tuning.ended == ""
@@ -153,10 +155,7 @@ def test_it_finds_the_fastest_by_a_part_of_the_space_and_says_what_each_choice_b
         (32, BASE.optimizer): math.log(0.9),
     }
     assert brought == pytest.approx(expected, abs=0.01)
-    assert tuning.neighbours_left <= 4  # smaller micro-batches
-    assert [one.left for one in seen if not one.doing] == sorted(
-        (one.left for one in seen if not one.doing), reverse=True
-    )
+    assert seen == sorted(seen, reverse=True)
 
 
 def test_what_is_predicted_not_to_fit_is_never_launched(engine: Engine, world: World) -> None:
@@ -350,23 +349,26 @@ def test_time_is_over_while_it_waits_for_what_others_hold(engine: Engine, world:
 LARGE = replace(BASE, micro_batch_size=8)
 
 
-def _two_in_turns(engine: Engine, *, proves: bool = False) -> tuple[Final, Callable[[], Tuning], TrainSpec, TrainSpec]:
+def _two_in_turns(engine: Engine) -> tuple[Final, Callable[[], Tuning], TrainSpec, TrainSpec]:
     """Two that trials could not tell apart, the first of which is the faster one."""
     engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
     fast, slow = replace(LARGE, optimizer="adamw_torch_fused"), LARGE
-    order = TuningOrder(
-        space=Space(BASE, axes_of(AXES)), objective=OBJECTIVES["throughput"], seconds=600.0, proves=proves
-    )
-    begun = Tuning(begun_at=BASE, winner=fast)
-    final = Final(engine.caller(gpus=1), order, begun, time.monotonic() + 600, lambda _: None)
-    return final, lambda: final.decide([fast, slow], lambda _: True, num_close=2), fast, slow
+    order = TuningOrder(space=Space(BASE, axes_of(AXES)), objective=OBJECTIVES["throughput"], seconds=600.0)
+    found = Tuning(begun_at=BASE, winner=fast)
+    final = Final(engine.caller(gpus=1), order, found, time.monotonic() + 600, lambda _: None)
+
+    def decided() -> Tuning:
+        final.decide([fast, slow], lambda _: True, num_close=2)
+        return found
+
+    return final, decided, fast, slow
 
 
 def test_what_fails_in_turns_is_no_tie(engine: Engine, world: World, golden: Golden) -> None:
     _, decided, fast, slow = _two_in_turns(engine)
     world.outcome = lambda spec: "error" if spec.optimizer == "adamw_torch" else ""
     found = decided()
-    assert (found.winner, found.ties) == (fast, ())
+    assert (found.winner, found.ties) == (fast, [])
     golden.lines(found.notes, "it ended by")
     assert not any("no turns with it were possible" in note for note in found.notes)
     world.outcome = lambda spec: "error" if spec.optimizer == "adamw_torch_fused" else ""
@@ -389,7 +391,7 @@ def test_what_turns_showed_is_kept_where_what_follows_is_interrupted(engine: Eng
     world.outcome = lambda spec: "interrupt" if spec.micro_batch_size == BASE.micro_batch_size else ""
     with pytest.raises(KeyboardInterrupt):
         decided()
-    assert (final.found.winner, [one.second for one in final.found.compared]) == (slow, [slow])
+    assert (final._found.winner, [one.second for one in final._found.compared]) == (slow, [slow])
 
 
 def test_a_search_that_is_interrupted_at_its_end_tells_what_turns_showed(engine: Engine, world: World) -> None:
@@ -404,8 +406,8 @@ def test_a_search_that_is_interrupted_at_its_end_tells_what_turns_showed(engine:
     world.step_seconds = step_seconds  # type: ignore[method-assign]
     told: list[str] = []
 
-    def watch(standing: Standing) -> None:
-        told.append(standing.doing)
+    def watch(_found: Tuning, doing: str, _seconds_left: float) -> None:
+        told.append(doing)
         if sum("in turns with" in line for line in told) > 1:  # the winner without its choice
             raise KeyboardInterrupt
 
@@ -437,7 +439,7 @@ def test_the_first_trial_is_made_however_little_time_there_is(engine: Engine, wo
 
 def test_a_space_of_one(engine: Engine, world: World) -> None:
     tuning = _tuned(engine, axes={"micro_batch_size": [4]})
-    assert (tuning.winner, tuning.left, tuning.neighbours_left) == (replace(BASE, micro_batch_size=4), 0, 0)
+    assert (tuning.winner, tuning.left) == (replace(BASE, micro_batch_size=4), 0)
 
 
 @pytest.mark.parametrize(("objective", "size"), [("memory", 1), ("cost", 32)])
@@ -461,7 +463,8 @@ def test_nothing_that_can_run_here_is_refused_at_once(engine: Engine, world: Wor
 
 def test_a_winner_whose_parity_nobody_can_show_is_not_one(engine: Engine, world: World, golden: Golden) -> None:
     """Its small training ends by an error three times, and so no configuration is sound."""
-    tuning = _tuned(engine, proves=True)
+    world.proves = True
+    tuning = _tuned(engine)
     assert tuning.winner is None
     golden.lines(tuning.notes, "there is no")
 
@@ -514,12 +517,12 @@ class TestNeighbours:
     def test_a_winner_whose_case_they_spoilt_is_one_all_the_same(
         self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        final, _, fast, _ = _two_in_turns(engine, proves=True)
-        world.neighbours = lambda _: ("python 7",)
-        asked = final._asked
-        monkeypatch.setattr(final, "_asked", lambda spec, what: asked(spec, what) if what == "check" else None)
+        final, _, fast, _ = _two_in_turns(engine)
+        world.neighbours, world.proves = lambda _: ("python 7",), True
+        asked = final._disproof
+        monkeypatch.setattr(final, "_disproof", lambda name, spec: asked(name, spec) if name == "case" else "")
         final._prove([fast])
-        found = final.found
+        found = final._found
         assert found.winner == fast
         assert found.case is not None
         assert found.case.result.verdict == "invalid"
@@ -568,18 +571,6 @@ class TestAgain:
         golden(notes[0])
         (wrong,) = (note for note in notes if note.startswith("optimizer=adamw_torch_fusd cannot be: "))
         golden(wrong)
-
-    def test_each_night_has_trials_of_its_own(
-        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        space = Space(self.SPEC, axes_of({"micro_batch_size": [8, 16, 24, 32]}))
-        launched = []
-        for day in ("2026-01-01", "2026-01-01", "2026-01-02"):  # launches of this world are of the first
-            monkeypatch.setattr(winner, "time", SimpleNamespace(strftime=lambda *_, day=day: day, gmtime=time.gmtime))
-            world.launched.clear()
-            engine.run(gpus=1).tune(self.SPEC, space, 1)
-            launched.append(sum(spec.steps == 7 for spec in world.launched))
-        assert launched == [4, 0, 4]
 
     def test_one_whose_trial_others_spoil_twice_is_told(self, engine: Engine, world: World) -> None:
         world.neighbours = lambda spec: ("python 7",) if (spec.micro_batch_size, spec.steps) == (24, 7) else ()
@@ -667,11 +658,10 @@ def test_a_choice_without_which_the_winner_is_faster_is_given_up(engine: Engine,
 
     world.step_seconds = step_seconds  # type: ignore[method-assign]
     axes = {"micro_batch_size": [2, 8, 32], "optimizer": ["adamw_torch", fused]}
-    order = TuningOrder(
-        space=Space(BASE, axes_of(axes)), objective=OBJECTIVES["throughput"], seconds=600.0, proves=False
-    )
-    final = Final(engine.caller(gpus=1), order, Tuning(begun_at=BASE), time.monotonic() + 600, lambda _: None)
-    found = final.decide([replace(BASE, micro_batch_size=32, optimizer=fused)], lambda _: True, num_close=1)
+    order = TuningOrder(space=Space(BASE, axes_of(axes)), objective=OBJECTIVES["throughput"], seconds=600.0)
+    found = Tuning(begun_at=BASE)
+    final = Final(engine.caller(gpus=1), order, found, time.monotonic() + 600, lambda _: None)
+    final.decide([replace(BASE, micro_batch_size=32, optimizer=fused)], lambda _: True, num_close=1)
     assert found.winner == replace(BASE, micro_batch_size=32)
     assert [one.turns.verdict for one in found.compared] == ["second", "first", "second"]
     assert found.compared[1].first == found.winner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -115,8 +116,6 @@ class TuningOrder:
     objective: Objective
     seconds: float
     """For all of it, from its first candidate to its last word."""
-    proves: bool = True
-    """Whether its winner has to train as its plain form does, and is launched as a case."""
 
 
 @dataclass(frozen=True)
@@ -138,21 +137,22 @@ class Compared:
     turns: Turns
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Tuning:
-    """The result of a search."""
+    """What a search has found so far: it is all there, whatever ends the search."""
 
     begun_at: TrainSpec
-    tried: tuple[Tried, ...] = ()
+    tried: list[Tried] = field(default_factory=list)
     winner: TrainSpec | None = None
-    ties: tuple[TrainSpec, ...] = ()
+    """The best trial's, and later that of turns and proofs."""
+    ties: list[TrainSpec] = field(default_factory=list)
     """Others that turns could not tell from the winner."""
-    compared: tuple[Compared, ...] = ()
+    compared: list[Compared] = field(default_factory=list)
     parity: Concluded | None = None
-    """Whether the winner trains as its plain form does; ``None`` where that was not asked, or no time was left."""
+    """Whether the winner trains as its plain form does; ``None`` where no time was left for it."""
     case: Concluded | None = None
     """The winner launched, and judged, as a case; ``None`` as above."""
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     """How many combinations cannot be, by the reason."""
     too_large: int = 0
     """How many of those looked at do not fit, by predicted memory or by what ran out of it."""
@@ -160,8 +160,6 @@ class Tuning:
     """How many were neither tried nor found not to fit."""
     unseen: int = 0
     """How many of a large space were not even looked at."""
-    neighbours_left: int = 0
-    """How many of those left differ from the best by one choice, and are not known to be slower."""
     limit_bytes: int = 0
     """What each rank may hold; 0: nobody looked."""
     ended: str = ""
@@ -170,7 +168,7 @@ class Tuning:
     """Where nothing was measured: what takes the least memory, and its predicted bytes; 0: nothing can be predicted."""
     unkept: str = ""
     """Why a next search would make its trials anew; empty where they are kept."""
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def trial_of(self, spec: TrainSpec) -> Trial | None:

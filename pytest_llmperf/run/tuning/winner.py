@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning import CLOSE, OBJECTIVES, Turns
@@ -22,18 +21,14 @@ from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import formats
 
-# Of those that trials could not tell apart, so many take turns.
-_FINALISTS = 3
+# Of those that trials could not tell apart, so many take turns; of what was shown to be no winner, so many are asked.
+_FINALISTS, _WINNERS = 3, 3
 # Of two that take turns, each is launched for so many steps.
 FULL_STEPS, _LEAST_STEPS = 16, 8
-# Of a winner that was shown not to be one, so many more are looked at.
-_WINNERS = 3
 # Seconds: with less than that left, whatever ends was ended.
 _NEXT_TO_NOTHING = 1.0
 # What small trainings of a winner and of its plain form take, and the launches of its own case.
 _PARITY_SECONDS, _CASE_LAUNCHES = 35.0, 2
-# What ``Cases`` is asked for of a winner, and its words.
-_WORDS = {"same_training": "parity with its plain form", "check": "its own case"}
 
 
 def proof_seconds(each: float) -> float:
@@ -46,72 +41,64 @@ class Final:
     What its proofs take is kept for them: turns have what is left."""
 
     def __init__(
-        self, caller: Caller, order: TuningOrder, tuning: Tuning, until: float, tell: Callable[[str], None]
+        self, caller: Caller, order: TuningOrder, found: Tuning, until: float, tell: Callable[[str], None]
     ) -> None:
         self._caller, self._order, self._until, self._tell = caller, order, until, tell
-        self.found = tuning
-        """What is known, also where it is ended, by Ctrl-C say."""
+        self._found = found
         self._kept = 0.0
         """Seconds that are kept for the winner's proofs."""
 
-    def decide(self, ranked: Sequence[TrainSpec], fits: Callable[[TrainSpec], bool], *, num_close: int) -> Tuning:
-        """What was found, with its winner: one of ``ranked``, best first, ``num_close`` close to one another."""
-        self._kept = proof_seconds(self._seconds_of(ranked[0])) if self._order.proves else 0.0
-        self._best_of(ranked[: min(num_close, _FINALISTS)])
-        self._without_each_choice(fits)
+    def decide(self, ranked: Sequence[TrainSpec], fits: Callable[[TrainSpec], bool], *, num_close: int) -> None:
+        """Find the winner: one of ``ranked``, best first, ``num_close`` close to one another."""
+        self._kept = proof_seconds(self._seconds_of(ranked[0]))
+        winner = self._best_of(ranked[: min(num_close, _FINALISTS)])
+        winner = self._without_each_choice(winner, fits)
         self._kept = 0.0
-        if self._order.proves:
-            self._prove(ranked)
-        return self.found
+        self._prove([winner, *(spec for spec in ranked if spec != winner)][:_WINNERS])
 
-    def _note(self, *lines: str, **values: Any) -> None:
-        self.found = replace(self.found, **values, notes=(*self.found.notes, *lines))
-
-    def _best_of(self, finalists: Sequence[TrainSpec]) -> None:
-        best, ties, compared = finalists[0], list[TrainSpec](), list[Compared]()
-        self._note(winner=best)
+    def _best_of(self, finalists: Sequence[TrainSpec]) -> TrainSpec:
+        found, best = self._found, finalists[0]
         for other in finalists[1:]:
+            found.winner = best
             turns, unfit = self._turns(best, other)
             if unfit is not None:
                 best = other if unfit == best else best
             elif turns is None:
-                self._note(f"{other.id} was as fast in its trial, and no turns with it were possible in time")
-                ties.append(other)
-            else:
-                compared.append(Compared(best, other, turns))
-                if turns.verdict == "second":
-                    best, ties = other, []
-                elif turns.verdict != "first":
-                    ties.append(other)
-            self._note(winner=best, ties=tuple(ties), compared=tuple(compared))
+                found.notes.append(f"{other.id} was as fast in its trial, and no turns with it were possible in time")
+                found.ties.append(other)
+            elif turns.verdict == "second":
+                best, found.ties = other, []
+            elif turns.verdict != "first":
+                found.ties.append(other)
+        found.winner = best
+        return best
 
-    def _without_each_choice(self, fits: Callable[[TrainSpec], bool]) -> None:
+    def _without_each_choice(self, winner: TrainSpec, fits: Callable[[TrainSpec], bool]) -> TrainSpec:
         """The winner in turns with what lacks one of its choices; one that is better without it is the winner no more.
         A choice that was right beside others need not be right beside these."""
+        found = self._found
         for _ in range(_WINNERS):
-            winner, begun = self.found.winner, self.found.begun_at
-            assert winner is not None  # noqa: S101 - the best of the finalists
             for axis in self._order.space.axes:
                 try:
-                    without = replace(winner, **{field: getattr(begun, field) for field in axis.fields})
+                    without = replace(winner, **{field: getattr(found.begun_at, field) for field in axis.fields})
                 except SpecError:  # the winner's other choices need it
                     continue
-                trial = self.found.trial_of(without)
+                trial = found.trial_of(without)
                 could_train = trial is None or trial.is_measured or bool(trial.disturbances)
                 if without == winner or not could_train or not fits(without):
                     continue
                 turns = self._turns(without, winner, most=1)[0]
-                if turns is not None:
-                    self._note(compared=(*self.found.compared, Compared(without, winner, turns)))
-                    if turns.low > 0:
-                        self._note(winner=without, ties=())
-                        break
+                if turns is not None and turns.low > 0:
+                    winner, found.ties = without, []
+                    found.winner = winner
+                    break
             else:
-                return
+                break
+        return winner
 
     def _turns(self, first: TrainSpec, second: TrainSpec, most: int = 0) -> tuple[Turns | None, TrainSpec | None]:
         """The second beside the first, none where nothing is shown in the time left; and which of them cannot be."""
-        cost = self._seconds_of(first) + self._seconds_of(second)
+        cost, notes = self._seconds_of(first) + self._seconds_of(second), self._found.notes
         if self._left - self._kept < cost:
             return None, None
         self._tell(f"{second.id} in turns with {first.id}")
@@ -123,61 +110,52 @@ class Final:
         try:
             taken = take_turns(self._caller, *longer, self._order.objective, goes_on)
         except LaunchFailed as error:
-            self._note(str(error).splitlines()[0])
+            notes.append(str(error).splitlines()[0])
             if self._left <= _NEXT_TO_NOTHING:  # it was the time that ended it
                 return None, None
             return None, first if error.spec_id == longer[0].id else second
+        if taken.turns is not None:
+            self._found.compared.append(Compared(first, second, taken.turns))
         if not taken.troubles:
             return taken.turns, None
         mine, theirs = map(bool, taken.wrong)
         unfit = first if mine else second
-        self._note(*(f"{unfit.id}: " + line.removeprefix(f"{unfit.id}: ") for line in taken.troubles))
+        notes += [f"{unfit.id}: " + line.removeprefix(f"{unfit.id}: ") for line in taken.troubles]
         return None, unfit if mine != theirs else None
 
     def _prove(self, ranked: Sequence[TrainSpec]) -> None:
-        """The winner with its proofs; where they say that it is none, the next with its own."""
-        others = [spec for spec in ranked if spec != self.found.winner]
-        for _ in range(_WINNERS):
-            winner, disproof = self.found.winner, ""
-            if winner is None:
-                break
-            for what, name in (("same_training", "parity"), ("check", "case")):
-                if not disproof:
-                    answer = self._asked(winner, what)
-                    self._note(**{name: answer if isinstance(answer, Concluded) else None})
-                    disproof = self._disproof(answer)
+        """The first of ``ranked`` that its proofs do not disprove."""
+        found = self._found
+        for winner in ranked:
+            found.winner, found.ties = winner, [one for one in found.ties if one != winner]
+            disproof = self._disproof("parity", winner) or self._disproof("case", winner)
             if not disproof:
                 return
-            following = others.pop(0) if others else None
-            ties = tuple(one for one in self.found.ties if one != following)
-            line = f"{winner.id} was faster, and is no winner: {disproof}"
-            self._note(line, winner=following, ties=ties, parity=None, case=None)
-        self._note("none of the fastest configurations is sound", winner=None)
+            found.notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
+            found.parity = found.case = None
+        found.notes.append("none of the fastest configurations is sound")
+        found.winner = None
 
-    def _asked(self, winner: TrainSpec, what: str) -> Concluded | str | None:
-        """Ask ``Cases`` for ``what``; its answer, or why the winner failed at it; ``None``: that could not be asked."""
+    def _disproof(self, name: str, winner: TrainSpec) -> str:
+        """Why a configuration is unsound, as far as there is time; empty of one that is sound, as a new case is, or one
+        that has become slower. One that is invalid for what was around it alone is not at fault."""
+        words, caller = "parity with its plain form" if name == "parity" else "its own case", self._caller
         if self._left < self._seconds_of(winner):
-            self._note(f"no time was left for {_WORDS[what]}")
-            return None
-        self._tell(f"{_WORDS[what]} of {winner.id}")
-        caller = self._caller
+            self._found.notes.append(f"no time was left for {words}")
+            return ""
+        self._tell(f"{words} of {winner.id}")
         checks = caller.run.cases(caller.nodeid, caller.observer, caller.terms, caller.findings)
         try:
-            return checks.same_training(winner) if what == "same_training" else checks.check(_longer(winner))
+            answer = checks.same_training(winner) if name == "parity" else checks.check(_longer(winner))
         except (CannotRunError, CaseFailedError) as error:
-            why = f"{_WORDS[what]}: {str(error).splitlines()[0]}"
+            why = f"{words}: {str(error).splitlines()[0]}"
             is_over = self._left <= _NEXT_TO_NOTHING  # then it was the time that ended it
             if isinstance(error, DidNotTrainError) and not is_over:
                 return why
-            self._note(f"too little time was left for {_WORDS[what]}" if is_over else why)
-            return None
-
-    def _disproof(self, answer: Concluded | str | None) -> str:
-        """Why a configuration is unsound; empty of one that is sound, as a new case is, or one that has become slower.
-        One that is invalid for what was around it alone is not at fault."""
-        if not isinstance(answer, Concluded):
-            return answer or ""
-        result, experience = answer.result, self._caller.run.experience
+            self._found.notes.append(f"too little time was left for {words}" if is_over else why)
+            return ""
+        setattr(self._found, name, answer)
+        result, experience = answer.result, caller.run.experience
         around = [validity.circumstances(launch, math.inf, experience).lines for launch in result.launches]
         is_spoilt = any(around) and result.reason == joined_reasons(dict.fromkeys(chain(*around)))
         return result.reason if result.verdict == "invalid" and not is_spoilt else ""
@@ -198,9 +176,7 @@ def _longer(spec: TrainSpec) -> TrainSpec:
 
 
 # Of ``perf.tune``: whether a configuration still is the best of its neighbours, each of which takes turns with it.
-
 _THROUGHPUT = OBJECTIVES["throughput"]
-
 # What is better by less is no reason to change anything; on a CPU, whose times are noise, what its gate holds.
 _WORTH = 0.01
 
@@ -246,10 +222,13 @@ class Recheck:
     def _judged(self, case: Case, beside: Mapping[str, Turns], worth: float) -> CaseResult:
         """By how each neighbour did; another has to be faster by ``worth``, as a fraction."""
         faster = sorted((turns.log, words) for words, turns in beside.items() if turns.high < -math.log1p(worth))
-        lines = {words: _line(words, turns) for words, turns in beside.items()}
+        lines, notes, ratio = dict[str, str](), list[str](), METRICS["throughput_ratio"]
+        for words, turns in beside.items():
+            gain = formats.share(abs(math.expm1(-turns.log)))
+            change = f"{gain} {'slower' if turns.log > 0 else 'faster'} (±{formats.share(turns.wide)})"
+            lines[words] = f"{words} is now {change}"
         verdict: Verdict = "pass"
         reason = f"still the fastest: {len(beside)} of its neighbours took turns with it"
-        notes = list[str]()
         if faster:
             verdict, reason = "improved", joined_reasons(lines.pop(words) for _, words in faster)
             notes.append(f"to take it, give the test {faster[0][1]}, or what llmperf tune finds anew")
@@ -264,55 +243,43 @@ class Recheck:
                 f"a CPU's times are noise: a neighbour counts as faster from {1 + worth:g} times on; "
                 "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
             )
-        ratio = METRICS["throughput_ratio"]
         checks = tuple(ratio.check(math.exp(-turns.log), detail=words) for words, turns in beside.items())
         result = self._caller.result(case, verdict, reason, checks)
         return replace(result, notes=(*notes, *result.notes))
 
     def _runners_up(self, others: Sequence[TrainSpec]) -> list[TrainSpec]:
         """The fastest of ``others``; each has a trial first where there are more than take turns."""
-        spec, able = self._spec, list[TrainSpec]()
+        spec, able, notes = self._spec, list[TrainSpec](), self._notes
         for other in others:
             if why := self._caller.why_not(other):
-                self._notes.append(f"{self._difference(other)} was not tried: {why}")
+                notes.append(f"{self._difference(other)} was not tried: {why}")
             else:
                 able.append(other)
         if others and not able:  # to pass would say that something was compared
-            raise CannotRunError(f"{spec.id}: none of its neighbours can be tried: {'; '.join(self._notes)}")
+            raise CannotRunError(f"{spec.id}: none of its neighbours can be tried: {'; '.join(notes)}")
         if len(able) <= self._most:
             return able
-        trials, logs = Trials(self._caller), dict[TrainSpec, float | None]()
-        # Of another day, a driver, a file of somebody's own or the hardware itself may be another.
-        today = time.strftime("%Y-%m-%d", time.gmtime())
-        kept = trials.known((spec, *able))
+        trials, logs = Trials(self._caller), dict[TrainSpec, float]()
         for other in (spec, *able):
-            trial = kept.get(other)
-            trial = trial if trial is not None and trial.started_at.startswith(today) else trials.make(other)
+            trial, words = trials.make(other), self._difference(other)
             trial = trials.make(other) if trial.disturbances else trial  # others have spoilt it
-            logs[other] = _THROUGHPUT.log_of(trial) if trial.ranks else None
-            if other != spec and trial.disturbances:
+            log = _THROUGHPUT.log_of(trial) if trial.ranks else None
+            if log is not None:
+                logs[other] = log
+            elif other != spec and trial.disturbances:
                 self._num_spoilt += 1
-                self._notes.append(f"the trial of {self._difference(other)} was spoilt twice: {trial.disturbances[0]}")
-            elif other != spec and not trial.is_measured:
-                self._notes.append(f"{self._difference(other)} does not train: {trial.kind}: {trial.failure}")
-        own = logs.pop(spec)
-        limit = math.inf if own is None else own + 2 * CLOSE
-        measured = sorted(((log, other) for other, log in logs.items() if log is not None), key=lambda one: one[0])
-        near = [other for log, other in measured if log <= limit]
-        if len(near) < len(measured) and own is not None:  # turns with those would decide nothing
-            log, other = measured[len(near)]
-            slower = f"{self._difference(other)}, at {formats.percent(math.expm1(own - log))}"
-            far = len(measured) - len(near)
-            self._notes.append(f"{far} others are too slow for turns, the fastest {slower} in a trial")
+                notes.append(f"the trial of {words} was spoilt twice: {trial.disturbances[0]}")
+            elif other != spec:
+                notes.append(f"{words} does not train: {trial.kind}: {trial.failure}")
+        own = logs.pop(spec, math.inf)
+        ranked = sorted(logs, key=lambda other: logs[other])
+        near = [other for other in ranked if logs[other] <= own + 2 * CLOSE]
+        if far := ranked[len(near) :]:  # turns with those would decide nothing
+            slower = f"{self._difference(far[0])}, at {formats.percent(math.expm1(own - logs[far[0]]))}"
+            notes.append(f"{len(far)} others are too slow for turns, the fastest {slower} in a trial")
         return near[: self._most]
 
     def _difference(self, other: TrainSpec) -> str:
         """``attention=flash_attention_2``: what ``other`` has otherwise."""
         mine, theirs = self._spec.to_dict(), other.to_dict()
         return " ".join(f"{name}={value}" for name, value in theirs.items() if value != mine[name])
-
-
-def _line(words: str, turns: Turns) -> str:
-    gain = math.expm1(-turns.log)
-    word = "faster" if gain >= 0 else "slower"
-    return f"{words} is now {formats.share(abs(gain))} {word} (±{formats.share(turns.wide)})"

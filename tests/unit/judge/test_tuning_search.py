@@ -121,7 +121,6 @@ def test_excluded_ones_are_never_wanted_and_where_nothing_is_left_nothing_is() -
     search.tell(5, Outcome(0.0))
     search.tell(7, Outcome(0.1))
     assert not list(search.promising(100.0))
-    assert search.neighbours_left() == 0
     assert search.in_order() == [5, 7]
     assert search.close_to_best() == [5]
 
