@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,23 +30,28 @@ def page(order: TuningOrder, tuning: Tuning) -> Iterator[str]:
     yield from _winner(order, tuning, tuning.winner) if tuning.winner is not None else ("no winner",)
     failed = [one for one in tuning.tried if not one.trial.is_measured and not one.trial.is_too_large]
     spoilt = [trial for trial in {one.spec: one.trial for one in tuning.tried}.values() if trial.disturbances]
+    untried = (
+        (tuning.too_large, "of those looked at do not fit"),
+        (tuning.left, "promised too little, or no time was left for them"),
+        (tuning.unseen, "more were not looked at: the space is searched in a sample of it"),
+    )
+    refused = _some([f"{number:,} cannot be: {reason}" for reason, number in tuning.refused.most_common()])
     for title, lines in (
         ("failed", _some([f"{one.spec.id}: {one.trial.kind}: {one.trial.failure}" for one in failed])),
         (
             "spoilt by what was around them, and ranked nowhere; the same command measures them anew",
             _some([f"{trial.id}: {trial.disturbances[0]}" for trial in spoilt]),
         ),
-        ("not tried", [*_untried(tuning)]),
+        ("not tried", [*refused, *(f"{number:,} {words}" for number, words in untried if number)]),
     ):
         if lines:
             yield from ("", title, *(f"  {line}" for line in lines))
     yield from (f"note: {note}" for note in tuning.notes)
     if tuning.unkept:
         yield f"note: its trials are not kept, and the next search makes them anew ({tuning.unkept})"
-    made = sum(not one.was_kept for one in tuning.tried)
-    kept = len(tuning.tried) - made
+    kept = sum(one.was_kept for one in tuning.tried)
+    made, earlier = len(tuning.tried) - kept, f", {kept} of earlier searches" if kept else ""
     end = f", {tuning.ended}" if tuning.ended else ""
-    earlier = f", {kept} of earlier searches" if kept else ""
     yield f"{formats.counted(made, 'trial')}{earlier} in {formats.elapsed(tuning.seconds)}{end}"
 
 
@@ -73,12 +78,9 @@ def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[s
     if not tuning.left:
         yield "  everything that fits was tried"
     for what, conclusion, none in (("parity", tuning.parity, "not shown"), ("as a case", tuning.case, "not launched")):
-        if conclusion is None:
-            yield f"  {what}: {none}"
-        else:
-            result = conclusion.result
-            yield f"  {what}: {result.verdict}: {result.reason}"
-            yield from (f"    {line}" for line in (result.updated or "").splitlines())
+        result = conclusion.result if conclusion else None
+        yield f"  {what}: {f'{result.verdict}: {result.reason}' if result else none}"
+        yield from (f"    {line}" for line in ((result and result.updated) or "").splitlines())
 
 
 def _figures(trial: Trial) -> str:
@@ -91,21 +93,8 @@ def _figures(trial: Trial) -> str:
 def _turns(one: Compared) -> str:
     cost, low, high = (formats.percent(math.expm1(log)) for log in (one.turns.log, one.turns.low, one.turns.high))
     what = {"second": "is better", "first": "is worse", "tie": "is a tie"}.get(one.turns.verdict, "was not told apart")
-    pairs = f"{one.turns.pairs} pair{'s' * (one.turns.pairs > 1)}"
+    pairs = formats.counted(one.turns.pairs, "pair")
     return f"in turns: {one.second.id} {what}: cost {cost} ({low} to {high}) of {one.first.id}, {pairs}"
-
-
-def _untried(tuning: Tuning) -> Iterator[str]:
-    for reason, number in Counter(dict(tuning.refused)).most_common(_MOST):
-        yield f"{number:,} cannot be: {reason}"
-    if len(tuning.refused) > _MOST:
-        yield f"and {len(tuning.refused) - _MOST} more reasons (--json has them all)"
-    if tuning.too_large:
-        yield f"{tuning.too_large:,} of those looked at do not fit"
-    if tuning.left:
-        yield f"{tuning.left:,} promised too little, or no time was left for them"
-    if tuning.unseen:
-        yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
 
 
 _TOLD = "ended refused too_large left unseen unkept notes".split()
@@ -113,6 +102,7 @@ _TOLD = "ended refused too_large left unseen unkept notes".split()
 
 def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Everything; bytes, seconds and tokens/s."""
+    trials = [{**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried]
     return {
         "schema": 1,
         "machine": dict(machine),
@@ -125,9 +115,7 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "compared": [_compared(one) for one in tuning.compared],
         "parity": _concluded(tuning.parity),
         "case": _concluded(tuning.case),
-        "trials": [
-            {**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried
-        ],
+        "trials": trials,
         **{name: codec.plain(getattr(tuning, name)) for name in _TOLD},
         "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
     }
@@ -148,9 +136,8 @@ def _spec(spec: TrainSpec, tuning: Tuning) -> dict[str, Any]:
 def _concluded(conclusion: Concluded | None) -> dict[str, Any] | None:
     if conclusion is None:
         return None
-    result = conclusion.result
-    about = {name: getattr(result, name) for name in ("verdict", "reason", "updated")}
-    return {**about, "launches": len(result.launches)}
+    about = {name: getattr(conclusion.result, name) for name in ("verdict", "reason", "updated")}
+    return {**about, "launches": len(conclusion.result.launches)}
 
 
 class Watcher(Terminal):
@@ -217,70 +204,47 @@ class TestFile:
         """What ``path`` holds, if it is there; CaseError: it cannot be written, or is somebody's own."""
         if path.suffix != ".py" or not path.name.startswith("test_"):
             raise CaseError(f"--write {path}: pytest collects files named test_*.py, e.g. perf_tests/test_tuned.py")
-        if not path.exists():
-            if not path.parent.is_dir():
-                raise CaseError(f"--write {path}: there is no folder {path.parent}")
-            _refuse_unwritable(path)
-            return cls(path, ())
-        try:
-            text = path.read_text(encoding="utf-8")
-            cases = _cases(text)
-        except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
-            raise CaseError(f"--write {path}: it is there, and was not written by this command ({error})") from error
-        if text != _text(cases):
-            raise CaseError(f"--write {path}: it was edited; name another file, or move what is yours out of it")
-        _refuse_unwritable(path)
+        if not path.parent.is_dir():
+            raise CaseError(f"--write {path}: there is no folder {path.parent}")
+        cases, is_there = tuple[Mapping[str, Any], ...](), path.exists()
+        if is_there:
+            try:
+                text = path.read_text(encoding="utf-8")
+                cases = tuple(ast.literal_eval(text.partition("CASES = ")[2].partition("\n\n\n")[0]))
+                is_ours = text == _text(cases)
+            except (OSError, UnicodeDecodeError, SyntaxError, ValueError, TypeError, AttributeError) as error:
+                raise CaseError(
+                    f"--write {path}: it is there, and was not written by this command ({error})"
+                ) from error
+            if not is_ours:
+                raise CaseError(f"--write {path}: it was edited; name another file, or move what is yours out of it")
+        # Before minutes are spent on what it would hold; a file that is read-only is somebody's wish.
+        why = "it is read-only" if is_there and not path.stat().st_mode & stat.S_IWUSR else refused_at(path)
+        if why:
+            raise CaseError(f"--write {path}: it cannot be written ({why}); name another file")
         return cls(path, cases)
 
     @property
     def nodeid(self) -> str:
         return f"{self.path.as_posix()}::test_tuned"
 
-    def write(self, winner: TrainSpec) -> list[TrainSpec]:
-        """With ``winner`` in the place of what it beats, which it returns. CaseError: somebody edited it; OSError."""
-        case, usual = chosen_settings(winner.to_dict()), spec_defaults()
+    def write(self, winner: TrainSpec) -> None:
+        """With ``winner`` in the place of what it beats. CaseError: somebody edited it; OSError."""
+        usual = spec_defaults()
 
-        def same(other: Mapping[str, Any]) -> bool:
-            names = ("model", "sequence_length", "gpus")
-            return all(other.get(name, usual.get(name)) == case.get(name, usual.get(name)) for name in names)
+        def is_for(case: Mapping[str, Any]) -> list[Any]:
+            return [case.get(name, usual.get(name)) for name in ("model", "sequence_length", "gpus")]
 
-        cases = TestFile.at(self.path).cases
-        try:
-            beaten = [TrainSpec(**other) for other in cases if same(other) and other != case]
-        except (TypeError, ValueError) as error:
-            raise CaseError(f"--write {self.path}: a case in it is none of this version's ({error})") from error
-        write_text(self.path, _text([*(other for other in cases if not same(other)), case]))
-        return beaten
-
-
-def _refuse_unwritable(path: Path) -> None:
-    """Before minutes are spent on what it would hold; a file that is read-only is somebody's wish."""
-    why = "it is read-only" if path.exists() and not path.stat().st_mode & stat.S_IWUSR else refused_at(path)
-    if why:
-        raise CaseError(f"--write {path}: it cannot be written ({why}); name another file")
-
-
-def _cases(text: str) -> tuple[Mapping[str, Any], ...]:
-    """As ``_text`` wrote them; SyntaxError, ValueError: it did not."""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and [getattr(one, "id", "") for one in node.targets] == ["CASES"]:
-            found = ast.literal_eval(node.value)
-            if isinstance(found, list) and all(isinstance(one, dict) for one in found):
-                return tuple(found)
-    raise ValueError("it has no list CASES")
+        case = chosen_settings(winner.to_dict())
+        others = [other for other in TestFile.at(self.path).cases if is_for(other) != is_for(case)]
+        write_text(self.path, _text([*others, case]))
 
 
 def _text(cases: Sequence[Mapping[str, Any]]) -> str:
     """As a formatter would have it: an entry a line."""
-    blocks = []
-    for case in cases:
-        lines = "".join(f"        {_quoted(name)}: {_quoted(value)},\n" for name, value in case.items())
-        blocks.append(f"    {{\n{lines}    }},")
-    return _TEXT.format(cases="\n".join(blocks))
 
+    def quoted(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
-def _quoted(value: object) -> str:
-    if not isinstance(value, str):
-        return repr(value)
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    entries = ("".join(f"        {quoted(name)}: {quoted(value)},\n" for name, value in case.items()) for case in cases)
+    return _TEXT.format(cases="\n".join(f"    {{\n{lines}    }}," for lines in entries))

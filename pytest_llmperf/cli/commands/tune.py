@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pytest_llmperf.run.options import TUNE
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.tuning.trials import Tuning, TuningOrder
 from pytest_llmperf.run.tuning.tuner import Tuner
+from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.space import Space, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats, user_input
@@ -95,36 +96,32 @@ class Tune:
             if trained and not any(objective.log_of(trial) is not None for trial in trained):
                 why = f"of {len(trained)} that trained none told of its {objective.name}"
             return f"no configuration was found: {tuning.ended or why}"
-        spec, needed = tuning.least
-        limit = tuning.limit_bytes or self.run.memory_bytes
+        (spec, needed), limit = tuning.least, tuning.limit_bytes or self.run.memory_bytes
         has = formats.memory(limit) if limit else "what this host has"
         if not needed:
             return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
         holder = "a rank on this host" if self.run.on_cpu else "a GPU"
-        least = f"{spec.id} with {formats.memory(needed)} predicted"
-        return f"nothing fits: the least is {least}, and {holder} may hold {has}"
+        return (
+            f"nothing fits: the least is {spec.id} with {formats.memory(needed)} predicted, and {holder} may hold {has}"
+        )
 
     def _written(self, tuning: Tuning, winner: TrainSpec, test_file: TestFile) -> Iterator[str]:
+        case = tuning.case
         # It may have a baseline, by a search that was ended before it wrote, say: that is what holds it.
-        result = tuning.case.result if tuning.case is not None else None
-        if result is None or (not result.updated and result.verdict not in {"pass", "inconclusive"}):
-            asked = tuning.case.refused or tuning.case.result.reason if tuning.case else "".join(tuning.notes[-1:])
+        if case is None or (not case.result.updated and case.result.verdict not in {"pass", "inconclusive"}):
+            asked = case.refused or case.result.reason if case else "".join(tuning.notes[-1:])
             why = asked or tuning.ended or "it was not launched as a case"
-            is_short = "time was left for" in why
-            more = "; the same command with more --minutes goes on from what was tried" if is_short else ""
-            self.troubles.append(f"{test_file.path}: not written, as the winner was not recorded: {why}{more}")
+            more = "; the same command with more --minutes goes on from what was tried"
+            why += more if "time was left for" in why else ""
+            self.troubles.append(f"{test_file.path}: not written, as the winner was not recorded: {why}")
             return
         try:
-            replaced = test_file.write(winner)
+            test_file.write(winner)
         except (OSError, CaseError) as error:  # somebody has edited it meanwhile
             self.troubles.append(f"{test_file.path}: not written ({error})")
             return
         if not self.arguments.json:
             yield f"written: {test_file.path}; hold it with: pytest {test_file.path} --gpus {self.run.num_gpus}"
-            store = BaselineStore(self.arguments.perf_baselines)
-            for other in replaced:
-                path = store.path(self.run.machine_kind, other)
-                yield f"in the place of {other.id}, whose baseline can be deleted where no other test has it: {path}"
 
 
 def _space(arguments: argparse.Namespace, run: Run) -> Space:
@@ -140,26 +137,23 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
     given |= {} if length is None else {"sequence_length": length}
     # A CPU takes short sequences, as the suite's cases for it do.
     usual = {"micro_batch_size": _MICRO_BATCH_SIZE, **({"sequence_length": _CPU_LENGTH} if run.on_cpu else {})}
-    base = TrainSpec(model=arguments.model, **{**usual, **given})
+    base, batch = TrainSpec(model=arguments.model, **{**usual, **given}), arguments.global_batch
     if arguments.space is not None:
-        for option, value in (("--global-batch", arguments.global_batch), ("--allow", arguments.allow)):
+        for option, value in (("--global-batch", batch), ("--allow", arguments.allow)):
             if value:
                 raise CaseError(
                     f"{option} is about the usual space, and --space {arguments.space} names another: leave one of "
                     "them out, and name in the file what may change"
                 )
-        axes = read_axes(arguments.space)
-        twice = sorted({name for axis in axes for name in axis.fields} & set(pairs))
-        if twice:
+        space = Space(base, read_axes(arguments.space))
+        if twice := sorted({name for axis in space.axes for name in axis.fields} & set(pairs)):
             raise CaseError(f"{twice[0]} is fixed by {twice[0]}={pairs[twice[0]]}, and an axis of {arguments.space}")
-        return Space(base, axes)
-    known = {one.name for one in fields(TrainSpec)} & set(given)
-    batch = arguments.global_batch
-    axes = default_axes(base, on_cpu=run.on_cpu, fixed=known, allowed=arguments.allow, global_batch=batch)
+        return space
+    axes = default_axes(base, on_cpu=run.on_cpu, fixed=given, allowed=arguments.allow, global_batch=batch)
     if batch is not None:  # of the micro-batches that it can have the largest up to the usual one
-        choices = [dict(choice.fields) for axis in axes for choice in axis.choices if "micro_batch_size" in axis.fields]
-        fitting = [one for one in choices if one["micro_batch_size"] <= base.micro_batch_size] or choices[:1]
-        base = replace(base, **max(fitting, key=lambda one: one["micro_batch_size"]))
+        sized = [dict(choice.fields) for axis in axes for choice in axis.choices if SIZE in axis.fields]
+        fitting = [one for one in sized if one[SIZE] <= base.micro_batch_size] or sized[:1]
+        base = replace(base, **max(fitting, key=lambda one: one[SIZE]))
     return Space(base, axes)
 
 
