@@ -140,13 +140,13 @@ class HealthWatch:
         if not (trains and self._sensors) or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LOOK_SECONDS
-        if (self._folder / SOAK_FILE).exists():
-            with suppress(OSError), (self._folder / SENSORS_FILE).open("a", encoding="utf-8") as file:
-                file.write(f"{json.dumps([asdict(seen[-1]) for seen in self._seen.values() if seen])}\n")
         own = {os.getpid(), *self._own()}
         for sensors in self._sensors:
             self._seen[sensors.gpu.index].append(sensors.sample())
             self._foreign |= dict.fromkeys(sensors.others(own))
+        if (self._folder / SOAK_FILE).exists():
+            with suppress(OSError), (self._folder / SENSORS_FILE).open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps([asdict(seen[-1]) for seen in self._seen.values()])}\n")
 
     def _own(self) -> set[int]:
         """The launch's processes; a script's are known before they are ranks."""

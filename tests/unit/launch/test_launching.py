@@ -22,6 +22,8 @@ import psutil
 import pytest
 
 from pytest_llmperf import ScriptSpec, TrainSpec
+from pytest_llmperf.judge.soak import SoakRule, judge_folder
+from pytest_llmperf.judge.stats import Spread
 from pytest_llmperf.launch import device, machine, outcome, process
 from pytest_llmperf.launch.device import Gpu, select
 from pytest_llmperf.launch.local import LocalLauncher
@@ -30,7 +32,7 @@ from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.watch import HealthWatch
 from pytest_llmperf.observe import vital_signs as heartbeat
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import DIARY_FILE, SOAK_FILE, Launch
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import boot_id
 from pytest_llmperf.worker.folder import write_failure
@@ -233,6 +235,21 @@ class TestWhatWasSeenOfTheChip:
         with HealthWatch(GPUS[:1], Path("nowhere")) as watch:
             self._spend(clock, watch, self.TRAINING, 4)
             assert watch.health().power_watts == 600.0
+
+    def test_of_a_soak_each_look_is_written_down_and_can_be_judged(
+        self, clock: SimpleNamespace, tmp_path: Path
+    ) -> None:
+        (tmp_path / SOAK_FILE).write_text("60", encoding="utf-8")
+        steps = [[0.05, 0.0, 0.0]] * 20
+        usual = {"allocated_bytes": 1, "host_bytes": 1, "open_files": 1, "threads": 1, "written_bytes": 1}
+        lines = [{"time": clock.now + at, "steps": steps, **usual, "waited_seconds": 0.0} for at in range(60)]
+        (tmp_path / DIARY_FILE.format(0, 1)).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        with HealthWatch(GPUS[:1], tmp_path) as watch:
+            self._spend(clock, watch, self.TRAINING, 60)
+        found = judge_folder(tmp_path, 60.0, SoakRule(0.02, Spread(0.004, 8), on_cpu=False), "")
+        assert found["verdict"] == "pass"
+        assert {*found["soak"].series["clock_mhz"]} == {1500}
+        assert found["soak"].series["watts"][2:] == pytest.approx([600.0] * 58, abs=0.01)
 
     def test_is_nothing_before_the_first_step(self, clock: SimpleNamespace) -> None:
         with HealthWatch(GPUS[:1], Path("nowhere")) as watch:
