@@ -237,9 +237,6 @@ class GpuClock(Clock):
     def has_passed(self, instant: torch.cuda.Event) -> bool:
         return instant.query()
 
-    def adopt(self, instant: torch.cuda.Event) -> None:
-        torch.cuda.set_device(instant.device)  # another's context would take memory of the first GPU
-
     def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return start.elapsed_time(end) / 1000
 

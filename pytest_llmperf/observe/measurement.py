@@ -44,9 +44,6 @@ class Clock:
         """Whether the work is beyond it by now; waits for nothing."""
         return True
 
-    def adopt(self, instant: Any) -> None:
-        """Before another thread asks: of the device that ``instant`` is of."""
-
     def between(self, start: Any, end: Any) -> float:
         """Seconds; both have passed."""
         return float(end - start)
@@ -336,6 +333,8 @@ class Diary(Measurement):
         self._path = path
         self._pending: deque[tuple[Boundary[Any], float]] = deque()
         """Ends of steps that the device need not have passed, with the seconds of garbage collection until then."""
+        self._passed: deque[tuple[tuple[float, ...], int | None]] = deque()
+        """Of each step that it has: its seconds, those of its loader and of garbage collection; what tensors held."""
         self._waited: Mapping[str, float] = {}
         """Seconds, by thread."""
         self._collecting = self._collected = 0.0
@@ -345,10 +344,6 @@ class Diary(Measurement):
         self._pending.append((self.boundary(), self._collected))
         threading.Thread(target=self._write, name="llmperf-diary", daemon=True).start()
 
-    def begin_after(self, end: Boundary[Any]) -> None:
-        self._pending.clear()
-        self._pending.append((end, self._collected))
-
     def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None) -> None:  # noqa: ARG002 - none is kept
         self.is_begun = True
 
@@ -357,6 +352,11 @@ class Diary(Measurement):
 
     def end_step(self, at: Boundary[Any] | None = None) -> None:
         self._pending.append((at or self.boundary(), self._collected))
+        # Here: what another thread asks of a device while this one captures a CUDA graph breaks the capture.
+        while len(self._pending) > 1 and self._clock.has_passed(self._pending[1][0].instant):
+            (start, before), (end, after) = self._pending.popleft(), self._pending[0]
+            seconds = self._clock.between(start.instant, end.instant), end.fetched - start.fetched, after - before
+            self._passed.append((tuple(round(each, _DECIMALS) for each in seconds), end.held))
 
     def _collects(self, phase: str, _: Mapping[str, int]) -> None:
         if phase == "start":
@@ -365,29 +365,22 @@ class Diary(Measurement):
             self._collected += time.perf_counter() - self._collecting
 
     def _write(self) -> None:
-        self._clock.adopt(self._pending[0][0].instant)
         with self._path.open("a", encoding="utf-8") as file:
             while True:
                 time.sleep(_WRITE_SECONDS)
-                with suppress(OSError, RuntimeError):  # a full disk, or a device that is lost, ends the training itself
-                    line = self._line()
-                    if line["steps"]:  # what only goes backward is no rank
-                        file.write(f"{json.dumps(line)}\n")
+                if self._passed:  # what only goes backward is no rank; of a long step all waits are of its line
+                    with suppress(OSError):  # a full disk ends the training itself
+                        file.write(f"{json.dumps(self._line())}\n")
                         file.flush()
 
     def _line(self) -> dict[str, Any]:
-        """The steps since the last one, seconds of each, of its loader and of garbage collection; the process now."""
-        steps, held = list[tuple[float, ...]](), None
-        while len(self._pending) > 1 and self._clock.has_passed(self._pending[1][0].instant):
-            (start, before), (end, after) = self._pending.popleft(), self._pending[0]
-            seconds = self._clock.between(start.instant, end.instant), end.fetched - start.fetched, after - before
-            steps.append(tuple(round(each, _DECIMALS) for each in seconds))
-            held = end.held
+        """The steps since the last one; the process now."""
+        passed = [self._passed.popleft() for _ in range(len(self._passed))]
         threads = os.listdir("/proc/self/task")  # noqa: PTH208 - names alone
         return {
             "time": round(time.time(), 3),
-            "steps": steps,
-            "allocated_bytes": held,
+            "steps": [seconds for seconds, _ in passed],
+            "allocated_bytes": passed[-1][1],
             "host_bytes": resident(),
             "open_files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - as above
             "threads": len(threads),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
+import json
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,8 +35,8 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.observe import device, environment  # noqa: E402
-from pytest_llmperf.observe.measurement import Clock, Exchange, Memory  # noqa: E402
+from pytest_llmperf.observe import device, environment, measurement  # noqa: E402
+from pytest_llmperf.observe.measurement import Clock, Diary, Exchange, Memory  # noqa: E402
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import evidence, imports  # noqa: E402
 from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402
@@ -42,6 +46,7 @@ from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings
 from pytest_llmperf.worker.settings.compilation import seen_compilation  # noqa: E402
 from pytest_llmperf.worker.settings.liger import Witness, liger_forwards  # noqa: E402
 from pytest_llmperf.worker.settings.precision import parameter_dtypes  # noqa: E402
+from tests.waiting import until  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
@@ -255,6 +260,52 @@ def test_a_pass_without_that_gradient_leaves_nothing_to_tell() -> None:
         watch.end_pass()
         watch.end_step()
     assert watch.seconds() == ()
+
+
+class DeviceClock(Clock):
+    """One of a device that is a step behind its host, and that hears no other thread than the one that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.issued, self.thread = 0, threading.get_ident()
+
+    def instant(self) -> int:
+        self.issued += 1
+        return self.issued
+
+    def has_passed(self, instant: int) -> bool:
+        assert threading.get_ident() == self.thread
+        return instant < self.issued
+
+    def between(self, start: int, end: int) -> float:
+        assert threading.get_ident() == self.thread
+        return float(end - start)
+
+
+def test_a_diary_asks_the_device_in_the_thread_that_trains_and_adds_up_the_waits_of_a_long_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A capture of a CUDA graph ends where another thread asks for an event; a step may be longer than a look."""
+    monkeypatch.setattr(measurement, "_WRITE_SECONDS", 0.01)
+    monkeypatch.setattr(measurement, "_waited_seconds", lambda _: time.monotonic())  # whoever there is waits always
+    monkeypatch.setattr(gc, "callbacks", [])
+    (tmp_path / "diary").touch()
+    diary = Diary(DeviceClock(), Memory(), tmp_path / "diary")
+
+    def lines() -> list[Any]:
+        return [json.loads(line) for line in (tmp_path / "diary").read_text(encoding="utf-8").splitlines()]
+
+    def has_written(number: int) -> bool:
+        return len(lines()) == number
+
+    diary.begin()
+    diary.end_step()
+    for number in (1, 2):
+        time.sleep(0.3)
+        diary.end_step()
+        until(partial(has_written, number))
+    assert [line["steps"] for line in lines()] == [[[1.0, 0.0, 0.0]]] * 2
+    assert lines()[1]["waited_seconds"] > 0.2
 
 
 class CountingClock(Clock):
