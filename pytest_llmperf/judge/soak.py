@@ -161,7 +161,9 @@ def judge_folder(
     if not ranks:
         return {"verdict": "invalid", "reason": f"no step was seen: {why_ended}"}
     soak = judge_soak(asked_seconds, ranks, [*map(_sensed, _lines(folder / SENSORS_FILE))], rule)
-    is_cut = soak.seconds < asked_seconds - _CUT_SECONDS
+    least, slowest = asked_seconds - _CUT_SECONDS, float(max(ranks[0].kept[:, 0], default=0.0))
+    # A step may be on its way when it is ended: a heartbeat tells how long it took steps, and a longer wait of a hang.
+    is_cut = _trained_seconds(folder, soak.seconds) < least or soak.seconds < least - 2 * slowest
     cut = [f"ended after {formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}: {why_ended}"] * is_cut
     cut_verdict = "inconclusive" if why_ended == INTERRUPTED or not is_cut else "invalid"
     few = [f"only {soak.steps:,} steps, too few to judge their speed"] * (len(ranks[0].windows) == 0)
@@ -173,6 +175,14 @@ def judge_folder(
         "notes": (*soak.unheld, *(neighbours(health) if health else ())),
         "soak": soak,
     }
+
+
+def _trained_seconds(folder: Path, seen: float) -> float:
+    """Until rank 0's last sign of life; ``seen``: what its diary tells, where there is none."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        beat = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
+        return float(beat["time"] - beat["reached"]["training"])
+    return seen
 
 
 def judge_soak(asked_seconds: float, ranks: Sequence[Diary], sensed: Sequence[Sensed], rule: SoakRule) -> Soak:
@@ -260,7 +270,8 @@ class _Steps:
             large = sorted(each for each in numbers if excess[each] >= _MOST_OF_IT * np.quantile(excess[numbers], 0.75))
             gaps = [b - a for a, b in pairwise(large)]
             gap, times = Counter(gaps).most_common(1)[0] if gaps else (0, 0)
-            is_periodic = len(large) >= _LEAST_STALLS and times >= _ALIKE * len(gaps)
+            # Steps in a row are one stretch of time, which a busy host may have.
+            is_periodic = gap > 1 and len(large) >= _LEAST_STALLS and times >= _ALIKE * len(gaps)
             often = f"each {gap} steps" if is_periodic else formats.counted(len(numbers), "time")
             each = formats.seconds(float(np.median(excess[large])))
             what = f"{cause or 'something unknown'} stalls a step {often}, for {each}"

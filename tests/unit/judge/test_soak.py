@@ -138,6 +138,13 @@ def test_stalls_at_no_distance_that_nobody_explains_are_only_told() -> None:
     assert "something unknown" in found.unheld[0]
 
 
+def test_slow_steps_in_a_row_are_no_stalls_each_so_many() -> None:
+    seconds = [step * (10 if 3001 <= number < 3041 else 1) for number, step in enumerate(steady(6000))]
+    found = judged(diary(seconds))
+    assert found.findings == ()
+    assert "something unknown stalls a step 40 times" in found.unheld[0]
+
+
 @pytest.mark.parametrize(
     ("name", "each", "words"),
     [
@@ -186,6 +193,20 @@ def test_too_few_steps_decide_nothing(tmp_path: Path) -> None:
     found = judge_folder(tmp_path, 4.0, GPU, "")
     assert found["verdict"] == "inconclusive"
     assert "too few" in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("lived", "steps", "verdict"),
+    [(3600, 360, "pass"), (3600, 358, "pass"), (3590, 358, "invalid"), (3600, 300, "invalid")],
+    ids=["to the end", "within a step", "broke", "hung"],
+)
+def test_of_long_steps_the_last_need_not_have_ended(tmp_path: Path, lived: float, steps: int, verdict: str) -> None:
+    """Of ten seconds each, in a soak of an hour; rank 0 has a heartbeat."""
+    lines = [json.dumps(codec.plain(one)) for one in diary(steady(steps, step=10)).entries]
+    (tmp_path / "diary-0-1.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    beat = {"time": 1000.0 + lived, "reached": {"importing": 900.0, "training": 1000.0}}
+    (tmp_path / "progress.json").write_text(json.dumps(beat), encoding="utf-8")
+    assert judge_folder(tmp_path, 3600.0, GPU, "it was ended")["verdict"] == verdict
 
 
 def test_no_step_at_all_is_invalid(tmp_path: Path) -> None:
