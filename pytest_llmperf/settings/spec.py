@@ -141,7 +141,10 @@ def read_spec(values: Mapping[str, Any]) -> Spec:
     """The spec with these fields, of whichever kind; SpecError: an unknown field, or an invalid value."""
     from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415 - it is a Spec
 
-    return ScriptSpec(**values) if "command" in values else TrainSpec(**values)
+    if "command" not in values:
+        return TrainSpec(**values)
+    # Files of before have a field that is gone; all but a few its default.
+    return ScriptSpec(**{name: value for name, value in values.items() if (name, value) != ("training", 1)})
 
 
 # Where launchers say how many ranks they start on a machine.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.settings.setting import SpecError
-from pytest_llmperf.settings.spec import ScriptSpec, literal, within
+from pytest_llmperf.settings.spec import ScriptSpec, literal, read_spec, within
 
 COMMAND = "python train.py --batch {micro_batch_size}"
 SPEC = ScriptSpec(command=COMMAND)
@@ -79,6 +79,14 @@ def test_another_checkout_of_the_project_has_the_same_digest(tmp_path: Path) -> 
     specs = [spec.changed(command=spec.command.replace("/mine/", "/theirs/")) for spec in found]
     assert specs[0].digest == specs[1].digest
     assert within(specs[0], tmp_path / "mine").digest == specs[0].digest
+
+
+def test_a_field_that_is_gone_says_nothing_in_an_old_file_where_it_has_its_default() -> None:
+    spec = ScriptSpec(command="python train.py")
+    old = read_spec({**spec.to_dict(), "training": 1})
+    assert (old, old.digest) == (spec, spec.digest)
+    with pytest.raises(SpecError, match="no field 'training'"):
+        read_spec({**spec.to_dict(), "training": 2})
 
 
 def test_words_in_two_pairs_of_braces_are_words_in_braces() -> None:

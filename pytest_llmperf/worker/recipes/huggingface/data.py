@@ -32,7 +32,7 @@ _SAID_OF_NO_ROWS = ("corresponds to no data", "at least one example")
 
 
 def read(text: TextFiles) -> list[str]:
-    """Every row of the slice, empty ones too;of ``.txt`` files a row is a paragraph. RefusedError: no text or row."""
+    """Every row of the slice, empty ones too; of ``.txt`` files a row is a paragraph. RefusedError: no text or row."""
     try:
         import datasets  # noqa: PLC0415 - only texts need the package
     except ImportError as error:
