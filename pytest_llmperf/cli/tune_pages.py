@@ -16,36 +16,28 @@ from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.cli.baseline_folder import chosen_settings, spec_defaults
 from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning, TuningOrder
+from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats
 from pytest_llmperf.support.files import refused_at, write_text
 
-# Of reasons, and of what failed; the document has all.
+# Of reasons; the document has all.
 _MOST = 8
 
 
-def page(order: TuningOrder, tuning: Tuning) -> Iterator[str]:
+def page(tuning: Tuning) -> Iterator[str]:
     """The winner first, then what it rests on."""
-    yield from _winner(order, tuning, tuning.winner) if tuning.winner is not None else ("no winner",)
-    failed = [one for one in tuning.tried if not one.trial.is_measured and not one.trial.is_too_large]
-    spoilt = [trial for trial in {one.spec: one.trial for one in tuning.tried}.values() if trial.disturbances]
-    untried = (
+    yield from _winner(tuning, tuning.winner) if tuning.winner is not None else ("no winner",)
+    counts = (
         (tuning.too_large, "of those looked at do not fit"),
         (tuning.left, "promised too little, or no time was left for them"),
         (tuning.unseen, "more were not looked at: the space is searched in a sample of it"),
     )
-    refused = _some([f"{number:,} cannot be: {reason}" for reason, number in tuning.refused.most_common()])
-    for title, lines in (
-        ("failed", _some([f"{one.spec.id}: {one.trial.kind}: {one.trial.failure}" for one in failed])),
-        (
-            "spoilt by what was around them, and ranked nowhere; the same command measures them anew",
-            _some([f"{trial.id}: {trial.disturbances[0]}" for trial in spoilt]),
-        ),
-        ("not tried", [*refused, *(f"{number:,} {words}" for number, words in untried if number)]),
-    ):
-        if lines:
-            yield from ("", title, *(f"  {line}" for line in lines))
+    untried = [f"{number:,} cannot be: {reason}" for reason, number in tuning.refused.most_common(_MOST)]
+    if (more := len(tuning.refused) - _MOST) > 0:
+        untried.append(f"and {more} more reasons (--json has them all)")
+    untried += [f"{number:,} {words}" for number, words in counts if number]
+    yield from ("", "not tried", *(f"  {line}" for line in untried)) if untried else ()
     yield from (f"note: {note}" for note in tuning.notes)
     if tuning.unkept:
         yield f"note: its trials are not kept, and the next search makes them anew ({tuning.unkept})"
@@ -55,19 +47,14 @@ def page(order: TuningOrder, tuning: Tuning) -> Iterator[str]:
     yield f"{formats.counted(made, 'trial')}{earlier} in {formats.elapsed(tuning.seconds)}{end}"
 
 
-def _some(lines: Sequence[str]) -> list[str]:
-    more = [f"and {len(lines) - _MOST} more (--json has them all)"] if len(lines) > _MOST else []
-    return [*lines[:_MOST], *more]
-
-
-def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
+def _winner(tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
     trial, before = tuning.trial_of(winner), tuning.trial_of(tuning.begun_at)
     yield f"{winner.id}"
     if trial is not None:
         yield f"  {_figures(trial)}"
         yield from (f"  uncertain: {line}" for line in trial.disturbances[:1])
     if trial is not None and before is not None and winner != tuning.begun_at:
-        now, then = order.objective.log_of(trial), order.objective.log_of(before)
+        now, then = tuning.objective.log_of(trial), tuning.objective.log_of(before)
         gain = f"{tuning.begun_at.id} did not train"
         if now is not None and then is not None:
             about = "" if trial.ranks and before.ranks else "about "
@@ -84,10 +71,10 @@ def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[s
 
 
 def _figures(trial: Trial) -> str:
-    rate = f"{formats.tokens_per_second(trial.tokens_per_second_per_gpu)} tokens/s/GPU"
-    wide, joules = formats.share(2 * trial.step_error), trial.joules_per_token
-    parts = [f"{rate} (±{wide} in its trial)", f"{formats.memory(trial.peak_reserved_bytes)} reserved"]
-    return ", ".join(parts + ([f"{joules * 1e3:.3g} mJ a token"] if joules else []))
+    joules, memory = trial.joules_per_token, formats.memory(trial.peak_reserved_bytes)
+    energy = f", {joules * 1e3:.3g} mJ a token" if joules else ""
+    rate = formats.tokens_per_second(trial.tokens_per_second_per_gpu)
+    return f"{rate} tokens/s/GPU, {memory}{energy} (±{formats.share(2 * trial.step_error)})"
 
 
 def _turns(one: Compared) -> str:
@@ -100,15 +87,15 @@ def _turns(one: Compared) -> str:
 _TOLD = "ended refused too_large left unseen unkept notes".split()
 
 
-def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
+def document(tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Everything; bytes, seconds and tokens/s."""
     trials = [{**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried]
     return {
         "schema": 1,
         "machine": dict(machine),
-        "objective": order.objective.name,
+        "objective": tuning.objective.name,
         "seconds": round(tuning.seconds, 3),
-        "seconds_given": order.seconds,
+        "seconds_given": tuning.seconds_given,
         "begun_at": _spec(tuning.begun_at, tuning),
         "winner": None if tuning.winner is None else _spec(tuning.winner, tuning),
         "ties": [_spec(spec, tuning) for spec in tuning.ties],
@@ -145,10 +132,10 @@ class Watcher(Terminal):
 
     shows_launches = False
 
-    def __init__(self, order: TuningOrder) -> None:
+    def __init__(self, tuning: Tuning) -> None:
         self._shown = 0
-        size, minutes = formats.counted(order.space.size, "combination"), formats.elapsed(order.seconds)
-        self.say(f"searching {size} for {order.objective.words}, {minutes} at most")
+        size, minutes = formats.counted(tuning.space.size, "combination"), formats.elapsed(tuning.seconds_given)
+        self.say(f"searching {size} for {tuning.objective.words}, {minutes} at most")
 
     def standing(self, tuning: Tuning, doing: str, seconds_left: float) -> None:
         time_left = f"{formats.elapsed(max(0.0, seconds_left))} left"
@@ -163,10 +150,7 @@ def _outcome(tried: Tried) -> str:
     trial = tried.trial
     kept = ", by an earlier search" if tried.was_kept else ""
     kept += "".join(f", spoilt: {line}" for line in trial.disturbances[:1])
-    if not trial.is_measured:
-        return f"failed ({trial.kind}: {trial.failure}){kept}"
-    rate = formats.tokens_per_second(trial.tokens_per_second_per_gpu)
-    return f"{rate} tokens/s/GPU, {formats.memory(trial.peak_reserved_bytes)}{kept}"
+    return (_figures(trial) if trial.is_measured else f"failed ({trial.kind}: {trial.failure})") + kept
 
 
 # The test that holds a winner from tomorrow on, and those that were found before it.

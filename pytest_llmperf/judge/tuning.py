@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from statistics import fmean, median
 
 from pytest_llmperf.judge import stats
@@ -71,9 +71,14 @@ class Trial:
         return self.tokens_per_step / self.gpus / self.step_seconds if self.step_seconds else 0.0
 
     @property
+    def seconds_per_token(self) -> float:
+        """Of all GPUs together; 0 where it failed."""
+        return self.step_seconds / self.tokens_per_step if self.tokens_per_step else 0.0
+
+    @property
     def joules_per_token(self) -> float | None:
         """The energy of all its GPUs; ``None`` where nobody told."""
-        return _over(self.power_watts * self.step_seconds, self.tokens_per_step) if self.power_watts else None
+        return self.power_watts * self.seconds_per_token or None
 
     @classmethod
     def of(cls, launch: Launch, name: str, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()) -> Trial:
@@ -104,27 +109,23 @@ class Objective:
     words: str
     """What the best one has, for people."""
     cost: Callable[[Trial], float | None]
-    """What it has least of, a positive number; ``None`` where the trial does not tell."""
+    """What it has least of, a positive number; 0 or ``None`` where the trial does not tell."""
     is_of_time: bool = True
     """Whether it scatters as times do."""
 
     def log_of(self, trial: Trial) -> float | None:
         """The logarithm of a trial's cost; ``None`` where it failed or does not tell."""
         cost = self.cost(trial) if trial.is_measured else None
-        return None if cost is None or cost <= 0 else math.log(cost)
-
-
-def _over(cost: float, what: float) -> float | None:
-    return cost / what if what else None
+        return math.log(cost) if cost else None
 
 
 OBJECTIVES: Mapping[str, Objective] = {
     one.name: one
     for one in (
-        Objective("throughput", "the most tokens/s", lambda trial: _over(trial.step_seconds, trial.tokens_per_step)),
-        Objective("cost", "the fewest GPU-seconds for a token", lambda one: _over(1, one.tokens_per_second_per_gpu)),
+        Objective("throughput", "the most tokens/s", lambda trial: trial.seconds_per_token),
+        Objective("cost", "the fewest GPU-seconds for a token", lambda trial: trial.seconds_per_token * trial.gpus),
         Objective("energy", "the fewest joules for a token", lambda trial: trial.joules_per_token),
-        Objective("memory", "the lowest peak memory", lambda trial: float(trial.peak_reserved_bytes) or None, False),
+        Objective("memory", "the lowest peak memory", lambda trial: trial.peak_reserved_bytes, is_of_time=False),
     )
 }
 
@@ -248,8 +249,8 @@ class Search:
 
     def tell(self, number: int, outcome: Outcome) -> None:
         """A trial was made."""
-        choices, is_first = set(self._field.choices[number].items()), number not in self.outcomes
-        known = set(self._field.choices[self.in_order()[0]].items()) if self._logs() else None
+        choices, is_first = self._field.choices[number].items(), number not in self.outcomes
+        best = next(iter(self.in_order()), None)
         self.outcomes[number] = outcome
         self._again.discard(number)
         if outcome.is_spoilt:
@@ -259,8 +260,9 @@ class Search:
                 self._failures.pop(choice, None)
             if outcome.outside_seconds is not None:
                 self._outside[self._field.compiles[number]].append(outcome.outside_seconds)
-        elif known is not None:  # else the host may be to blame
-            self._failures.update(one for one in choices - known if one[0] != self._field.size_axis)
+        elif best is not None:  # else the host may be to blame
+            new = choices - self._field.choices[best].items()
+            self._failures.update(one for one in new if one[0] != self._field.size_axis)
 
     @property
     def left(self) -> list[int]:
@@ -269,6 +271,11 @@ class Search:
 
     def _is_left(self, number: int) -> bool:
         return (number not in self.outcomes or number in self._again) and number not in self.excluded
+
+    def as_large(self, number: int) -> list[int]:
+        """It, and those that differ from it by a larger micro-batch alone."""
+        sizes, shape = self._field.sizes, self._shape(number)
+        return [n for n, size in enumerate(sizes) if size >= sizes[number] and self._shape(n) == shape]
 
     def in_order(self) -> list[int]:
         """The best of those measured first, and where all were spoilt, of these."""
@@ -289,22 +296,21 @@ class Search:
 
     def promising(self, seconds: float) -> Iterator[int]:
         """What to try next with so many seconds left, and what after that; nothing where no trial is worth them."""
-        logs = self._logs()
+        field, logs = self._field, self._logs()
         if not logs and self._is_left(0):
             yield 0
-        for numbers in self._field.beginnings:
-            cheap = [n for n in numbers if _BEGINNING * self.outside(self._field.compiles[n]) <= seconds or not logs]
+        for numbers in field.beginnings:
             if self.outcomes.keys().isdisjoint(numbers):
+                cheap = (n for n in numbers if _BEGINNING * self.outside(field.compiles[n]) <= seconds or not logs)
                 untried = (n for n in cheap if self._is_left(n))
-                yield from [n for n in untried if self._failures.keys().isdisjoint(self._field.choices[n].items())][:1]
+                yield from islice((n for n in untried if self._failures.keys().isdisjoint(field.choices[n].items())), 1)
         if not logs:
             yield from sorted((number for number in self.left if number), key=self._far)
             return
-        best = self.in_order()[0]
-        each = self._num_steps * self.outcomes[best].step_seconds / self._field.tokens[best]
-        rates = {}
+        best, rates = self.in_order()[0], dict[int, float]()
+        each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
         for number, gain in {**self._gains(best), **dict.fromkeys(self._again - self.excluded, _UNTRIED)}.items():
-            cost = self.outside(self._field.compiles[number]) + each * self._field.tokens[number]
+            cost = self.outside(field.compiles[number]) + each * field.tokens[number]
             if gain >= _WORTH and cost <= seconds:
                 rates[number] = gain / cost
         yield from sorted(rates, key=lambda number: -rates[number])
@@ -354,7 +360,9 @@ class Search:
                 continue
             effect = effects.get((name, own.get(name, ""), choice))
             # Of an axis of which more was tried less is to be expected.
-            gain = _UNTRIED / (tried[name] + ((name, choice) in trained)) if effect is None else _ELSEWHERE - effect
+            gain = (
+                _UNTRIED / max(1, tried[name] + ((name, choice) in trained)) if effect is None else _ELSEWHERE - effect
+            )
             found[name, choice] = gain / (1 + 2 * self._failures[name, choice]), effect is not None
         return found
 
@@ -386,9 +394,9 @@ class Search:
             beyond = brings if tried.keys().isdisjoint(side) else 0.0
             for size in side:
                 part = abs(math.log2(size / own))
-                if size == side[0] or (beyond and part <= 1):
+                if size not in tried and (size == side[0] or (beyond and part <= 1)):
                     found[axis, names[size]] = _NEAR + beyond * min(1.0, part)
-        return {one: gain for one, gain in found.items() if one[1] not in {names[size] for size in tried}}
+        return found
 
     def _doubling(self, best: int) -> float:
         """What twice the micro-batch of ``best`` may bring, by what the last doubling of any shape did."""

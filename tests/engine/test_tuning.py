@@ -23,7 +23,7 @@ from pytest_llmperf.records.learning import TrainingErrors
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
 from pytest_llmperf.run.tuning import tuner
-from pytest_llmperf.run.tuning.trials import Tuning, TuningOrder
+from pytest_llmperf.run.tuning.trials import Tuning
 from pytest_llmperf.run.tuning.tuner import MemoryForecast, Tuner
 from pytest_llmperf.run.tuning.winner import Final
 from pytest_llmperf.settings.space import Space, axes_of
@@ -131,8 +131,13 @@ def _tuned(
     base: TrainSpec = BASE,
     **settings: Any,
 ) -> Tuning:
-    order = TuningOrder(space=Space(base, axes_of(axes or AXES)), objective=OBJECTIVES[objective], seconds=seconds)
-    return Tuner(engine.caller(**{"gpus": 0, **settings}), order, watch).run()
+    found = _asked(axes or AXES, base, objective, seconds)
+    return Tuner(engine.caller(**{"gpus": 0, **settings}), found, watch).run()
+
+
+def _asked(axes: Any, base: TrainSpec = BASE, objective: str = "throughput", seconds: float = 600.0) -> Tuning:
+    space = Space(base, axes_of(axes))
+    return Tuning(space=space, objective=OBJECTIVES[objective], seconds_given=seconds, begun_at=base)
 
 
 def _best(world: World, fits: Callable[[TrainSpec], bool] = lambda _: True) -> TrainSpec:
@@ -206,13 +211,13 @@ def test_what_takes_the_least_is_predicted_before_all_others(
     """To predict each of 48 would take as many answers."""
     engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
     predicted: list[TrainSpec] = []
-    plain = MemoryForecast.peak_bytes
+    plain = MemoryForecast.fits
 
-    def peak_bytes(self: MemoryForecast, spec: TrainSpec) -> int | None:
+    def fits(self: MemoryForecast, spec: TrainSpec) -> bool:
         predicted.append(spec)
         return plain(self, spec)
 
-    monkeypatch.setattr(MemoryForecast, "peak_bytes", peak_bytes)
+    monkeypatch.setattr(MemoryForecast, "fits", fits)
     tuning = _tuned(engine, gpus=1, memory_limit_bytes=2**29)
     assert tuning.least == (replace(BASE, micro_batch_size=1, gradient_checkpointing=True), 2**30 + 2**28)
     assert (tuning.too_large, tuning.left) == (48, 0)
@@ -235,13 +240,13 @@ def test_predictions_take_no_longer_than_there_is_time(
     engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    plain = MemoryForecast.peak_bytes
+    plain = MemoryForecast.fits
 
-    def peak_bytes(self: MemoryForecast, spec: TrainSpec) -> int | None:
+    def fits(self: MemoryForecast, spec: TrainSpec) -> bool:
         now[0] += 2.0
         return plain(self, spec)
 
-    monkeypatch.setattr(MemoryForecast, "peak_bytes", peak_bytes)
+    monkeypatch.setattr(MemoryForecast, "fits", fits)
     tuning = _tuned(engine, gpus=1, memory_limit_bytes=2**30 + 2**28 + 2**26, seconds=30)
     assert now[0] <= 32.0
     assert tuning.winner is not None
@@ -353,9 +358,9 @@ def _two_in_turns(engine: Engine) -> tuple[Final, Callable[[], Tuning], TrainSpe
     """Two that trials could not tell apart, the first of which is the faster one."""
     engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
     fast, slow = replace(LARGE, optimizer="adamw_torch_fused"), LARGE
-    order = TuningOrder(space=Space(BASE, axes_of(AXES)), objective=OBJECTIVES["throughput"], seconds=600.0)
-    found = Tuning(begun_at=BASE, winner=fast)
-    final = Final(engine.caller(gpus=1), order, found, time.monotonic() + 600, lambda _: None)
+    found = _asked(AXES)
+    found.winner = fast
+    final = Final(engine.caller(gpus=1), found, time.monotonic() + 600, lambda _: None)
 
     def decided() -> Tuning:
         final.decide([fast, slow], lambda _: True, num_close=2)
@@ -658,9 +663,8 @@ def test_a_choice_without_which_the_winner_is_faster_is_given_up(engine: Engine,
 
     world.step_seconds = step_seconds  # type: ignore[method-assign]
     axes = {"micro_batch_size": [2, 8, 32], "optimizer": ["adamw_torch", fused]}
-    order = TuningOrder(space=Space(BASE, axes_of(axes)), objective=OBJECTIVES["throughput"], seconds=600.0)
-    found = Tuning(begun_at=BASE)
-    final = Final(engine.caller(gpus=1), order, found, time.monotonic() + 600, lambda _: None)
+    found = _asked(axes)
+    final = Final(engine.caller(gpus=1), found, time.monotonic() + 600, lambda _: None)
     final.decide([replace(BASE, micro_batch_size=32, optimizer=fused)], lambda _: True, num_close=1)
     assert found.winner == replace(BASE, micro_batch_size=32)
     assert [one.turns.verdict for one in found.compared] == ["second", "first", "second"]

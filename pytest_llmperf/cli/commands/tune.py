@@ -18,7 +18,7 @@ from pytest_llmperf.judge.tuning import OBJECTIVES
 from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError, UsageError
 from pytest_llmperf.run.options import TUNE
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.tuning.trials import Tuning, TuningOrder
+from pytest_llmperf.run.tuning.trials import Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.space import Space, default_axes, read_axes
@@ -56,18 +56,17 @@ class Tune:
 
     arguments: argparse.Namespace
     run: Run
-    order: TuningOrder
+    tuning: Tuning
     test_file: TestFile | None
     troubles: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         try:
-            watcher = Watcher(self.order)
+            watcher = Watcher(self.tuning)
             nodeid = self.test_file.nodeid if self.test_file else NODEID
             # What trials find is none of the run's: a search has no results to judge or to write.
             caller = self.run.caller(nodeid, watcher, findings=Findings())
-            tuning = Tuner(caller, self.order, watcher.standing).run()
-            yield from self._report(tuning)
+            yield from self._report(Tuner(caller, self.tuning, watcher.standing).run())
         except (CaseFailedError, RunEndedError, UsageError) as error:
             self.troubles.append(str(error))
         finally:
@@ -75,9 +74,9 @@ class Tune:
 
     def _report(self, tuning: Tuning) -> Iterator[str]:
         if self.arguments.json:
-            yield json.dumps(document(self.order, tuning, self.run.machine_document()), indent=1)
+            yield json.dumps(document(tuning, self.run.machine_document()), indent=1)
         else:
-            yield from page(self.order, tuning)
+            yield from page(tuning)
             if self.run.on_cpu and tuning.winner is not None:
                 yield "note: a CPU's times are noise, and what is close may be in another order tomorrow"
         if tuning.winner is None:
@@ -90,7 +89,7 @@ class Tune:
             raise KeyboardInterrupt  # the exit code is that of a command that was
 
     def _why_none(self, tuning: Tuning) -> str:
-        objective, trained = self.order.objective, [one.trial for one in tuning.tried if one.trial.is_measured]
+        objective, trained = tuning.objective, [one.trial for one in tuning.tried if one.trial.is_measured]
         if tuning.least is None:
             why = "the fastest are not sound, see the notes above" if trained else "see above what became of each"
             if trained and not any(objective.log_of(trial) is not None for trial in trained):
@@ -173,6 +172,11 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
             run.begin([space.base])
     except ValueError as error:  # SpecError is one
         raise CaseError(str(error)) from error
-    order = TuningOrder(space=space, objective=OBJECTIVES[arguments.objective], seconds=60 * arguments.minutes)
-    tune = Tune(arguments, run, order, test_file)
+    tuning = Tuning(
+        space=space,
+        objective=OBJECTIVES[arguments.objective],
+        seconds_given=60 * arguments.minutes,
+        begun_at=space.base,
+    )
+    tune = Tune(arguments, run, tuning, test_file)
     return Answer(tune.lines(), tune.troubles, for_programs=arguments.json, acts=True)

@@ -108,16 +108,6 @@ def take_turns(
     return InTurns(turns_of(taken.pairs, objective, noise), taken.before, ())
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuningOrder:
-    """One search."""
-
-    space: Space
-    objective: Objective
-    seconds: float
-    """For all of it, from its first candidate to its last word."""
-
-
 @dataclass(frozen=True)
 class Tried:
     """A configuration and its trial."""
@@ -139,8 +129,12 @@ class Compared:
 
 @dataclass(kw_only=True)
 class Tuning:
-    """What a search has found so far: it is all there, whatever ends the search."""
+    """One search: what it is asked for, and what it has found so far, which is all there whatever ends it."""
 
+    space: Space
+    objective: Objective
+    seconds_given: float
+    """For all of it, from its first candidate to its last word."""
     begun_at: TrainSpec
     tried: list[Tried] = field(default_factory=list)
     winner: TrainSpec | None = None

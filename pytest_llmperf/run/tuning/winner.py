@@ -16,7 +16,7 @@ from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, DidNotTrainError
-from pytest_llmperf.run.tuning.trials import Compared, Trials, Tuning, TuningOrder, take_turns
+from pytest_llmperf.run.tuning.trials import Compared, Trials, Tuning, take_turns
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import formats
@@ -40,11 +40,8 @@ class Final:
     """The end of one search, until its time is over: the best in turns, the winner shown to be sound, and its choices.
     What its proofs take is kept for them: turns have what is left."""
 
-    def __init__(
-        self, caller: Caller, order: TuningOrder, found: Tuning, until: float, tell: Callable[[str], None]
-    ) -> None:
-        self._caller, self._order, self._until, self._tell = caller, order, until, tell
-        self._found = found
+    def __init__(self, caller: Caller, found: Tuning, until: float, tell: Callable[[str], None]) -> None:
+        self._caller, self._found, self._until, self._tell = caller, found, until, tell
         self._kept = 0.0
         """Seconds that are kept for the winner's proofs."""
 
@@ -78,7 +75,7 @@ class Final:
         A choice that was right beside others need not be right beside these."""
         found = self._found
         for _ in range(_WINNERS):
-            for axis in self._order.space.axes:
+            for axis in found.space.axes:
                 try:
                     without = replace(winner, **{field: getattr(found.begun_at, field) for field in axis.fields})
                 except SpecError:  # the winner's other choices need it
@@ -108,7 +105,7 @@ class Final:
 
         longer = _longer(first), _longer(second)
         try:
-            taken = take_turns(self._caller, *longer, self._order.objective, goes_on)
+            taken = take_turns(self._caller, *longer, self._found.objective, goes_on)
         except LaunchFailed as error:
             notes.append(str(error).splitlines()[0])
             if self._left <= _NEXT_TO_NOTHING:  # it was the time that ended it
