@@ -52,6 +52,17 @@ for step, batch in enumerate(torch.utils.data.DataLoader(Data(), batch_size=None
         time.sleep(0.4)
 """
 
+SHORT = """
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(200):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
 SCRIPT = """
 def test_script(perf):
     perf.soak("python train.py", minutes=0.4)
@@ -82,6 +93,13 @@ def test_each_kind_of_fault_is_found(tmp_path: Path) -> None:
     ):
         assert words in told, told
     assert found["soak"]["seconds"] == pytest.approx(24, abs=5)
+
+
+def test_a_script_that_ends_before_is_told_of_minutes_and_of_no_number_of_steps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHORT)
+    found = run_one(make(tmp_path, SCRIPT))
+    assert found["verdict"] == "invalid"
+    assert found["reason"].endswith("after 200 steps: let it train longer, or soak for less time"), found["reason"]
 
 
 def test_ctrl_c_keeps_what_was_seen_and_each_rank_kept_a_diary(tmp_path: Path) -> None:

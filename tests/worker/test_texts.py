@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -288,6 +289,12 @@ def test_every_row_is_once_in_each_epoch_in_an_order_of_its_own() -> None:
     epochs = [[samples.row_of(epoch * 10 + place) for place in range(10)] for epoch in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
     assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_orders_of_epochs_that_are_over_are_not_kept() -> None:
+    samples = TextSamples(numbered(100), length=10_000, seed=1, counts_padding=False)
+    sizes = [len(pickle.dumps(samples)) for epoch in range(100) if samples.row_of(epoch * 100) >= 0]
+    assert sizes[-1] < sizes[1] + 100
 
 
 def test_what_a_sample_is_depends_on_the_seed_and_not_on_the_steps() -> None:

@@ -284,6 +284,8 @@ class Rank(Watched):
 
     def _ended_early(self, what: str) -> StepsError:
         came, steps = self._num_steps or self._steps.num_steps, self._spec.steps
+        if diary_of(self._folder, self.number):
+            return StepsError(f"{what} ended by itself after {came} steps: let it train longer, or soak for less time")
         return StepsError(
             f"{what} ended by itself after {came} steps, expected {steps + TRACED_STEPS} (steps={steps}, and "
             f"{TRACED_STEPS} that are traced): let it train longer, or lower steps"

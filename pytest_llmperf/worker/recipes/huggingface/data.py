@@ -278,7 +278,8 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
         epoch, place = divmod(index, len(self._rows))
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(self._seed * _STRIDE + epoch)
-            self._orders[epoch] = torch.randperm(len(self._rows), generator=generator)
+            last = dict([*self._orders.items()][-1:])  # of all epochs of hours it would be a leak
+            self._orders = {**last, epoch: torch.randperm(len(self._rows), generator=generator)}
         return int(self._orders[epoch][place])
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
