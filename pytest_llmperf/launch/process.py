@@ -184,7 +184,8 @@ def _oom_kills() -> int:
 
 
 def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> int:
-    """End a process and its ``descendants``; its return code. SIGTERM first, by which torchrun ends its ranks."""
+    """End a process and its ``descendants``; its return code. SIGTERM first, by which torchrun ends its ranks;
+    Ctrl-C only hurries."""
     survivors = descendants()
     try:
         if process.poll() is None:
@@ -316,7 +317,8 @@ def _descendants(pid: int, born: float, pid_files: Iterable[Path]) -> set[psutil
     for path in pid_files:
         with suppress(OSError, ValueError, psutil.Error):
             process = psutil.Process(int(path.read_text(encoding="ascii")))
-            # Ours were born after the launch began and before they wrote their file; else the pid was given anew.
+            # Ours were born after the launch began and before they wrote their file; else the pid was given anew, and
+            # what we did not start we never end.
             if born <= process.create_time() <= path.stat().st_mtime + 1:
                 found |= {process, *process.children(recursive=True)}
     return {one for one in found if is_alive(one)}  # one that nobody looks at after its end would be waited for

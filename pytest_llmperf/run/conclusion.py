@@ -62,7 +62,8 @@ def _found(caller: Caller, case: Case, concluded: Concluded) -> Concluded:
 
 @contextmanager
 def failures(caller: Caller, case: Case) -> Iterator[None]:
-    """What ends ``case`` inside is kept as an invalid result of it, and is a ``CaseFailedError``."""
+    """What ends ``case`` inside is kept as an invalid result of it. ``CaseFailedError``: its baseline cannot be used;
+    ``DidNotTrainError``: a launch yielded no record."""
     try:
         yield
     except BaselineError as error:

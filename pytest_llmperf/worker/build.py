@@ -69,7 +69,8 @@ def check_direction(hf_config: Any) -> None:
 
 
 def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration of a causal language model, or of its text part, without a cache; RefusedError: not there."""
+    """The configuration of a causal language model, without a cache; of one that sees or hears, its text part's: others
+    would get no gradient. RefusedError: transformers has no such model, or does not take this configuration."""
     if config["model_type"] not in CONFIG_MAPPING:
         raise RefusedError(
             f"{transformers_version()} has no model type {config['model_type']!r}, and code that comes with a model is "

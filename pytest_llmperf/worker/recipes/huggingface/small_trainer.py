@@ -90,7 +90,8 @@ _PADDING, _IGNORED, _FULL = 0, -100, 4
 
 
 class UnevenRows(Dataset[dict[str, torch.Tensor]]):
-    """``length`` rows of random tokens, down to an eighth as long: equal ones would hide how losses are averaged."""
+    """``length`` rows of random tokens, down to an eighth as long: equal ones would hide how losses are averaged. No
+    mask: nothing that counts sees the padding that follows it."""
 
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
