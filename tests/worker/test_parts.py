@@ -344,6 +344,8 @@ def test_gpu_memory_keeps_no_count_of_its_host(monkeypatch: pytest.MonkeyPatch) 
     with memory.apart():
         text = "kept by the host" * 2**16
     assert (memory.now(), memory.allocated(), memory.peaks(), len(text)) == (5, 3, (5, 5), 2**20)
+    # What it had from a host's would look for counts that it has not.
+    assert {name for name in vars(Memory) if not name.startswith("_")} <= vars(device.GpuMemory).keys()
 
 
 def test_the_launchers_own_path_is_none_of_the_users(tmp_path: Path) -> None:
