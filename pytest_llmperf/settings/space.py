@@ -28,7 +28,7 @@ else:
     import tomli as tomllib
 
 #: A larger space is not looked at as a whole: so many of it are, chosen at random, with all that differ from its spec
-#: by one choice, and with its recipes. To make a spec takes an eighth of a millisecond.
+#: by one choice. To make a spec takes an eighth of a millisecond.
 MOST = 20_000
 #: Before memory and step times are known, nothing is tried that is larger than so many times the search's beginning.
 LARGER = 4
@@ -71,7 +71,7 @@ class Space:
         return math.prod(len(axis.choices) for axis in self.axes)
 
     def candidates(self) -> Candidates:
-        """Each combination as a spec; of a space of more than ``MOST``, so many of them."""
+        """Each combination as a spec; of a space of more than ``MOST``, so many of them and its recipes."""
         found, refused = dict[TrainSpec, None](), Counter[str]()
         combinations = self._combinations()
         for choices in combinations:
@@ -80,7 +80,8 @@ class Space:
                 found[made] = None
             else:
                 refused[str(made).partition(": ")[2] or str(made)] += 1  # without the id that it begins with
-        return Candidates(tuple(found), refused, self.size - len(combinations))
+        specs = found | dict.fromkeys(itertools.chain(*self.recipes()))
+        return Candidates(tuple(specs), refused, self.size - len(combinations) - (len(specs) - len(found)))
 
     def spec(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> TrainSpec:
         """The base, or a spec of these ``values``, with these choices; a ``SpecError`` where it cannot be."""
@@ -93,9 +94,7 @@ class Space:
 
     def no_neighbours(self, spec: TrainSpec) -> Iterator[str]:
         """Each choice beside which ``spec`` cannot be otherwise as it is, and why."""
-        for name, other in self._beside(spec):
-            if isinstance(other, SpecError):
-                yield f"{name} cannot be: {other}"
+        yield from (f"{name} cannot be: {why}" for name, why in self._beside(spec) if isinstance(why, SpecError))
 
     def _beside(self, spec: TrainSpec) -> Iterator[tuple[str, TrainSpec | SpecError]]:
         values = spec.to_dict()
@@ -125,24 +124,16 @@ class Space:
 
     def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
         """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first."""
-        found = dict[tuple[TrainSpec, ...], None]()
-        for sizes in self._recipes():
-            made = (self._made(choices) for choices in sizes)
+        first, most, found = self._nearest(), LARGER * self.base.micro_batch_size, dict[tuple[TrainSpec, ...], None]()
+        sized = next((axis.choices for axis in self.axes if SIZE in axis.fields), ())
+        sizes = [[size] for size in sized if dict(size.fields).get(SIZE, 0) <= most] if sized else [[]]
+        for recipe in recipes(self.base):
+            choices = [followed(recipe, axis, own) for axis, own in zip(self.axes, first, strict=True)]
+            made = (self._made([*choices, *size]) for size in sizes if choices != [*first])
             specs = [spec for spec in made if isinstance(spec, TrainSpec)]
             if specs and specs[0] != self.base:
                 found[tuple(sorted(specs, key=lambda spec: -spec.micro_batch_size))] = None
         return tuple(found)
-
-    def _recipes(self) -> Iterator[list[tuple[Choice, ...]]]:
-        """Of each that changes something, its choices with each micro-batch up to ``LARGER`` times the base's."""
-        first, own = self._nearest(), self.base.micro_batch_size
-        place = next((n for n, axis in enumerate(self.axes) if SIZE in axis.fields), len(self.axes))
-        sized = self.axes[place].choices if place < len(self.axes) else ()
-        sizes = [choice for choice in sized if dict(choice.fields).get(SIZE, 0) <= LARGER * own]
-        for recipe in recipes(self.base):
-            choices = followed(recipe, self.axes, first)
-            if choices != first:
-                yield [(*choices[:place], size, *choices[place + 1 :]) for size in sizes] if sized else [choices]
 
     def _combinations(self) -> Sequence[tuple[Choice, ...]]:
         first = self._nearest()
@@ -151,7 +142,6 @@ class Space:
         chosen = dict.fromkeys([first])
         for place, axis in enumerate(self.axes):
             chosen |= dict.fromkeys((*first[:place], choice, *first[place + 1 :]) for choice in axis.choices)
-        chosen |= dict.fromkeys(itertools.chain(*self._recipes()))
         chance = random.Random(_SEED)  # noqa: S311 - the same space gives the same candidates
         while len(chosen) < MOST:
             chosen[tuple(chance.choice(axis.choices) for axis in self.axes)] = None
@@ -202,28 +192,22 @@ def _axis(name: str, choices: object) -> Axis:
     for place, value in enumerate(choices):
         if any(type(value) is type(other) and value == other for other in choices[:place]):
             raise SpecError(f"axis {name!r} has {value!r} twice, expected each value once")
-    if name == "precision":  # the fixture's word for three fields
-        return Axis.of(name, {str(word): precision_fields(word) for word in choices})
-    _check(name, name)
-    return Axis.over(name, choices)
+    named = Axis.over(name, choices).choices
+    return Axis.of(name, {choice.name: dict(_fields(name, dict(choice.fields))) for choice in named})
 
 
 def _fields(axis: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if name == "precision":
+        if name == "model":
+            raise SpecError(f"axis {axis!r} sets the model, expected fields that train the same one")
+        if name in _HOW_TO_MEASURE:
+            raise SpecError(f"axis {axis!r} sets {name}, expected what is trained: how it is measured is the search's")
+        if name == "precision":  # the fixture's word for three fields
             yield from precision_fields(value).items()
-        else:
-            _check(axis, name)
+        elif name in _KNOWN:
             yield name, value
-
-
-def _check(axis: str, field: str) -> None:
-    if field == "model":
-        raise SpecError(f"axis {axis!r} sets the model, expected fields that train the same one")
-    if field in _HOW_TO_MEASURE:
-        raise SpecError(f"axis {axis!r} sets {field}, expected what is trained: how it is measured is the search's")
-    if field not in _KNOWN:
-        raise SpecError(f"axis {axis!r}: TrainSpec has no field {field!r}{hint(field, _KNOWN)}")
+        else:
+            raise SpecError(f"axis {axis!r}: TrainSpec has no field {name!r}{hint(name, _KNOWN)}")
 
 
 # The axes of a spec of which nobody has said what may change: what makes training faster and not different.
@@ -268,11 +252,10 @@ def recipes(base: TrainSpec) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def followed(recipe: Mapping[str, Any], axes: Sequence[Axis], first: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Of each axis the choice that ``recipe`` makes; where it makes none that there is, what ``first`` has."""
-
-    def agrees(choice: Choice) -> bool:
+def followed(recipe: Mapping[str, Any], axis: Axis, own: Choice) -> Choice:
+    """The choice that ``recipe`` makes; where it makes none that there is, ``own``."""
+    for choice in axis.choices:
         said = [recipe[name] == value for name, value in choice.fields if name in recipe]
-        return bool(said) and all(said)
-
-    return tuple(next(filter(agrees, axis.choices), own) for axis, own in zip(axes, first, strict=True))
+        if said and all(said):
+            return choice
+    return own
