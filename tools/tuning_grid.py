@@ -37,7 +37,7 @@ class Measured:
 def read(path: Path) -> list[Measured]:
     """A measured grid."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Measured(TrainSpec.from_dict(row["spec"]), codec.read(Trial, row["trial"])) for row in rows]
+    return [Measured(TrainSpec.from_dict(row["spec"]), codec.read(Trial, row["trial"], newer=True)) for row in rows]
 
 
 def _usual(spec: TrainSpec) -> Mapping[str, Any]:

@@ -22,37 +22,32 @@ CONTRADICTED = "contradicted"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One launch for few steps."""
+    """One launch for few steps; a figure is 0 where it failed, or where nobody told."""
 
     digest: str
     id: str
     wall_seconds: Amount
     """From its request to its end."""
     step_seconds: Amount = 0.0
-    """Median of its steady steps; 0 where it failed."""
+    """Median of its steady steps, and the relative standard error of that."""
     step_error: Amount = 0.0
-    """Relative standard error of that median."""
     steps: Count = 0
-    first_step_seconds: Amount = 0.0
     tokens_per_step: Count = 0
     """Of all ranks."""
     gpus: Count = 1
     peak_reserved_bytes: Count = 0
     """Of the fullest rank."""
     power_watts: Amount = 0.0
-    """Of all its GPUs together while it trained; 0 where nobody told."""
+    """Of all its GPUs together while it trained."""
     failure: str = ""
     """Why it says nothing of its speed, in one line; empty where it does."""
     kind: str = ""
     """``oom``, ``timeout``, ... as ``records.failure`` has them, or ``CONTRADICTED``."""
     disturbances: tuple[str, ...] = ()
     """What around it may have spoilt it, a line each: other processes on its hardware, heat. It ranks nowhere."""
-    started_at: str = ""
-    site: str = ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether it says how fast its configuration is."""
         return not self.failure
 
     @property
@@ -67,30 +62,27 @@ class Trial:
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Steady; 0 where it failed."""
         return self.tokens_per_step / self.gpus / self.step_seconds if self.step_seconds else 0.0
 
     @property
     def seconds_per_token(self) -> float:
-        """Of all GPUs together; 0 where it failed."""
+        """Of all GPUs together."""
         return self.step_seconds / self.tokens_per_step if self.tokens_per_step else 0.0
 
     @property
     def joules_per_token(self) -> float | None:
-        """The energy of all its GPUs; ``None`` where nobody told."""
         return self.power_watts * self.seconds_per_token or None
 
     @classmethod
-    def of(cls, launch: Launch, name: str, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()) -> Trial:
+    def of(cls, launch: Launch, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()) -> Trial:
         """What ``launch`` showed; ``troubles`` say what in it contradicts its spec."""
         return cls(
             digest=launch.digest,
-            id=name,
+            id=launch.spec_id,
             wall_seconds=launch.wall_seconds,
             step_seconds=launch.tokens_per_step / launch.tokens_per_second,
             step_error=launch.median_error,
             steps=len(launch.step_seconds),
-            first_step_seconds=launch.step_seconds[0],
             tokens_per_step=launch.tokens_per_step,
             gpus=len(launch.ranks),
             peak_reserved_bytes=launch.peak_reserved_bytes,
@@ -98,8 +90,6 @@ class Trial:
             failure="; ".join(troubles),
             kind=CONTRADICTED if troubles else "",
             disturbances=disturbances,
-            started_at=launch.started_at,
-            site=" + ".join(sorted({rank.device for rank in launch.ranks})),
         )
 
 
@@ -167,7 +157,7 @@ def turns_of(pairs: Pairs, objective: Objective, noise: Noise) -> Turns | None:
     """What ``pairs`` show; ``None`` where one of them does not tell what the objective is about."""
     logs = []
     for pair in pairs:
-        costs = [objective.log_of(Trial.of(launch, launch.spec_id)) for launch in pair]
+        costs = [objective.log_of(Trial.of(launch)) for launch in pair]
         if costs[0] is None or costs[1] is None:
             return None
         logs.append(costs[1] - costs[0])
@@ -392,9 +382,9 @@ class Search:
         found = {}
         for side, brings in ((above, self._doubling(best)), (below, halving)):
             beyond = brings if tried.keys().isdisjoint(side) else 0.0
-            for size in side:
+            for size in (one for one in side if one not in tried):
                 part = abs(math.log2(size / own))
-                if size not in tried and (size == side[0] or (beyond and part <= 1)):
+                if size == side[0] or (beyond and part <= 1):
                     found[axis, names[size]] = _NEAR + beyond * min(1.0, part)
         return found
 

@@ -66,7 +66,7 @@ class Trials:
             troubles = contradictions(short, (outcome,), self._caller.terms.inactive)
             # So few steps have no drift to speak of.
             around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
-            trial = Trial.of(outcome, short.id, troubles, around)
+            trial = Trial.of(outcome, troubles, around)
         if trial.kind not in _NOT_KEPT and not trial.disturbances:
             self.store.keep(short, trial)
         return trial
