@@ -39,8 +39,6 @@ def page(tuning: Tuning) -> Iterator[str]:
     untried += [f"{number:,} {words}" for number, words in counts if number]
     yield from ("", "not tried", *(f"  {line}" for line in untried)) if untried else ()
     yield from (f"note: {note}" for note in tuning.notes)
-    if tuning.unkept:
-        yield f"note: its trials are not kept, and the next search makes them anew ({tuning.unkept})"
     kept = sum(one.was_kept for one in tuning.tried)
     made, earlier = len(tuning.tried) - kept, f", {kept} of earlier searches" if kept else ""
     end = f", {tuning.ended}" if tuning.ended else ""
@@ -84,7 +82,7 @@ def _turns(one: Compared) -> str:
     return f"in turns: {one.second.id} {what}: cost {cost} ({low} to {high}) of {one.first.id}, {pairs}"
 
 
-_TOLD = "ended refused too_large left unseen unkept notes".split()
+_TOLD = "ended refused too_large left unseen notes".split()
 
 
 def document(tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:

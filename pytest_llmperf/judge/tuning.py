@@ -12,7 +12,7 @@ from itertools import combinations, islice
 from statistics import fmean, median
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.stats import Noise, Pairs, Spread, Squares, sum_of_squares
+from pytest_llmperf.judge.stats import Noise, Pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.codec import Amount, Count
 
@@ -121,8 +121,8 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 # Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie.
 _CONFIDENT, _TIE = 0.975, 0.005
-# Before any of it is seen, peak memory is taken to scatter so many times less than time does.
-_STEADIER = 4.0
+# What peak memory is taken to differ by itself, beside what is seen of that.
+_MEMORY_ERROR = 0.003
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,10 @@ def turns_of(pairs: Pairs, objective: Objective, noise: Noise) -> Turns | None:
         if costs[0] is None or costs[1] is None:
             return None
         logs.append(costs[1] - costs[0])
-    if objective.is_of_time:  # power scatters no more than time does
-        of_time = stats.paired_difference(pairs, noise)
-        error, df = of_time.error, of_time.df
-    else:
-        prior = Spread(noise.launch.sd * math.sqrt(2) / _STEADIER, noise.launch.df)
-        own = prior.moderated(Squares(sum_of_squares(logs), len(logs) - 1))
-        error, df = own.sd / math.sqrt(len(logs)), own.df
-    return Turns(fmean(logs), stats.quantile(_CONFIDENT, df) * error, len(pairs))
+    if not objective.is_of_time:
+        return Turns(fmean(logs), _MEMORY_ERROR + (max(logs) - min(logs)) / 2, len(pairs))
+    of_time = stats.paired_difference(pairs, noise)  # power scatters no more than time does
+    return Turns(fmean(logs), stats.quantile(_CONFIDENT, of_time.df) * of_time.error, len(pairs))
 
 
 #: How much a trial compiles: nothing but Triton's kernels; layers or a model; or these, with tilings measured.

@@ -7,20 +7,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pytest_llmperf.judge.tuning import Trial
-from pytest_llmperf.launch.device import PREFIXES, driver_version
+from pytest_llmperf.launch.device import PREFIXES
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError
-from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import cache_folder
 from pytest_llmperf.support.redaction import redacted
@@ -54,36 +53,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _KeptTrial:
-    spec: Mapping[str, Any]
-    trial: Trial
-
-
-class TrialStore:
-    """Trials of one machine kind with what is installed now; a file for each, which several processes may write."""
-
-    def __init__(self, machine_kind: str, gpu_uuids: tuple[str, ...] = ()) -> None:
-        """``gpu_uuids``: a trial of other GPUs is one of a machine a per cent faster or slower."""
-        driver = driver_version() if gpu_uuids else ""
-        key = [_PROCEDURE, *surroundings(), sorted(gpu_uuids), driver]
-        self.unkept = ""
-        """Why what was made is not kept; empty where it is."""
-        self._folder = cache_folder("trials") / machine_kind / _digest(json.dumps(key))
-
-    def all(self) -> Mapping[TrainSpec, Trial]:
-        """Every trial that was kept and can be read, by what was launched."""
-        found = {}
-        with suppress(OSError):
-            for kept in (codec.load(_KeptTrial, path) for path in sorted(self._folder.glob("*.json"))):
-                with suppress(SpecError):  # whatever is wrong with it, it can be made anew
-                    if kept is not None and kept.trial.digest == (spec := TrainSpec.from_dict(kept.spec)).digest:
-                        found[spec] = kept.trial
-        return found
-
-    def keep(self, spec: TrainSpec, trial: Trial) -> None:
-        why = codec.keep(self._folder / f"{spec.digest}-{spec.steps}.json", _KeptTrial(spec.to_dict(), trial))
-        self.unkept = f"{self._folder}: {why}" if why else self.unkept
+def search_folder(name: str, key: Sequence[Any]) -> Path:
+    """Below ``name`` in the cache, for what was found under ``key``."""
+    return cache_folder(name) / _digest(json.dumps([_PROCEDURE, *key], sort_keys=True))
 
 
 @dataclass(frozen=True)
@@ -100,7 +72,7 @@ class PairStore:
     """Pairs of one case, one history and one good end on one machine: a file for each candidate beside it."""
 
     def __init__(self, key: Sequence[Any]) -> None:
-        self._folder = cache_folder("bisections") / _digest(json.dumps([_PROCEDURE, *key], sort_keys=True))
+        self._folder = search_folder("bisections", key)
         self._lock: FileLock | None = None
         self.unkept = ""
         """Why what is measured cannot be kept; empty where it can."""

@@ -8,9 +8,9 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_llmperf.settings.batch import AXIS as SIZES
 from pytest_llmperf.settings.batch import SIZE
@@ -36,14 +36,12 @@ LARGER = 4
 _SEED = 15
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """What of a space can be trained, and what cannot."""
+class Candidates(NamedTuple):
+    """What of a space can be trained, nearest to its own spec first and no two alike; and why what cannot be."""
 
     specs: tuple[TrainSpec, ...]
-    """What is nearest to the space's own spec first; no two alike."""
-    refused: Counter[str] = field(default_factory=Counter)
-    unseen: int = 0
+    refused: Counter[str]
+    unseen: int
 
 
 @dataclass(frozen=True)

@@ -669,3 +669,13 @@ def test_a_choice_without_which_the_winner_is_faster_is_given_up(engine: Engine,
     assert found.winner == replace(BASE, micro_batch_size=32)
     assert [one.turns.verdict for one in found.compared] == ["second", "first", "second"]
     assert found.compared[1].first == found.winner
+
+
+def test_a_cache_that_cannot_be_written_is_a_note(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (engine.path / "cache").write_text("a file")
+    tuning = _tuned(engine, axes={"micro_batch_size": [1, 4]})
+    assert tuning.winner is not None
+    (note,) = tuning.notes
+    assert note.startswith("its trials are not kept, and the next search makes them anew (")

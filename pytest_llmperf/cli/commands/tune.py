@@ -84,8 +84,7 @@ class Tune:
         elif self.test_file is not None:
             yield from self._written(tuning, tuning.winner, self.test_file)
         if tuning.ended == "interrupted":
-            goes_on = "" if tuning.unkept else "; the same command goes on from what was tried"
-            self.troubles.append(f"interrupted{goes_on}")
+            self.troubles.append("interrupted; the same command goes on from what was kept")
             raise KeyboardInterrupt  # the exit code is that of a command that was
 
     def _why_none(self, tuning: Tuning) -> str:

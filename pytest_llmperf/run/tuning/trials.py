@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning import Objective, Trial, Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.launch.device import driver_version
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.baseline_comparison import contradictions
@@ -18,9 +19,10 @@ from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.run.search_store import TrialStore
+from pytest_llmperf.run.search_store import search_folder, surroundings
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 
 #: Of a trial: the median of five steps after the two first is known to half a per cent.
 STEPS, LEAST_STEPS, WARM_UP = 7, 7, 2
@@ -36,20 +38,30 @@ _BY_NEIGHBOURS = frozenset({"oom", "timeout"})
 
 
 class Trials:
+    """Kept in the user's cache for this machine kind and what is installed now: a file each, whoever writes it."""
+
     def __init__(self, caller: Caller, most_seconds: float = math.inf) -> None:
         """``most_seconds`` of one: what hangs must not take the time of all others."""
-        run = caller.run
-        self.store = TrialStore(run.machine_kind, tuple(gpu.uuid for gpu in run.gpus))
+        kind, gpus = (
+            caller.run.machine_kind,
+            sorted(gpu.uuid for gpu in caller.run.gpus),
+        )  # others are a per cent faster
+        key = [*surroundings(), gpus, driver_version() if gpus else "", STEPS]
+        self._folder = search_folder(f"trials/{kind}", key)
+        self.unkept = ""
+        """Why what was made is not kept; empty where it is."""
         self._caller, self._runner, self._most_seconds = caller, Runner(caller, bare=True), most_seconds
 
     def known(self, specs: Sequence[TrainSpec]) -> Mapping[TrainSpec, Trial]:
-        """Return what earlier searches found of ``specs``."""
-        kept = self.store.all()
-        return {spec: kept[_short(spec)] for spec in specs if _short(spec) in kept} if kept else {}
+        """Return what earlier searches found of ``specs``; what cannot be read is made anew."""
+        found = (codec.load(Trial, path) for path in sorted(self._folder.glob("*.json")))
+        kept = {trial.digest: trial for trial in found if trial is not None}
+        return {spec: kept[spec.digest] for spec in specs if spec.digest in kept} if kept else {}
 
     def make(self, spec: TrainSpec, until: float = math.inf) -> Trial:
         """Launch ``spec``, for no longer than ``until`` (``time.monotonic()``); kept unless it may end otherwise."""
-        short, before = _short(spec), self._runner.seconds
+        short = replace(spec, steps=STEPS, min_steps=LEAST_STEPS, warmup_steps=WARM_UP)
+        before = self._runner.seconds
         self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
         outcome = self._runner.launch(short, 1)
         if isinstance(outcome, Failure):
@@ -68,12 +80,9 @@ class Trials:
             around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
             trial = Trial.of(outcome, troubles, around)
         if trial.kind not in _NOT_KEPT and not trial.disturbances:
-            self.store.keep(short, trial)
+            why = codec.keep(self._folder / f"{trial.digest}.json", trial)
+            self.unkept = f"{self._folder}: {why}" if why else self.unkept
         return trial
-
-
-def _short(spec: TrainSpec) -> TrainSpec:
-    return replace(spec, steps=STEPS, min_steps=LEAST_STEPS, warmup_steps=WARM_UP)
 
 
 @dataclass(frozen=True)
@@ -149,19 +158,16 @@ class Tuning:
     refused: Counter[str] = field(default_factory=Counter)
     """How many combinations cannot be, by the reason."""
     too_large: int = 0
-    """How many of those looked at do not fit, by predicted memory or by what ran out of it."""
+    """By predicted memory, or as they ran out of it."""
     left: int = 0
-    """How many were neither tried nor found not to fit."""
     unseen: int = 0
     """How many of a large space were not even looked at."""
     limit_bytes: int = 0
     """What each rank may hold; 0: nobody looked."""
     ended: str = ""
-    """Why before its end; empty where it was not."""
+    """Why before its end."""
     least: tuple[TrainSpec, int] | None = None
     """Where nothing was measured: what takes the least memory, and its predicted bytes; 0: nothing can be predicted."""
-    unkept: str = ""
-    """Why a next search would make its trials anew; empty where they are kept."""
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 

@@ -157,7 +157,9 @@ class Tuner:
                 found.least = least, self._forecast.peaks.get(least, 0)
         if not found.ended and not found.tried and found.left:
             found.ended = "its time was over before anything was found that fits"
-        found.unkept, found.seconds = trials.store.unkept, time.monotonic() - begun
+        if trials.unkept:
+            found.notes.append(f"its trials are not kept, and the next search makes them anew ({trials.unkept})")
+        found.seconds = time.monotonic() - begun
         return found
 
     def _begin(self, specs: Sequence[TrainSpec]) -> None:
@@ -165,9 +167,6 @@ class Tuner:
         self._numbers = {spec: number for number, spec in enumerate(specs)}
         spares = found.objective.name != "memory"
         self._search = Search(field_of(found.space, specs, spares_memory=spares, on_cpu=self._run.on_cpu), STEPS)
-        # Told of as a reason; whoever wants one can name it in a space of its own.
-        failing = {number for number, spec in enumerate(specs) if known_failure(spec)}
-        self._search.excluded |= failing if len(failing) < len(specs) else set()
 
     def _find(self, trials: Trials) -> None:
         for spec, trial in trials.known(self._specs).items():
@@ -238,20 +237,22 @@ class Tuner:
         return host // base.gpus if states > _LARGE_SHARE * host else 0
 
     def _runnable(self) -> Sequence[TrainSpec]:
-        """The candidates that this machine can run; the reasons of the others are noted."""
-        found, specs = self._found, list[TrainSpec]()
+        """The candidates that this machine can run, if possible those of which no failure is known; the reasons of the
+        others are noted."""
+        found, runnable, sound = self._found, list[TrainSpec](), list[TrainSpec]()
         candidates = found.space.candidates()
         found.refused, found.unseen = candidates.refused, candidates.unseen
         for spec in candidates.specs:
             why = self._caller.why_not(spec)
-            if why is None:
-                specs.append(spec)
+            runnable += [spec] if why is None else []
             if why := why or known_failure(spec):
                 found.refused[why.removeprefix(f"{spec.id}: ").replace(spec.id, "it")] += 1
-        if not specs:
+            else:
+                sound.append(spec)
+        if not runnable:
             reasons = "; ".join(f"{why} ({number})" for why, number in found.refused.most_common(3))
             raise CaseFailedError(f"{found.space.base.id}: nothing of this space can be trained here: {reasons}")
-        return specs
+        return sound or runnable
 
     def _end_seconds(self) -> float:
         """Return the seconds that the end takes: turns of the best, the proof that the winner is sound."""

@@ -213,7 +213,7 @@ def test_a_page_without_a_winner() -> None:
 
 def test_a_page_of_which_everything_was_tried_says_of_nothing_that_it_was_not(golden: Golden) -> None:
     nothing = {"left": 0, "refused": Counter(), "too_large": 0}
-    tuning = _tuning(**nothing, tried=(_tried(FAST, 0.15),), unkept="cache: Read-only file system")
+    tuning = _tuning(**nothing, tried=(_tried(FAST, 0.15),))
     text = "\n".join(page(tuning))
     assert "not tried" not in text
     golden(text)
