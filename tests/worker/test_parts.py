@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import mmap
 import sys
 import sysconfig
 import threading
@@ -306,6 +307,27 @@ def test_a_diary_asks_the_device_in_the_thread_that_trains_and_adds_up_the_waits
         until(partial(has_written, number))
     assert [line["steps"] for line in lines()] == [[[1.0, 0.0, 0.0]]] * 2
     assert lines()[1]["waited_seconds"] > 0.2
+
+
+def test_pages_of_a_file_that_is_mapped_are_no_growth_of_a_process(tmp_path: Path) -> None:
+    """Of a data set each step touches others, and nothing leaks."""
+    (tmp_path / "train.bin").write_bytes(bytes(2**27))
+    held = [_host_bytes(tmp_path)]
+    with (tmp_path / "train.bin").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as tokens:
+        seen = sum(tokens[::4096])
+        held.append(_host_bytes(tmp_path))
+    kept = torch.ones(2**25)
+    held.append(_host_bytes(tmp_path))
+    assert (seen, len(kept)) == (0, 2**25)
+    assert held[1] - held[0] < 2**25
+    assert held[2] - held[1] > 2**26
+
+
+def _host_bytes(folder: Path) -> int:
+    diary = Diary(Clock(), Memory(), folder / "diary")
+    gc.callbacks.remove(diary._collects)
+    diary._passed.append(((0.1, 0.0, 0.0), None))
+    return int(diary._line()["host_bytes"])
 
 
 class CountingClock(Clock):
