@@ -163,8 +163,10 @@ def judge_folder(
     soak = judge_soak(asked_seconds, ranks, [*map(_sensed, _lines(folder / SENSORS_FILE))], rule)
     least, slowest = asked_seconds - _CUT_SECONDS, float(max(ranks[0].kept[:, 0], default=0.0))
     # A step may be on its way when it is ended: a heartbeat tells how long it took steps, and a longer wait of a hang.
-    is_cut = _trained_seconds(folder, soak.seconds) < least or soak.seconds < least - 2 * slowest
-    cut = [f"ended after {formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}: {why_ended}"] * is_cut
+    lived = _trained_seconds(folder, soak.seconds) >= least
+    is_cut = not lived or soak.seconds < least - 2 * slowest
+    how = "no other step ended, though rank 0 lived" if lived else why_ended
+    cut = [f"ended after {formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}: {how}"] * is_cut
     cut_verdict = "inconclusive" if why_ended == INTERRUPTED or not is_cut else "invalid"
     few = [f"only {soak.steps:,} steps, too few to judge their speed"] * (len(ranks[0].windows) == 0)
     clean = f"{soak.steps:,} steps in {formats.elapsed(soak.seconds)} show nothing that became worse"

@@ -206,7 +206,9 @@ def test_of_long_steps_the_last_need_not_have_ended(tmp_path: Path, lived: float
     (tmp_path / "diary-0-1.jsonl").write_text("\n".join(lines), encoding="utf-8")
     beat = {"time": 1000.0 + lived, "reached": {"importing": 900.0, "training": 1000.0}}
     (tmp_path / "progress.json").write_text(json.dumps(beat), encoding="utf-8")
-    assert judge_folder(tmp_path, 3600.0, GPU, "it was ended")["verdict"] == verdict
+    found = judge_folder(tmp_path, 3600.0, GPU, "it broke")
+    assert found["verdict"] == verdict
+    assert ("it broke" in found["reason"], "rank 0 lived" in found["reason"]) == (lived < 3600, steps < 350)
 
 
 def test_no_step_at_all_is_invalid(tmp_path: Path) -> None:
