@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pytest_llmperf.launch.device import PREFIXES
+from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError
@@ -51,6 +51,11 @@ def surroundings() -> list[Any]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def driven(gpus: Sequence[str]) -> list[Any]:
+    """Return, for a key, ``gpus`` and their driver."""
+    return [gpus, driver_version() if gpus else ""]
 
 
 def search_folder(name: str, key: Sequence[Any]) -> Path:

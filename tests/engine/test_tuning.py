@@ -375,7 +375,7 @@ def test_what_fails_in_turns_is_no_tie(engine: Engine, world: World, golden: Gol
     found = decided()
     assert (found.winner, found.ties) == (fast, [])
     golden.lines(found.notes, "it ended by")
-    assert not any("no turns with it were possible" in note for note in found.notes)
+    assert not any("possible in time" in note for note in found.notes)
     world.outcome = lambda spec: "error" if spec.optimizer == "adamw_torch_fused" else ""
     assert _two_in_turns(engine)[1]().winner == slow
 
@@ -678,4 +678,4 @@ def test_a_cache_that_cannot_be_written_is_a_note(
     tuning = _tuned(engine, axes={"micro_batch_size": [1, 4]})
     assert tuning.winner is not None
     (note,) = tuning.notes
-    assert note.startswith("its trials are not kept, and the next search makes them anew (")
+    assert "not kept" in note

@@ -20,7 +20,6 @@ from pytest_llmperf.run.options import TUNE
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.tuning.trials import Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
-from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.space import Space, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats, user_input
@@ -149,9 +148,9 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
         return space
     axes = default_axes(base, on_cpu=run.on_cpu, fixed=given, allowed=arguments.allow, global_batch=batch)
     if batch is not None:  # of the micro-batches that it can have the largest up to the usual one
-        sized = [dict(choice.fields) for axis in axes for choice in axis.choices if SIZE in axis.fields]
-        fitting = [one for one in sized if one[SIZE] <= base.micro_batch_size] or sized[:1]
-        base = replace(base, **max(fitting, key=lambda one: one[SIZE]))
+        sized = [dict(choice.fields) for axis in axes for choice in axis.choices if "micro_batch_size" in axis.fields]
+        fitting = [one for one in sized if one["micro_batch_size"] <= base.micro_batch_size] or sized[:1]
+        base = replace(base, **max(fitting, key=lambda one: one["micro_batch_size"]))
     return Space(base, axes)
 
 

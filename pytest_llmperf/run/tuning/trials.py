@@ -11,15 +11,13 @@ from dataclasses import dataclass, field, replace
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning import Objective, Trial, Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.launch.device import driver_version
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.run.baseline_comparison import contradictions
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.run.runner import Runner
-from pytest_llmperf.run.search_store import search_folder, surroundings
+from pytest_llmperf.run.search_store import driven, search_folder, surroundings
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -42,12 +40,8 @@ class Trials:
 
     def __init__(self, caller: Caller, most_seconds: float = math.inf) -> None:
         """``most_seconds`` of one: what hangs must not take the time of all others."""
-        kind, gpus = (
-            caller.run.machine_kind,
-            sorted(gpu.uuid for gpu in caller.run.gpus),
-        )  # others are a per cent faster
-        key = [*surroundings(), gpus, driver_version() if gpus else "", STEPS]
-        self._folder = search_folder(f"trials/{kind}", key)
+        gpus = sorted(gpu.uuid for gpu in caller.run.gpus)  # others may be a per cent faster
+        self._folder = search_folder(f"trials/{caller.run.machine_kind}", [*surroundings(), *driven(gpus), STEPS])
         self.unkept = ""
         """Why what was made is not kept; empty where it is."""
         self._caller, self._runner, self._most_seconds = caller, Runner(caller, bare=True), most_seconds
@@ -75,7 +69,8 @@ class Trials:
                 disturbances=neighbours,
             )
         else:
-            troubles = contradictions(short, (outcome,), self._caller.terms.inactive)
+            found = validity.troubles(short, outcome, inactive=self._caller.terms.inactive)
+            troubles = tuple(dict.fromkeys(found))
             # So few steps have no drift to speak of.
             around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
             trial = Trial.of(outcome, troubles, around)

@@ -19,7 +19,6 @@ from pytest_llmperf.run.tuning.winner import FULL_STEPS, Final, proof_seconds
 from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.settings.optimizer import least_states
-from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
 
@@ -74,7 +73,7 @@ def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
     def asks_for(spec: TrainSpec) -> tuple[int, ...]:
         recomputes = spec.gradient_checkpointing * (1 + (spec.checkpointing_policy == "full"))
         tokens, is_whole = spec.micro_batch_size * spec.sequence_length, spec.parallelism == "ddp"
-        states, scores = bytes_each(spec) * (2 + least_states(spec)), spec.attention == "eager"
+        states, scores = (1 + (spec.model_precision == "fp32")) * (2 + least_states(spec)), spec.attention == "eager"
         return (tokens, is_whole, -recomputes, states, -spec.liger, scores, spec.torch_compile)
 
     return min(specs, key=asks_for)
