@@ -99,7 +99,7 @@ def test_a_script_that_ends_before_is_told_of_minutes_and_of_no_number_of_steps(
     (tmp_path / "train.py").write_text(SHORT)
     found = run_one(make(tmp_path, SCRIPT))
     assert found["verdict"] == "invalid"
-    assert found["reason"].endswith("after 200 steps: let it train longer, or soak for less time"), found["reason"]
+    assert ("after 200 steps" in found["reason"], "expected" in found["reason"]) == (True, False), found["reason"]
 
 
 def test_ctrl_c_keeps_what_was_seen_and_each_rank_kept_a_diary(tmp_path: Path) -> None:
