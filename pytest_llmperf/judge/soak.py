@@ -168,7 +168,9 @@ def judge_folder(
     how = "no other step ended, though rank 0 lived" if lived else why_ended
     cut = [f"ended after {formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}: {how}"] * is_cut
     cut_verdict = "inconclusive" if why_ended == INTERRUPTED or not is_cut else "invalid"
-    few = [f"only {soak.steps:,} steps, too few to judge their speed"] * (len(ranks[0].windows) == 0)
+    wanted, kept = _LEAST_WINDOWS * _LEAST_STEPS, len(ranks[0].kept)
+    few = [f"only {kept} steps after the warm-up, too few to judge their speed: {wanted} are wanted, in more minutes"]
+    few *= kept < wanted
     clean = f"{soak.steps:,} steps in {formats.elapsed(soak.seconds)} show nothing that became worse"
     return {
         "verdict": "regressed" if soak.findings else cut_verdict if is_cut or few else "pass",
@@ -214,21 +216,26 @@ class _Steps:
     rule: SoakRule
 
     def slower(self) -> Iterator[tuple[str, bool]]:
-        """The level that is furthest above the first; whether it is beyond tolerance."""
+        """The level that is furthest above the first, and the last one; whether each is beyond tolerance."""
         logs = [math.log(np.median(self.diary.kept[each, 0])) for each in self.diary.windows]
         scatter = self._scatter(logs)
         first, *others = levels_between(logs, scatter, find_changes(logs, scatter, range(len(logs))))
-        worst = max(others, key=lambda level: level.log, default=first)
-        before, after = (np.concatenate(self.diary.windows[each.start : each.end]) for each in (first, worst))
-        a, b = (float(np.median(self.diary.kept[each, 0])) for each in (before, after))
-        if b <= a:
-            return
-        start = int(after[0]) + len(self.diary.steps) - len(self.diary.kept) + 1
-        until = "on" if worst.end == len(logs) else f"to {start + len(after) - 1:,}"
-        minute, loss = (self.diary.kept[after[0], 4] - self.diary.began) / 60, b / a - 1
-        line = f"steps take {formats.share(loss)} longer from step {start:,} {until} (minute {minute:.1f}): "
-        why = self._why(before, after)
-        yield f"{line}{formats.seconds(a)} -> {formats.seconds(b)}{why}", loss > self.rule.tolerance and why != _OTHERS
+        for level in {max(others, key=lambda level: level.log), others[-1]} if others else ():
+            before, after = (np.concatenate(self.diary.windows[each.start : each.end]) for each in (first, level))
+            a, b = (float(np.median(self.diary.kept[each, 0])) for each in (before, after))
+            if b <= a:
+                continue
+            start = int(after[0]) + len(self.diary.steps) - len(self.diary.kept) + 1
+            is_last, lost = level.end == len(logs), (b - a) * len(after) / float(self.diary.kept[:, 0].sum())
+            until = "on" if is_last else f"to {start + len(after) - 1:,}"
+            minute, loss = (self.diary.kept[after[0], 4] - self.diary.began) / 60, b / a - 1
+            line = f"steps take {formats.share(loss)} longer from step {start:,} {until} (minute {minute:.1f}): "
+            line += f"{formats.seconds(a)} -> {formats.seconds(b)}"
+            # What is over, or has just begun, a host's mood may be: it is held by what it cost, as stalls are.
+            is_long = is_last and level.end - level.start >= len(logs) / _PARTS
+            why, costs = self._why(before, after), is_long or lost > STALL_TOLERANCE
+            line += why if is_last else f"{why}, {formats.share(lost)} of the time"
+            yield line, loss > self.rule.tolerance and costs and why != _OTHERS
 
     def _scatter(self, logs: Sequence[float]) -> Covariance:
         """Of windows by themselves, as their differences show it, and of what lasts for several of them."""
@@ -316,7 +323,8 @@ def _growth(ranks: Sequence[Diary], *, on_cpu: bool) -> Iterator[str]:
         if unit:
             an_hour = each * 3600 / float(np.median(ranks[rank].steps[:, 0]))
             size = f"{formats.in_sentence(each, unit)} a step, {formats.memory(an_hour)} an hour"
-            yield f"{what} only grows{where}: {size}"
+            objects = " and objects" if on_cpu and name == "allocated_bytes" else ""  # malloc gives both
+            yield f"{what}{objects} only grows{where}: {size}"
         else:
             yield f"{what} only grow{where}: {first:.0f} -> {last:.0f}, {each:.2g} a step"
 

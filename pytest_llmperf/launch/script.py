@@ -42,6 +42,8 @@ _WAY_IN = "LLMPERF_SCRIPT"
 # Whose first file is the script.
 _STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 # What a trace has of ranks that train one model.
+# Seconds in which a launcher tells of ranks that went, once one has left its reason.
+_LAST_WORDS = 3.0
 _EXCHANGED = ("exchange", "collective")
 # Before it has made a step a launch gets half of its time, and no less than this.
 _FIRST_SECONDS = 300.0
@@ -135,8 +137,12 @@ class ScriptLaunch:
         ask({rank: one for rank, one in found.items() if one.pid not in parents}, self.folder, node, records.ASKS)
 
     def is_over(self) -> bool:
-        """Whether every rank has left its share, or one the reason of its end; asked often."""
-        return any(self.folder.glob("failure-*.json")) or (self.spec.end == "park" and bool(self._shares()))
+        """Whether every rank has left its share, or one, some seconds ago, the reason of its end; asked often."""
+        # Meanwhile a launcher says which rank went first: peers of a killed one only tell of a connection that broke.
+        with suppress(OSError):
+            if any(time.time() - path.stat().st_mtime > _LAST_WORDS for path in self.folder.glob("failure-*.json")):
+                return True
+        return self.spec.end == "park" and bool(self._shares())
 
     def recorded(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
         """Make one record of the shares of all ranks, where they are there: how the command ended is a remark then.

@@ -211,13 +211,16 @@ def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], .
     # For a document that does not say how it was run its id tells as much.
     gpus = (CaseName.parse(result.id).gpus or len(document.gpus)) if document.gpus else 0
     again = shlex.join(document.rerun(nodeid) or ["pytest", nodeid, "--gpus", str(gpus)])
-    if result.verdict == "new":
+    if result.record.soak:
+        record = ""
+    elif result.verdict == "new":
         record = " --update-baselines=new"
     elif result.verdict in ("regressed", "improved", "changed") or (result.verdict == "pass" and result.record.changed):
         record = " --update-baselines" + ("" if result.verdict == "improved" else ' --perf-reason "why"')
     else:
-        return (("Run it again", _clipped(again)),)
-    return (("Run it again", _clipped(again)), ("Accept it", _clipped(f"{again}{record}")))
+        record = ""
+    accept = (("Accept it", _clipped(f"{again}{record}")),) if record else ()
+    return (("Run it again", _clipped(again)), *accept)
 
 
 def _details(result: Result, stored: Baselines, *, drawn: bool) -> Details:

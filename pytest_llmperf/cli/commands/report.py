@@ -63,6 +63,8 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 # ``llmperf report RESULTS… --html FILE``: runs that are over, as the page that ``--perf-report`` writes.
 def _written(path: Path, results: Sequence[Path], baselines: Path, history: Path | None) -> Answer:
     """What was written to ``path``, and a line for each of ``results`` that is not in it."""
+    if not path.parent.is_dir():
+        return Answer([], [f"--html {path}: there is no folder {path.parent}; make it, or name another"])
     if why := missing():
         return Answer([], [f"--html {path}: {why}"])
     found, troubles = list[tuple[str, Any]](), list[str]()

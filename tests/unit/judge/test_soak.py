@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -79,9 +80,28 @@ def test_steps_that_become_longer_are_found_with_the_step_and_the_minute() -> No
 
 
 def test_what_is_slower_for_a_while_is_told_with_its_end() -> None:
-    seconds = [step * (1.10 if 3000 <= number < 4000 else 1) for number, step in enumerate(steady(6000))]
+    seconds = [step * (1.20 if 3000 <= number < 4000 else 1) for number, step in enumerate(steady(6000))]
     (line,) = judged(diary(seconds)).findings
     assert " to " in line
+    assert line.endswith("3.9 % of the time")
+
+
+@pytest.mark.parametrize("steps", [range(3000, 3200), range(5800, 6000)], ids=["over", "just begun"])
+def test_what_cost_little_by_its_end_is_a_hosts_mood_and_passes(steps: range) -> None:
+    seconds = [step * (1.17 if number in steps else 1) for number, step in enumerate(steady(6000))]
+    found = judged(diary(seconds))
+    assert found.findings == ()
+    assert all("longer" in line for line in found.unheld)
+
+
+def test_a_mood_hides_no_level_that_lasts() -> None:
+    def share(number: int) -> float:
+        return 1.17 if number in range(2000, 2200) else 1.05 if number >= 4000 else 1
+
+    found = judged(diary([step * share(number) for number, step in enumerate(steady(6000))]))
+    (line,) = found.findings
+    assert " on (minute" in line
+    assert any(" to 2," in line for line in found.unheld)
 
 
 def test_a_change_within_tolerance_is_told_and_passes() -> None:
@@ -192,7 +212,7 @@ def test_too_few_steps_decide_nothing(tmp_path: Path) -> None:
     )
     found = judge_folder(tmp_path, 4.0, GPU, "")
     assert found["verdict"] == "inconclusive"
-    assert "too few" in found["reason"]
+    assert re.match(r"only \d+ steps after the warm-up, too few to judge their speed: 96 ", found["reason"])
 
 
 @pytest.mark.parametrize(
