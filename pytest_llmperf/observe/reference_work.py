@@ -205,8 +205,6 @@ def calibrate(device: torch.device) -> Calibration:
         if _world_size() > 1:
             measure(ALL_REDUCE, lambda: _exchange(sizes.exchanged, device))
         limit, looks = sensed.power_limit_watts, tuple(sensed.looks)
-    # A CPU's times are noise, and an exchange waits for others.
-    judged = {name: times for name, times in steady.items() if gpu.is_gpu(device) and name != ALL_REDUCE}
     return Calibration(
         made_at=made_at,
         seconds={name: fmean(times) for name, times in steady.items()},
@@ -215,9 +213,14 @@ def calibrate(device: torch.device) -> Calibration:
         power_watts=round(gpu.mean([look.milliwatts for look in loaded]) / 1000, 1),
         temperature_celsius=max((look.temperature or 0.0 for look in loaded), default=0.0),
         power_limit_watts=limit,
-        trouble="; ".join([*gpu.disturbances(looks), *unsteady(judged)]),
+        trouble="; ".join([*gpu.disturbances(looks), *unsteady(_judged(steady, device))]),
         procedure=calibration.PROCEDURE,
     )
+
+
+def _judged(steady: Mapping[str, Sequence[float]], device: torch.device) -> Mapping[str, Sequence[float]]:
+    """The work that has to be steady: a CPU's times are noise, and an exchange waits for others."""
+    return {name: times for name, times in steady.items() if gpu.is_gpu(device) and name != ALL_REDUCE}
 
 
 def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
