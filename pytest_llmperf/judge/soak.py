@@ -220,7 +220,7 @@ class _Steps:
         logs = [math.log(np.median(self.diary.kept[each, 0])) for each in self.diary.windows]
         scatter = self._scatter(logs)
         first, *others = levels_between(logs, scatter, find_changes(logs, scatter, range(len(logs))))
-        for level in {max(others, key=lambda level: level.log), others[-1]} if others else ():
+        for level in dict.fromkeys([max(others, key=lambda level: level.log), others[-1]] if others else ()):
             before, after = (np.concatenate(self.diary.windows[each.start : each.end]) for each in (first, level))
             a, b = (float(np.median(self.diary.kept[each, 0])) for each in (before, after))
             if b <= a:

@@ -202,6 +202,15 @@ def test_a_script_without_a_record_says_why_in_a_line(
     assert not processes_of(tmp_path)
 
 
+def test_of_ranks_the_one_that_was_killed_is_named_and_not_its_peer(tmp_path: Path) -> None:
+    killed = "step == 5 and torch.distributed.get_rank() == 1 and os.kill(os.getpid(), 9)"
+    each = f"torch.distributed.all_reduce(loss.detach()); {killed}"
+    project = loop(tmp_path / "project", before="torch.distributed.init_process_group('gloo')", each=each)
+    failure = launch(project, TORCHRUN, gpus=2)
+    assert isinstance(failure, Failure)
+    assert failure.message.startswith("rank 1 was ended by SIGKILL")
+
+
 def test_a_script_may_run_to_its_own_end(tmp_path: Path) -> None:
     project = loop(tmp_path / "project", steps=20, after="(pathlib.Path('saved')).touch(); sys.exit(4)")
     record = launch(project, end="script")
