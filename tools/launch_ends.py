@@ -245,9 +245,9 @@ def _night(held: Baseline, off: float, fault: Fault, source: random.Random, *, i
             foreseen = passing.at([rank.place for rank in launch.ranks]) if passing and not launches else None
             launch = _first(launch, end_of(launch.step_seconds, foreseen))
         tolerance = POLICY.at([launch], held).tolerances[RATE]
-        if circumstances(launch, tolerance).drifts:
+        if circumstances(launch, tolerance).drift:
             launch = _whole(TONIGHT, off, source, fault, 2)
-            if circumstances(launch, tolerance).drifts:
+            if circumstances(launch, tolerance).drift:
                 return "invalid"
         launches.append(launch)
         growth = growth_checks(launches, held.explained, budget)
@@ -361,7 +361,7 @@ def _stored_rows(kind: str, slower: float, cases: Sequence[Case]) -> Iterator[tu
             held.verdicts[word] += 1
             said.append(word)
             tolerance = one.policy.at([ending], one.baseline).tolerances[RATE]
-            held.set_aside += circumstances(ending, tolerance).drifts
+            held.set_aside += bool(circumstances(ending, tolerance).drift)
         differ += said[0] != said[1]
     for rule, held in found.items():
         others = sum(count for word, count in held.verdicts.items() if word not in ("pass", "another launch"))

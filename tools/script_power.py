@@ -105,7 +105,7 @@ def verdict_of(held: Baseline, coming: Iterator[Launch]) -> tuple[str, int]:
             if launch is None:  # no more of it was measured
                 return "inconclusive", taken
             taken += 1
-            drifts = circumstances(launch, policy.at([launch], held).tolerances[RATE]).drifts
+            drifts = circumstances(launch, policy.at([launch], held).tolerances[RATE]).drift
             if not drifts:
                 break
         else:

@@ -56,8 +56,12 @@ def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset())
 class Circumstances:
     lines: tuple[str, ...] = ()
     """One for each thing that spoilt it and may be gone the next time."""
-    drifts: bool = False
-    """Whether its speed changed: more steps may tell which it has."""
+    drift: str = ""
+    """By how much its speed changed, where that is too much: more steps may tell which it has."""
+
+    @property
+    def all_lines(self) -> tuple[str, ...]:
+        return (*self.lines, *filter(None, [self.drift]))
 
 
 def circumstances(launch: Launch, tolerance: float, experience: Experience | None = None) -> Circumstances:
@@ -78,11 +82,12 @@ def circumstances(launch: Launch, tolerance: float, experience: Experience | Non
             lines.append(f"the canary {rates}: the hardware itself is slow")
     steady = launch.steady
     chance = 0.0 if steady.bimodal and _is_in_order(launch.steady_step_seconds) else _DRIFT_ERRORS * steady.error
-    drifts = abs(steady.drift) > max(tolerance / 2, chance)
-    if drifts:
-        drift = f"{steady.drift * 100:+.1f} %"
-        lines.append(f"the step time drifted {drift} from the first third of its steady steps to the last")
-    return Circumstances(tuple(lines), drifts)
+    if abs(steady.drift) <= max(tolerance / 2, chance):
+        return Circumstances(tuple(lines))
+    by = f"{steady.drift * 100:+.1f} %"
+    return Circumstances(
+        tuple(lines), f"the step time drifted {by} from the first third of its steady steps to the last"
+    )
 
 
 def neighbours(health: Health) -> tuple[str, ...]:

@@ -150,6 +150,8 @@ class BaselineComparison:
         # Where throughput gates nothing, drift spoils nothing; nor does a CPU's, unless somebody named its tolerance.
         is_noise = self._run.on_cpu and RATE not in self._caller.terms.tolerances
         tolerance = math.inf if is_noise else policy.tolerances.get(RATE, math.inf)
+        if self._spec.is_script and baseline:  # nor does what its recordings did as well
+            tolerance = max(tolerance, *(2 * abs(each.steady.drift) for each in baseline.launches))
         return validity.circumstances(launch, tolerance, self._run.experience)
 
     def _judge(self, baseline: Baseline | None) -> Judgement:

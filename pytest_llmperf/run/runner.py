@@ -302,10 +302,12 @@ class LaunchRetry:
         """Why a launch was set aside."""
         self.spoilt: tuple[str, ...] = ()
         """Why launches are no good that count all the same, because the retry was spoilt too."""
+        self._drifts = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
+        set_aside = f"one launch was set aside: {self.set_aside[0]}" if self.set_aside else ""
+        return tuple(filter(None, [set_aside, self._drifts]))
 
     def launch(self, spec: Spec, number: int, circumstances: Callable[[Launch], Circumstances], **how: Any) -> Launch:
         """One launch of ``spec``, made as a runner does it; ``LaunchFailed``: it yielded no record."""
@@ -318,16 +320,19 @@ class LaunchRetry:
             return outcome, Circumstances(validity.neighbours(outcome.health) if outcome.kind == "oom" else ())
 
         outcome, around = launched()
-        if around.lines and not self.set_aside:
-            self.set_aside = around.lines
-            self._say(f"{spec.id}: {around.lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
+        if around.all_lines and not self.set_aside:
+            self.set_aside = around.all_lines
+            self._say(f"{spec.id}: {self.set_aside[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
             time.sleep(_PAUSE_SECONDS)
-            if around.drifts and not spec.is_script:  # nobody knows whether a script makes more steps
+            if around.drift and not spec.is_script:  # nobody knows whether a script makes more steps
                 # It is given more of them, and what passes with its own says nothing of these.
                 least = min(spec.min_steps, spec.steps)
                 spec, how = spec.changed(steps=2 * spec.steps, min_steps=2 * least), how | {"passing": None}
             outcome, around = launched()
-        self.spoilt = (*self.spoilt, *around.lines)
+        if spec.is_script and around.drift:  # what is exact of it holds all the same, and its speed by what scatters
+            self._drifts = f"{around.drift}: its speed is held by the more; give more steps= if it makes them"
+            around = replace(around, drift="")
+        self.spoilt = (*self.spoilt, *around.all_lines)
         if isinstance(outcome, Failure):
             raise LaunchFailed(spec.id, outcome)
         return outcome

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf import TrainSpec
+from pytest_llmperf import ScriptSpec, TrainSpec
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, LaunchFailed
@@ -33,10 +33,20 @@ def test_after_drift_it_takes_twice_the_steps(
         return launch_of(spec)
 
     launcher: Any = SimpleNamespace(launch=launch)
-    around = iter([Circumstances(("it drifted",), drifts=True), Circumstances()])
+    around = iter([Circumstances(drift="it drifted"), Circumstances()])
     spec = TrainSpec(model="llama-tiny", steps=steps, min_steps=min_steps)
     LaunchRetry(launcher, lambda _: None).launch(spec, 1, lambda _: next(around))
     assert [(spec.steps, spec.min_steps) for spec in started] == [(steps, min_steps), expected]
+
+
+def test_a_script_that_drifts_again_is_judged_by_what_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_PAUSE_SECONDS", 0.0)
+    launcher: Any = SimpleNamespace(launch=lambda _spec, _number, **_: launch_of(SPEC))
+    for spec, spoilt, notes in [(SPEC, ("hot", "it drifted"), 1), (ScriptSpec(command="python train.py"), ("hot",), 2)]:
+        retry = LaunchRetry(launcher, lambda _: None)
+        retry.launch(spec, 1, lambda _: Circumstances(("hot",), "it drifted"))
+        assert retry.spoilt == spoilt
+        assert len(retry.notes) == notes
 
 
 SPEC = TrainSpec(model="llama-tiny")
