@@ -249,9 +249,6 @@ class ClusterFile:
                 raise self.wrong("sbatch", key, f"options of sbatch, and {given[0]} is none")
             if option := reserved_by_sbatch(given, reserved):
                 raise self.wrong("sbatch", key, f"no {option}, {reserved[option]}")
-        has_budget = self.value("suite", "budget_gpu_hours") is not None
-        if has_budget and any(word.partition("=")[0] == "--perf-budget" for word in words):
-            raise self.wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")
 
     def _check_widths(self) -> None:
         """Each node has as many ranks; a section of widths is for one of the night's, and no width in two."""

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import ClusterError
@@ -24,8 +24,6 @@ class Job:
     is_array: bool
     gpu_hours: float
     """At most, in one start of all its tasks: every GPU of every node until the time limit; 0: no GPU, or no limit."""
-    share: float | None = None
-    """GPU-hours of the budget that each of its tasks may spend in all starts together; ``None``: whatever it takes."""
 
     @property
     def title(self) -> str:
@@ -50,12 +48,7 @@ def jobs(cluster: ClusterFile) -> list[Job]:
         each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * of_first.value("sbatch", "time")
         hours = (len(same) if is_array else 1) * nodes[same[0]] * each
         found.append(Job(widths=tuple(same), nodes=nodes[same[0]], is_array=is_array, gpu_hours=hours))
-    total, budget = sum(job.gpu_hours for job in found), cluster.value("suite", "budget_gpu_hours")
-    if budget is None or not total:
-        return found
-    # Alike within an array, not by width: its narrow tasks hold as many nodes and GPUs as its wide ones.
-    tasks = [len(job.widths) if is_array else 1 for job in found]
-    return [replace(job, share=budget * job.gpu_hours / total / num) for job, num in zip(found, tasks, strict=True)]
+    return found
 
 
 def check_budget(cluster: ClusterFile, planned: Sequence[Job]) -> None:
@@ -75,9 +68,7 @@ def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
     if cluster.is_local:
         return "no bound of GPU-hours: without SLURM nothing ends the run"
     total = sum(job.gpu_hours for job in planned)
-    budget, restarts = cluster.value("suite", "budget_gpu_hours"), cluster.value("suite", "max_restarts")
-    if budget is not None:
-        return f"at most {total:.1f} GPU-hours a start, {budget:g} in all starts (budget_gpu_hours)"
+    restarts = cluster.value("suite", "max_restarts")
     again = f" a start, {total * (1 + restarts):.1f} in all starts (max_restarts = {restarts})" if restarts else ""
     return f"at most {total:.1f} GPU-hours{again}"
 
@@ -268,7 +259,6 @@ def _values(cluster: ClusterFile, job: Job, results: Path) -> Mapping[str, str]:
         "select": cluster.text("suite", "select"),
         "scratch": cluster.text("launch", "scratch"),
         "max_restarts": cluster.text("suite", "max_restarts"),
-        "budget": "" if job.share is None else f"{job.share:g}",
         "options": shlex.join(pytest_options(cluster)),
     }
 

@@ -163,7 +163,7 @@ class LocalSite(Site):
     """This machine, as a ``Site``: nobody counts its hours, and no command line gets more of it."""
 
     is_here = True
-    key, restarts = "", 0
+    key = ""
     where = "visible here"
     for_more = f"check {LOOK_AT}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,12 +32,7 @@ class AllNodesLostError(SiteError):
 
 
 class OutOfTimeError(Exception):
-    """The site's time, or the run's budget, is over: what is not launched yet must wait for another start."""
-
-    def __init__(self, message: str, *, over_budget: bool) -> None:
-        super().__init__(message)
-        self.over_budget = over_budget
-        """Whether another start of the job would change nothing."""
+    """The site's time is over: what is not launched yet must wait for another start."""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -85,8 +79,6 @@ class Wanted:
     slurm: SlurmOptions
     folder: Callable[[], Path]
     """Where a run's files are; made when it is first asked for."""
-    budget_ends: Callable[[Say], float | None]
-    """When the GPU-hours are used up, in seconds since the epoch; ``None``: never."""
 
 
 class Site(Protocol):
@@ -96,8 +88,6 @@ class Site(Protocol):
     """Whether it is this machine: here launches may run side by side, and compare small trainings."""
     key: str
     """Names the run's job through restarts; empty: the run ends for good."""
-    restarts: int
-    """How often the job has begun anew."""
     for_more: str
     """What somebody does who needs more GPUs."""
 
@@ -107,10 +97,6 @@ class Site(Protocol):
 
     def machine(self) -> Machine:
         """All of it as one machine; asked once. SiteError where it cannot serve, ValueError where its GPUs cannot."""
-
-    def began(self) -> float:
-        """When its GPUs began to count, in seconds since the epoch."""
-        return time.time()
 
     def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - a job's are asked
         """Before a command line: what takes as many nodes and GPUs again; ``variables`` are this process's."""

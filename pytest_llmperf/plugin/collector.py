@@ -173,7 +173,6 @@ class Collector:
     def pytest_configure_node(self, node: Any) -> None:
         """A worker of xdist begins: all of them share this run's GPUs, which the controller chose."""
         with self.session.outcomes():
-            self.session.charge()
             node.workerinput["llmperf_gpus"] = self.session.chosen
 
     @pytest.hookimpl(optionalhook=True)

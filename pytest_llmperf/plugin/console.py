@@ -97,7 +97,7 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
     if run.settings.dry_run and run.settings.update != "prune":
         planned, price = run.findings.planned, run.settings.price
         costs = cost_lines(3600 * gpu_hours(planned), price) if price else []
-        lines = [*map(leaving, plan_lines(planned, run.settings.budget_gpu_hours)), *costs, *lines]
+        lines = [*map(leaving, plan_lines(planned)), *costs, *lines]
     elif run.findings.results or run.findings.spent.launches:
         lines = _table(run, reporter) + lines
     idle = [idle_line(run.idle)] if run.idle else []

@@ -84,10 +84,8 @@ class BaselineComparison:
         # A strict run passes no loss till its end.
         waits = self._run.judges_later and not self._run.settings.strict
         self._policy = replace(caller.policy(spec), waits=waits)
-        begun = () if launches else self._run.job.begun(caller.nodeid, spec.digest)
-        self._num_begun = len(begun)  # what an earlier start of the SLURM job has launched, and not concluded
         self._retry = LaunchRetry(runner, caller.observer.say)
-        self._launches = launches or begun
+        self._launches = launches
 
     def run(self, baseline: Baseline | None, *, is_recorded: bool = False) -> CaseResult:
         """Launch until there is a verdict; every launch but one that was set aside counts, also an earlier run's."""
@@ -97,8 +95,7 @@ class BaselineComparison:
         passing = None if is_recorded or fewest > 1 or baseline is None else self._passing(baseline)
         today = datetime.now(timezone.utc).date()
         is_whole = is_recorded or takes_all_steps(self._spec.digest, today, settings.all_steps)
-        is_begun = bool(self._num_begun) and len(self._launches) < fewest and not self._retry.spoilt
-        judgement = self._judge(baseline) if self._launches and not is_begun else None
+        judgement = self._judge(baseline) if self._launches else None
         while judgement is None or (judgement.undecided and len(self._launches) < most):
             number = len(self._launches) + 1
             # Launches that one did not decide, or that disagree, need all they can know.
@@ -114,9 +111,6 @@ class BaselineComparison:
             )
             self._launches = (*self._launches, launch)
             judgement = self._judge(baseline) if number >= fewest or self._retry.spoilt else None
-            goes_on = judgement is None or (judgement.undecided and number < most)
-            if goes_on and not self._retry.spoilt:  # kept for a start that goes on with them
-                self._run.job.begin(self._caller.nodeid, self._spec.digest, self._launches)
         return self._result(judgement, baseline)
 
     @property
@@ -229,8 +223,6 @@ class BaselineComparison:
 
     def _notes(self, baseline: Baseline | None) -> tuple[str, ...]:
         launches, notes = self._launches, [*self._retry.notes]
-        if self._num_begun:
-            notes.append(f"{self._num_begun} of its launches ran before the job was requeued")
         notes += steps_notes(launches, baseline, self._policy)
         if baseline is None and isinstance(self._spec, TrainSpec) and is_compiled(self._spec):
             notes += _compiler_notes(launches)  # else a change is told as such

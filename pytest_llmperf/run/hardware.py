@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.controller import job_key, uses_slurm
-from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError, Concluded, RunEndedError, UsageError
 from pytest_llmperf.run.options import Settings
 from pytest_llmperf.support import codec, formats
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
 #: "try again later".
 UNFINISHED = 75
-#: The GPU-hours are used up: another start would change nothing.
-OVER_BUDGET = 76
 
 # GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
 _ANY = 1_000_000
@@ -60,7 +56,7 @@ class Hardware:
         """``arguments`` tell one run of a SLURM job from its others. ``is_worker``: other processes share the run, and
         ``shared_gpus``, by uuid, where not all are the run's."""
         self.settings, self.rootdir, self.arguments = settings, rootdir, tuple(arguments)
-        self.shared_gpus, self.is_worker, self._is_charged = tuple(shared_gpus), is_worker, False
+        self.shared_gpus, self.is_worker = tuple(shared_gpus), is_worker
 
     @cached_property
     def site(self) -> Site:
@@ -73,7 +69,6 @@ class Hardware:
             overlap=settings.overlap,
             slurm=settings.slurm,
             folder=lambda: self.run_folder,
-            budget_ends=lambda say: self.job.budget_ends(settings.budget_gpu_hours, say),
         )
         if uses_slurm(settings.launcher, os.environ):
             from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
@@ -97,20 +92,11 @@ class Hardware:
         except ValueError as error:
             raise UsageError(f"--gpus: {error}") from error
 
-    def charge(self) -> None:
-        """Let the job count the GPUs that it holds from now on; on this machine nothing is counted."""
-        if not self._is_charged:
-            with self._usable_site():
-                self.job.charge()
-            self._is_charged = True
-
     @cached_property
     def job(self) -> Job:
-        """Keeps what the next start of its job needs, and counts; nothing where none comes."""
-        home, site = self.rootdir / ".llmperf" / "jobs", self.site if self._goes_on else None
-        if site is None:
-            return Job(home, "", ())
-        return Job(home, site.key, self.arguments, resume=self.settings.resume, restarts=site.restarts, site=site)
+        """Keeps what the next start of its job needs; nothing where none comes."""
+        key = self.site.key if self._goes_on else ""
+        return Job(self.rootdir / ".llmperf" / "jobs", key, self.arguments, resume=self.settings.resume)
 
     @cached_property
     def _goes_on(self) -> bool:
@@ -118,12 +104,8 @@ class Hardware:
         settings = self.settings
         if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
             return True
-        if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
-            option = "--perf-resume" if settings.resume else "--perf-budget"
-            others = "leave it out, or use sbatch"
-            if not settings.resume:
-                others += ", or add --perf-dry-run, which launches nothing and tells what the run would cost"
-            raise UsageError(f"{option}: not in a SLURM job that launches by srun; {others}")
+        if settings.resume:
+            raise UsageError("--perf-resume: not in a SLURM job that launches by srun; leave it out, or use sbatch")
         return False
 
     @property
@@ -163,7 +145,7 @@ class Hardware:
 
     def _with_assumed(self, machine: Machine, gpus: int, have: str) -> tuple[Machine, str]:
         """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest. A
-        login node may tell what a job would do; a budget needs a baseline that tells what a case takes."""
+        login node may tell what a job would do."""
         from pytest_llmperf.judge.baseline import BaselineStore
         from pytest_llmperf.launch.device import UNKNOWN
 
@@ -175,8 +157,6 @@ class Hardware:
             nobodys = f"; there are none of {named}" if named else ""
             line = f"{have}, and so no baseline tells how long a case takes{nobodys}; say which do with "
             line += "-o perf_machine=KIND" + (f" ({', '.join(kinds)})" if kinds else "")
-            if self.settings.budget_gpu_hours is not None:
-                raise UsageError(line)
         return replace(machine, gpus=(*machine.gpus, *([*machine.gpus, UNKNOWN][:1] * missing))), line
 
     def words_for_as_much(self) -> list[str]:
@@ -294,30 +274,14 @@ def prune(home: Path) -> None:
 _KEPT_SECONDS = 14 * 24 * 3600.0
 
 
-@dataclass(frozen=True)
-class _Begun:
-    restarts: int
-    launches: tuple[Launch, ...]
-
-
 class Job:
-    """The cases that one job has concluded, those that it has begun, and its GPU-hours, through its restarts."""
+    """The cases that one job has concluded, through its restarts."""
 
-    def __init__(  # noqa: PLR0913 - the facts of one job
-        self,
-        home: Path,
-        key: str,
-        arguments: Sequence[str],
-        *,
-        resume: bool = False,
-        restarts: int = 0,
-        site: Site | None = None,
-    ) -> None:
+    def __init__(self, home: Path, key: str, arguments: Sequence[str], *, resume: bool = False) -> None:
         """``arguments`` are pytest's: a job may run the suite more than once, each time with others. Only a run that is
-        to ``resume`` goes on with what is there. Where ``key`` is empty, since nothing starts it anew, nothing is kept;
-        without a ``site`` nothing is counted."""
+        to ``resume`` goes on with what is there. With an empty ``key``, as nothing starts it anew, nothing is kept."""
         self.folder, self._arguments, self._resume = home / key, [str(word) for word in arguments], resume
-        self._is_kept, self._restarts, self._site, self._gpus, self._start = bool(key), restarts, site, 0, time.time()
+        self._is_kept = bool(key)
         with suppress(OSError):
             for old in home.iterdir() if key else ():
                 with suppress(OSError):  # a stray file, or a job that another run forgets just now
@@ -331,71 +295,10 @@ class Job:
         """A line about what went wrong, if anything did."""
         if not self._is_kept:
             return ""
-        self.note_spent()  # a node that dies tells nothing any more
         result = concluded.result
         why = codec.keep(self._path(result.nodeid, result.digest), concluded, lasts=True)
         return f"{result.id}: not kept for a requeue ({why})" if why else ""
 
-    def begun(self, nodeid: str, digest: str) -> tuple[Launch, ...]:
-        """Launches of a case that an earlier start did not conclude."""
-        found = codec.load(_Begun, self._path(nodeid, digest, "begun-")) if self._resume else None
-        # This start's own are of an attempt of this test that is over.
-        return () if found is None or found.restarts == self._restarts else found.launches
-
-    def begin(self, nodeid: str, digest: str, launches: Sequence[Launch]) -> None:
-        """What a case has launched decides nothing yet: all that is lost otherwise is time."""
-        if self._is_kept:
-            codec.keep(self._path(nodeid, digest, "begun-"), _Begun(self._restarts, tuple(launches)), lasts=True)
-
-    def spent_before(self) -> float:
-        """GPU-hours of this job's earlier starts; infinite where a note of one makes no sense."""
-        own = f"spent-{self._restarts}.json"
-        found = [_spent(path) for path in self.folder.glob("spent-*.json") if path.name != own]
-        return sum(gpu_hours for gpu_hours, _ in filter(None, found))
-
-    def noted(self) -> tuple[float, float] | None:
-        """GPU-hours of this start, and until when they count; ``None`` where nothing was noted, infinite as above."""
-        return _spent(self.folder / f"spent-{self._restarts}.json")
-
-    def note(self, gpu_hours: float, until: float) -> None:
-        codec.keep(self.folder / f"spent-{self._restarts}.json", [gpu_hours, until], lasts=True)
-
-    def _path(self, nodeid: str, digest: str, prefix: str = "") -> Path:
+    def _path(self, nodeid: str, digest: str) -> Path:
         what = json.dumps([nodeid, digest, self._arguments])
-        return self.folder / f"{prefix}{hashlib.sha256(what.encode()).hexdigest()[:24]}.json"
-
-    def charge(self) -> None:
-        """Count the GPUs of the site for as long as this process runs; a job that shrinks has other processes then."""
-        if self._site is not None:
-            self._gpus, self._start = len(self._site.machine().gpus), self._site.began()
-
-    def budget_ends(self, gpu_hours: float | None, say: Callable[[str], None]) -> float | None:
-        """In seconds since the epoch; ``None``: never."""
-        if gpu_hours is None or not self._gpus:
-            return None
-        spent, until = self.noted() or (0.0, self._start)
-        spent += self.spent_before()
-        if math.isinf(spent):
-            say(f"{self.folder}/spent-*.json: no number of GPU-hours; --perf-budget is taken as used up")
-        return max(until, self._start) + max(0.0, gpu_hours - spent) * 3600 / self._gpus
-
-    def note_spent(self) -> None:
-        """GPU-hours so far, idle ones too: they are what the job is charged for."""
-        if self._gpus:
-            (spent, until), now = self.noted() or (0.0, self._start), time.time()
-            if math.isinf(spent):
-                return  # the note could not be read just now, or makes no sense: nothing better is known to put there
-            # From where the last note ended, whoever wrote it: processes side by side count their time once.
-            self.note(spent + self._gpus * max(0.0, now - until) / 3600, max(now, until))
-
-
-def _spent(path: Path) -> tuple[float, float] | None:
-    try:
-        match json.loads(path.read_text(encoding="utf-8")):
-            case [int() | float() as gpu_hours, int() | float() as until] if 0 <= gpu_hours < math.inf > until >= 0:
-                return float(gpu_hours), float(until)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, OverflowError, RecursionError):
-        pass
-    return math.inf, 0.0  # nobody knows what that start spent, and a budget must not grow by it
+        return self.folder / f"{hashlib.sha256(what.encode()).hexdigest()[:24]}.json"

@@ -229,7 +229,6 @@ _GPUS = {"parse": user_input.whole, "expected": "a number of GPUs, 0 (the CPU) o
 _WIDTH = {"parse": user_input.count, "expected": "a number of GPUs, 1 or more", "metavar": "N"}
 _SECONDS = {"parse": user_input.positive, "expected": "a time in seconds above 0", "metavar": "SECONDS"}
 _MINUTES = {"parse": user_input.positive, "expected": "a number of minutes above 0", "metavar": "MINUTES"}
-_HOURS = {"parse": user_input.positive, "expected": "a number of GPU-hours above 0", "metavar": "GPU_HOURS"}
 _NIGHTS = {"parse": user_input.whole, "expected": "a number of nights, 0 or more", "metavar": "NIGHTS"}
 _PRICE = {"parse": user_input.positive, "expected": "a price of a GPU-hour, e.g. 2.10", "metavar": "PRICE"}
 _CURRENCY = {"parse": user_input.currency, "expected": "a currency, e.g. EUR", "metavar": "NAME"}
@@ -326,10 +325,6 @@ class Settings:
     ).says("how torchrun is started: on this machine, or by srun in a SLURM job (auto: in a job, by srun)")
     resume: bool = switch("--perf-resume", _PYTEST, static="refused").says(
         "in a SLURM job that was requeued: cases that it concluded before are not run again"
-    )
-    budget_gpu_hours: float | None = option("--perf-budget", _PYTEST, static="refused", **_HOURS).says(
-        "in a SLURM job: start nothing more once its GPUs were held for so long, requeues included; "
-        "with --perf-dry-run anywhere: fail where the cases alone would take more"
     )
     width_gpus: int | None = option("--perf-width", _PYTEST, static="refused", **_WIDTH).says(
         "run only the tests whose widest spec asks for N GPUs (with --gpus 0: ranks on the CPU)"

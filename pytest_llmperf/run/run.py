@@ -75,12 +75,12 @@ class Run(Hardware):
         """The exit code for that, where none that the run has anyway tells enough."""
 
     def begin(self, specs: Iterable[Spec] = ()) -> None:
-        """From here on GPU-hours count; imports, and what is to be known of ``specs``, run beside what comes first."""
+        """Imports, and what is to be known of ``specs``, run beside what comes first."""
         if self.settings.static:
             if not all(spec.is_script for spec in specs):
                 self.check_interpreter()
             return
-        self.charge()
+        _ = self.job  # an option may need one
         if self.settings.dry_run or self.settings.update == "prune":
             return
         other = "" if self.settings.other_revision else self.settings.against
@@ -131,7 +131,6 @@ class Run(Hardware):
         """Judge the run as a whole and write what was asked for; ``None``: there is nothing to say. ``exit_code`` is
         what its cases make of it; ``stopped``: the front-end ended it before its last case."""
         try:
-            self.job.note_spent()
             if self.unfinished:
                 self.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
             if self.is_concerned:

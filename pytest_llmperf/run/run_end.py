@@ -23,8 +23,6 @@ from pytest_llmperf.run.whole_run import (
     LateVerdict,
     WholeRun,
     cost_document,
-    exceeds,
-    gpu_hours,
     judged_together,
     priced,
     skip_lines,
@@ -116,8 +114,6 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
 def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
     settings, findings, is_strict = run.settings, run.findings, run.settings.strict
     lost = [case for case in findings.skipped if case.lost]
-    budget, planned = settings.budget_gpu_hours, findings.planned
-    over = f"--perf-budget {budget:g}: {gpu_hours(planned):.2f} GPU-hours planned" if exceeds(planned, budget) else ""
     found = {
         "regressed, by what the whole run knows": _late(run, whole_run.regressed),
         "not shown to hold, by what the whole run knows": _late(run, whole_run.undecided),
@@ -128,7 +124,6 @@ def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
         "unused baselines": listed(run) if is_strict and run.has_suite and not run.unfinished else [],
         "tests that measure nothing": [idle_line(run.idle)] if is_strict and run.idle else [],
         "cases that ran before": skip_lines(lost) if is_strict else [],
-        "--perf-budget": [over if settings.dry_run else ""],
     }
     return [Trouble(name, lines) for name, each in found.items() if (lines := [line for line in each if line])]
 

@@ -39,7 +39,7 @@ from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import MadeTrainings
 from pytest_llmperf.run.findings import CaseFailedError, LaunchObserver, RunEndedError
-from pytest_llmperf.run.hardware import OVER_BUDGET, UNFINISHED
+from pytest_llmperf.run.hardware import UNFINISHED
 from pytest_llmperf.settings.optimizer import least_states
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.precision import bytes_each
@@ -163,12 +163,11 @@ class Runner:
             request = replace(self._request(spec, gpus, meter), calibrations=calibrations, **asked)
             attempt, self.folder = _Attempt(request, live), request.folder
             try:
-                run.job.note_spent()  # should the node die now, no more than this launch is forgotten
                 yield attempt
                 attempt.ended(run.settings.timeout_seconds)
             except OutOfTimeError as error:
                 live.clear()
-                self._end(str(error), OVER_BUDGET if error.over_budget else UNFINISHED)
+                self._end(str(error), UNFINISHED)
             except KeyboardInterrupt:
                 live.clear()
                 self._observer.say(f"{spec.id}: interrupted; what its launches left is in {request.folder.parent}")

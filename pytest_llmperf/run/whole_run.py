@@ -165,11 +165,7 @@ def gpu_hours(planned: Sequence[Planned]) -> float:
     return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped) / _HOUR
 
 
-def exceeds(planned: Sequence[Planned], budget_gpu_hours: float | None) -> bool:
-    return budget_gpu_hours is not None and gpu_hours(planned) > budget_gpu_hours
-
-
-def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None) -> list[str]:
+def plan_lines(planned: Sequence[Planned]) -> list[str]:
     """Each case in the order it would run, what all of them would cost, and which would be skipped and why."""
     hours = gpu_hours(planned)
     reasons = merged_reasons((case.id, case.skipped) for case in planned if case.skipped)
@@ -183,17 +179,13 @@ def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None
     known = [case.seconds for case in planned if case.seconds is not None]
     wall = sum(known)
     launches = sum(case.launches for case in planned)
-    budget = f" of {budget_gpu_hours:g}" if budget_gpu_hours is not None else ""
-    total = (
-        f"{len(planned)} case(s), {launches} launch(es), {hours:.2f}{budget} GPU-hours, {wall / 60:.0f} min in a row"
-    )
+    total = f"{len(planned)} case(s), {launches} launch(es), {hours:.2f} GPU-hours, {wall / 60:.0f} min in a row"
     unknown = len(planned) - len(known)
-    if not known and planned and budget_gpu_hours is None:
+    if not known and planned:
         total = f"{len(planned)} case(s), {launches} launch(es); none has a baseline that tells how long it takes"
     elif unknown:
         total += f"; {unknown} case(s) without a baseline are not counted in the time"
-    over = exceeds(planned, budget_gpu_hours)
-    return [*lines, *skipped, total, *(["over the budget of --perf-budget"] if over else [])]
+    return [*lines, *skipped, total]
 
 
 def skip_lines(skipped: Sequence[Skipped]) -> list[str]:

@@ -36,9 +36,6 @@ class Pods:
     def machine(self) -> Machine:
         return Machine(gpus=(), cpu_name="Pod", cores=8)
 
-    def began(self) -> float:
-        return 0.0
-
     def words_for_as_much(self, _variables: Mapping[str, str]) -> list[str]:
         return []
 
@@ -55,7 +52,7 @@ class Pods:
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None], say: Say) -> Launch | Failure:
         self.asked.append("launch")
         if self.is_over:
-            raise OutOfTimeError("the namespace's quota is used up", over_budget=True)
+            raise OutOfTimeError("the namespace's quota is used up")
         say("a pod began")
         return FakeLauncher().launch(request, watch)
 
@@ -99,7 +96,7 @@ def test_a_site_without_time_ends_the_run(engine: Engine, pods: Pods, golden: Go
     with pytest.raises(RunEndedError) as ended:
         engine.check()
     golden(ended)
-    assert ended.value.exit_code == 76
+    assert ended.value.exit_code == 75
 
 
 def test_small_trainings_are_refused_where_launches_are_not_here(engine: Engine, pods: Pods) -> None:

@@ -33,7 +33,6 @@ OPTIONS = [
     "--perf-all-steps=NIGHTS",
     "--perf-launcher={auto,local,slurm}",
     "--perf-resume",
-    "--perf-budget=GPU_HOURS",
     "--perf-width=N",
     "--perf-plan=FILE",
     "--perf-static",

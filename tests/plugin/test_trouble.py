@@ -89,17 +89,3 @@ def test_it_is_no_test_that_failed_last(unused: Project, golden: Golden) -> None
     result = unused.run("--lf")
     result.assert_outcomes(passed=1)
     golden.lines(result.stdout, "run-last-failure: no previously")
-
-
-def test_a_plan_above_its_budget_is_an_error(project: Project, golden: Golden) -> None:
-    project.record()
-    gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
-    project.pytester.makeconftest(
-        "from dataclasses import replace\nfrom pytest_llmperf.launch.machine import Gpu\nfrom tests import fakes\n"
-        f"fakes.MACHINE = replace(fakes.MACHINE, gpus=({gpu},))\nfakes.install()\n"
-    )
-    project.fake()
-    assert project.run("--update-baselines", gpus="1").ret == 0
-    result = project.run("--perf-dry-run", "--perf-budget=0.001", gpus="1")
-    result.assert_outcomes(skipped=2, errors=1)
-    golden.lines(result.stdout, "ERROR llmperf::--perf-budget -")

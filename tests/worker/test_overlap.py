@@ -46,7 +46,6 @@ class Turns:
             overlap=overlap,
             slurm=SlurmOptions(),
             folder=lambda: folder,
-            budget_ends=lambda _: None,
         )
         self.site = LocalSite(wanted)
 

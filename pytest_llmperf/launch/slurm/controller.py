@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -127,17 +126,8 @@ def step_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def end_time(job_id: str) -> float | None:
     """When the job reaches its time limit, which may change, in epoch seconds; ``None``: never, or nobody knows."""
-    return _time(job_id, "EndTime")
-
-
-def start_time(job_id: str) -> float:
-    """When the job began, after its last requeue; now, where nobody knows."""
-    return _time(job_id, "StartTime") or time.time()
-
-
-def _time(job_id: str, name: str) -> float | None:
     try:
-        found = datetime.strptime(_field(_job(job_id), name), "%Y-%m-%dT%H:%M:%S")  # noqa: DTZ007 - local time
+        found = datetime.strptime(_field(_job(job_id), "EndTime"), "%Y-%m-%dT%H:%M:%S")  # noqa: DTZ007 - local time
     except ValueError:
         return None
     return found.timestamp()

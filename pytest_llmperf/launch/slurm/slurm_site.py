@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import zlib
@@ -38,12 +39,10 @@ _UNKNOWN_SECONDS = 60.0
 
 
 class SlurmLauncher:
-    def __init__(
-        self, srun: Srun, *, say: Say, servers: NodeServers | None = None, budget_ends: float | None = None
-    ) -> None:
+    def __init__(self, srun: Srun, *, say: Say, servers: NodeServers | None = None) -> None:
         """``servers`` are what launches may begin warm from."""
         self._srun, self._cluster, self._say, self._servers = srun, srun.cluster, say, servers
-        self._job, self._budget_ends = srun.cluster.allocation.job_id, budget_ends
+        self._job = srun.cluster.allocation.job_id
         self._restarts = controller.restarts(self._job)
         self._lost: dict[str, str] = {}
         self._gone: set[str] = set()
@@ -193,21 +192,16 @@ class SlurmLauncher:
         if None not in (restarts, self._restarts) and restarts != self._restarts:
             # SLURM gave this node up, though it works: what it started now would run beside the new start's launches.
             what = f"{request.spec.id} was not started: SLURM job {self._job} has begun anew, without this node"
-            raise OutOfTimeError(what, over_budget=False)
-        ends = [end for end in (controller.end_time(self._job), self._budget_ends) if end]
-        remaining = min(ends, default=float("inf")) - time.time() - _MARGIN_SECONDS
+            raise OutOfTimeError(what)
+        remaining = (controller.end_time(self._job) or math.inf) - time.time() - _MARGIN_SECONDS
         needed = self._walls.get(request.spec.digest, max(self._walls.values(), default=_UNKNOWN_SECONDS))
         if remaining < min(needed, request.timeout_seconds):
             raise self._out_of_time(f"{request.spec.id} was not started: it needs about {needed:.0f} s")
         return remaining
 
     def _out_of_time(self, what: str) -> OutOfTimeError:
-        end = controller.end_time(self._job)
-        if self._budget_ends is not None and (end is None or self._budget_ends < end):
-            return OutOfTimeError(f"{what}, and the GPU-hours of SLURM job {self._job} are used up", over_budget=True)
-        left = max(0.0, (end or time.time()) - time.time())
-        why = f"{what}, and SLURM job {self._job} reaches its time limit in {left:.0f} s"
-        return OutOfTimeError(why, over_budget=False)
+        left = max(0.0, (controller.end_time(self._job) or time.time()) - time.time())
+        return OutOfTimeError(f"{what}, and SLURM job {self._job} reaches its time limit in {left:.0f} s")
 
 
 def places(nodes: Sequence[NodeFacts], per_node: int) -> dict[str, str]:
@@ -235,8 +229,6 @@ class SlurmSite(Site):
     def __init__(self, wanted: Wanted, variables: Mapping[str, str]) -> None:
         self._wanted = wanted
         self.key = job_key(variables)
-        restarts = variables.get("SLURM_RESTART_COUNT", "0")
-        self.restarts = int(restarts) if restarts.isdigit() else 0
         self._all_lost: AllNodesLostError | None = None
         self._launcher: SlurmLauncher | None = None
         self._said: set[str] = set()
@@ -263,9 +255,6 @@ class SlurmSite(Site):
 
     def machine(self) -> Machine:
         return self.cluster.machine
-
-    def began(self) -> float:
-        return controller.start_time(self.cluster.allocation.job_id)
 
     def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:
         cluster = self.cluster
@@ -297,10 +286,9 @@ class SlurmSite(Site):
 
     def launch(self, request: LaunchRequest, watch: Watch, say: Say) -> Outcome:
         if self._launcher is None:  # one for the whole run, which remembers its nodes
-            ends = self._wanted.budget_ends(say)
             for node in self.cluster.lost:
                 say(f"node {node} did not answer and is left out")
-            self._launcher = SlurmLauncher(self._srun, say=say, servers=self._servers, budget_ends=ends)
+            self._launcher = SlurmLauncher(self._srun, say=say, servers=self._servers)
         return self._launcher.launch(request, watch)
 
     def training_errors(self, *_: object, **__: object) -> NoReturn:

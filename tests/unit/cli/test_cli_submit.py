@@ -6,22 +6,18 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_llmperf.cli import night_results, readiness
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.cluster_file import KEYS, ClusterFile
-from pytest_llmperf.cli.sbatch import Job, check_budget, cost, filled, jobs
+from pytest_llmperf.cli.cluster_file import ClusterFile
+from pytest_llmperf.cli.sbatch import check_budget, cost, filled, jobs
 from pytest_llmperf.launch.slurm.controller import place
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.support import formats
-from tests.examples import examples
 from tests.golden import Golden
 
 SUITE = {"rootdir": "", "baselines": "", "digests": [], "strict": False}
@@ -56,9 +52,9 @@ def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:
     return ClusterFile.read(path)
 
 
-def script_of(tmp_path: Path, text: str = MINIMAL, budget: float | None = None) -> str:
+def script_of(tmp_path: Path, text: str = MINIMAL) -> str:
     file = cluster(tmp_path, text)
-    return filled(TEMPLATE, file, replace(jobs(file)[0], share=budget), tmp_path / "results")
+    return filled(TEMPLATE, file, jobs(file)[0], tmp_path / "results")
 
 
 def headers(script: str) -> list[str]:
@@ -179,16 +175,11 @@ class TestClusterFile:
         "options",
         [
             *("perf -m kernels", "perf -mk", "perf -rk -pk -ok=k", "perf --keep", "perf --gpus-per-node=2"),
-            *("perf -vx -m 'not k'", "perf -- -k", "perf-k k", "--perf-json-indent 2", "perf --perf-budget 3"),
+            *("perf -vx -m 'not k'", "perf -- -k", "perf-k k", "--perf-json-indent 2"),
         ],
     )
     def test_what_only_looks_like_it_is_left_alone(self, tmp_path: Path, options: str) -> None:
         cluster(tmp_path, MINIMAL + f"options = {options}")
-
-    def test_two_budgets_are_one_too_many(self, tmp_path: Path, golden: Golden) -> None:
-        with pytest.raises(ClusterError) as raised:
-            cluster(tmp_path, MINIMAL + "options = perf --perf-budget 3\nbudget_gpu_hours = 40")
-        golden(raised)
 
     @pytest.mark.parametrize("per_node", [1, 2, 3, 4, 6, 8])
     def test_widths_that_are_taken_are_those_that_a_launch_can_place(self, tmp_path: Path, per_node: int) -> None:
@@ -259,7 +250,6 @@ class TestJobs:
                 "at most 32.0 GPU-hours a start, 96.0 in all starts (max_restarts = 2)",
             ),
             ("max_restarts = 0\n", "at most 32.0 GPU-hours"),
-            ("budget_gpu_hours = 40\n", "at most 32.0 GPU-hours a start, 40 in all starts (budget_gpu_hours)"),
             ("[cluster]\non_cpu = yes\n", "no GPU-hours"),
             ("[cluster]\nscheduler = local\n", "no bound of GPU-hours: without SLURM"),
         ],
@@ -268,49 +258,6 @@ class TestJobs:
         suite, _, site = more.partition("[cluster]\n")
         file = cluster(tmp_path, MINIMAL.replace("[suite]", f"{site}[suite]") + suite)
         assert cost(file, jobs(file)).startswith(said)
-
-    @examples(50)
-    @given(
-        per_node=st.integers(1, 8),
-        widths=st.sets(st.integers(1, 64), min_size=1),
-        mode=st.sampled_from(["packed", "array"]),
-        minutes=st.integers(1, 500),
-        spare=st.floats(1, 3),
-    )
-    def test_all_tasks_in_all_their_starts_stay_within_the_budget(
-        self, per_node: int, widths: set[int], mode: str, minutes: int, spare: float
-    ) -> None:
-        def night(budget: float) -> tuple[ClusterFile, list[Job]]:
-            suite = {"gpus": " ".join(map(str, widths)), "mode": mode, "budget_gpu_hours": f"{budget!r}"}
-            values = {"cluster": {"gpus_per_node": str(per_node)}, "sbatch": {"time": str(minutes)}, "suite": suite}
-            defaults = {
-                section: {key: known.default or "" for key, known in keys.items()} for section, keys in KEYS.items()
-            }
-            file = ClusterFile(Path("x.ini"), {name: keys | values.get(name, {}) for name, keys in defaults.items()})
-            return file, jobs(file)
-
-        budget = spare * sum(job.gpu_hours for job in night(1)[1])
-        _, planned = night(budget)
-        each = [job.share for job in planned if job.share is not None]
-        tasks = [len(job.widths) if job.is_array else 1 for job in planned]
-        assert sum(share * count for share, count in zip(each, tasks, strict=True)) == pytest.approx(budget)
-        # No task's first start is ended by it.
-        assert all(
-            share >= 0.999 * job.gpu_hours / count for share, job, count in zip(each, planned, tasks, strict=True)
-        )
-
-    def test_the_share_of_a_task_is_in_the_script(self, tmp_path: Path) -> None:
-        text = MINIMAL + "mode = array\nbudget_gpu_hours = 52\n"
-        file = cluster(tmp_path, text)
-        planned = jobs(file)
-        assert [job.share for job in planned] == [32, 8, 4]
-        script = filled(TEMPLATE, file, planned[2], tmp_path)
-        assert "--array=4,2,1" in script
-        assert "budget=4 " in script
-
-    def test_without_a_budget_nothing_is_shared(self, tmp_path: Path) -> None:
-        file = cluster(tmp_path)
-        assert [job.share for job in jobs(file)] == [None]
 
 
 class TestSectionsOfWidths:
@@ -328,10 +275,6 @@ class TestSectionsOfWidths:
         assert {"--partition=main", "--time=60"} <= scripts[2]
         assert {"--partition=small", "--time=30", "--array=2,1"} <= scripts[3]
         assert [job.gpu_hours for job in planned] == [32, 8, 4, 4]
-
-    def test_one_budget_is_shared_by_what_each_may_cost(self, tmp_path: Path) -> None:
-        file = cluster(tmp_path, self.TEXT.replace("mode = array", "mode = array\nbudget_gpu_hours = 96"))
-        assert [job.share for job in jobs(file)] == [64, 16, 8, 4]
 
 
 class TestScript:
@@ -377,9 +320,9 @@ class TestScript:
         text = (
             MINIMAL + 'select = o\'b "b" $c } `d` \\ ~\noptions = perf_tests -o "x=a b"\n[launch]\nprefix = run "a b"\n'
         )
-        script = script_of(tmp_path, text, budget=3.0)
+        script = script_of(tmp_path, text)
         shown = subprocess.run(
-            ["bash", "-c", f"{_assignments(script)}\nprintf '%s\\n' \"$select\" \"$budget\" \"${{options[@]}}\""],
+            ["bash", "-c", f"{_assignments(script)}\nprintf '%s\\n' \"$select\" \"${{options[@]}}\""],
             capture_output=True, text=True, check=True,
         ).stdout.splitlines()  # fmt: skip
         golden(shown)
@@ -437,7 +380,7 @@ class TestScript:
 
 
 def _assignments(script: str) -> str:
-    return "\n".join(line for line in script.splitlines() if re.match(r"(select|budget|options)=", line))
+    return "\n".join(line for line in script.splitlines() if re.match(r"(select|options)=", line))
 
 
 def result(name: str, verdict: str = "pass", change: float = 0.0) -> dict[str, Any]:

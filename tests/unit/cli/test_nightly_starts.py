@@ -95,12 +95,6 @@ def test_a_width_that_fails_stops_nothing(night: Night, restarts: int, golden: G
     assert "NumNodes=1" in asked
 
 
-def test_a_used_up_budget_ends_the_night(night: Night, golden: Golden) -> None:
-    code, said, _ = night.start(restarts=1, wide_ends=76)
-    assert code == 76
-    golden(said)
-
-
 @pytest.mark.parametrize(("time", "seconds"), [("1", 7), ("2", 15), ("8", 60), ("02:00:00", 60)])
 def test_a_short_job_is_not_told_to_stop_when_it_has_just_begun(tmp_path: Path, time: str, seconds: int) -> None:
     text = f"[cluster]\ngpus_per_node = 4\n[suite]\ngpus = 1\n[sbatch]\ntime = {time}\n"

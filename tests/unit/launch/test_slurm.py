@@ -57,12 +57,10 @@ def said() -> list[str]:
     return []
 
 
-def launcher(
-    slurm: FakeSlurm, said: list[str], *, on_cpu: bool = True, budget_ends: float | None = None, **options: object
-) -> SlurmLauncher:
+def launcher(slurm: FakeSlurm, said: list[str], *, on_cpu: bool = True, **options: object) -> SlurmLauncher:
     chosen = SlurmOptions(**{"python": str(slurm.python), **options})  # type: ignore[arg-type]
     cluster = find_cluster(chosen)
-    return SlurmLauncher(Srun(cluster=cluster, options=chosen, on_cpu=on_cpu), say=said.append, budget_ends=budget_ends)
+    return SlurmLauncher(Srun(cluster=cluster, options=chosen, on_cpu=on_cpu), say=said.append)
 
 
 def options_of(slurm: FakeSlurm) -> SlurmOptions:
@@ -610,9 +608,8 @@ class TestLaunch:
 class TestTime:
     def test_no_launch_starts_that_cannot_end(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {}, "n2": {}}, seconds_left=50)
-        with pytest.raises(OutOfTimeError, match=r"was not started.*SLURM job 7 reaches its time limit") as raised:
+        with pytest.raises(OutOfTimeError, match=r"was not started.*SLURM job 7 reaches its time limit"):
             launcher(slurm, said).launch(request(tmp_path), lambda _: None)
-        assert not raised.value.over_budget
         assert len(slurm.calls) == 1
 
     def test_a_launch_that_runs_into_the_limit_is_ended_before_it(
@@ -634,15 +631,6 @@ class TestTime:
         with pytest.raises(OutOfTimeError) as raised:
             start.launch(replace(request(tmp_path), folder=tmp_path / "next"), lambda _: None)
         golden(raised)
-
-    def test_a_used_up_budget_ends_the_run(
-        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, golden: Golden
-    ) -> None:
-        slurm.allocate({"n1": {}, "n2": {}})
-        with pytest.raises(OutOfTimeError) as raised:
-            launcher(slurm, said, budget_ends=1.0).launch(request(tmp_path), lambda _: None)
-        golden(raised)
-        assert raised.value.over_budget
 
 
 def test_health_of_several_nodes_is_the_worst() -> None:

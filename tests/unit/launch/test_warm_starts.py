@@ -21,7 +21,7 @@ from pytest_llmperf.launch import fork_servers as pool_module
 from pytest_llmperf.launch.fork_servers import ColdStartError, LaunchOrder, ServerKey, ServerPool
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import server_key
-from pytest_llmperf.launch.slurm import controller, slurm_site
+from pytest_llmperf.launch.slurm import slurm_site
 from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.support.interpreter import Channel, ChannelClosedError
@@ -349,7 +349,6 @@ class TestWarmSites:
     def _fakes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         FakeServer.started = []
         monkeypatch.setattr(pool_module, "ServerProcess", FakeServer)
-        monkeypatch.setattr(controller, "start_time", lambda _: 0.0)
 
     def test_each_interpreter_has_a_server_that_ends_with_the_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

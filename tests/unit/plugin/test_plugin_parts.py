@@ -219,7 +219,6 @@ class TestRunner:
             overlap=False,
             slurm=SlurmOptions(),
             folder=lambda: home,
-            budget_ends=lambda _: None,
         )
 
         session: Any = SimpleNamespace(
