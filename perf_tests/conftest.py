@@ -13,7 +13,7 @@ from perf_tests.families import FAMILIES, Family
 from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.input_pipeline import INPUT_PIPELINE, INPUT_PIPELINE_ON_CPU
 from perf_tests.ladder import LADDER, Rung
-from perf_tests.optimisations import OPTIMISATIONS, Optimisation
+from perf_tests.optimisations import OPTIMISATIONS, OPTIMISATIONS_ON_CPU, Optimisation
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
 from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
@@ -106,7 +106,7 @@ def _widths(on_gpu: Sequence[Width], on_ranks: Sequence[Width]) -> Callable[[boo
 #: What a test asks for by name, and its cases, on a CPU or not.
 _CASES: Mapping[str, Callable[[bool], list[Any]]] = {
     "gain": lambda cpu: [_gain(gain, cpu) for gain in GAINS if gain.cpu_bounds or not cpu],
-    "optimisation": lambda cpu: [] if cpu else [_optimisation(one) for one in OPTIMISATIONS],
+    "optimisation": lambda cpu: [_optimisation(one) for one in (OPTIMISATIONS_ON_CPU if cpu else OPTIMISATIONS)],
     "largest": lambda _: [pytest.param(spec, id=spec.capacity_id) for spec in CAPACITIES],
     "rung": lambda cpu: [_case(rung.on_cpu() if cpu else rung) for rung in LADDER],
     "family": lambda cpu: [_family(one.on_cpu() if cpu else one) for one in FAMILIES],

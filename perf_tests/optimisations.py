@@ -1,6 +1,6 @@
 """The optimisations that the chapter's ladder does not have, each switched on over one of its rungs, as data.
 
-On a GPU alone: on a CPU most of these do nothing, or are not there.
+Most on a GPU alone: on a CPU they do nothing, or are not there.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perf_tests.ladder import on_cpu
 from pytest_llmperf import TrainSpec
 
 
@@ -38,52 +39,60 @@ _LAYERS = replace(
     torch_compile=True,
     torch_compile_scope="layers",
 )
+# Eight experts a layer, of which a token takes two: few sequences, since batched products copy weights for each token.
+_MIXTURE = TrainSpec(model="mixtral-like-0.6b", micro_batch_size=1, **_SHORT)
 # Beyond rung 15.9: the fastest configurations of one H200 (docs/explanation/ladder.md).
 _LARGE: dict[str, Any] = {"optimizer": "adamw_torch_fused", "micro_batch_size": 90}
 
 _ILLEGAL = "torch 2.11 with liger-kernel 0.8.5: an illegal memory access in the first step"
 
-OPTIMISATIONS = [
-    Optimisation(spec)
+# What a CPU has, too.
+_EVERYWHERE = (*(replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm")),)
+
+_ON_GPU = (
     # What compiles comes first: where several run at once, the longest should not begin last.
-    for spec in (
-        replace(_PLAIN, torch_compile=True, fp8="tensorwise"),
-        replace(_PLAIN, torch_compile=True),
-        replace(_LAYERS, fp8="rowwise"),
-        replace(_LAYERS, fp8="tensorwise"),
-        replace(_LAYERS, fp8="tensorwise", **_LARGE),
-        replace(_LAYERS, **_LARGE),
-        _LAYERS,
-        replace(_PLAIN, torch_compile=True, torch_compile_scope="layers"),
-        replace(_OPT, torch_compile=True, torch_compile_scope="layers"),
-        replace(_BASE, attention="flex_attention"),
-        replace(_BASE, attention="flash_attention_2"),
-        replace(_BASE, sdpa_backend="flash"),
-        replace(_OPT, sdpa_backend="efficient"),
-        replace(_BASE, **_LARGE),
-        replace(_BASE, optimizer="adamw_torch_fused"),
-        replace(_BASE, optimizer="adamw_torch_8bit"),
-        replace(_BASE, optimizer="adamw_bnb_8bit"),
-        replace(_BASE, optimizer="adafactor"),
-        replace(_BASE, optimizer="sgd"),
-        replace(_BASE, gradient_checkpointing=True),
-        replace(
-            _BASE,
-            # Not Liger's rope: it would write over what was kept.
-            liger_kernels="rms_norm+swiglu+fused_linear_cross_entropy",
-            gradient_checkpointing=True,
-            checkpointing_policy="selective",
-        ),
-        replace(_BASE, gradient_accumulation_steps=4, steps=16),
-        replace(_BASE, model_precision="fp32"),
-        replace(_BASE, model_precision="fp32", mixed_precision="fp16"),
-        replace(_BASE, mixed_precision="no"),
-        replace(_FP32, tf32=True),
-    )
-] + [
+    replace(_PLAIN, torch_compile=True, fp8="tensorwise"),
+    replace(_PLAIN, torch_compile=True),
+    replace(_LAYERS, fp8="rowwise"),
+    replace(_LAYERS, fp8="tensorwise"),
+    replace(_LAYERS, fp8="tensorwise", **_LARGE),
+    replace(_LAYERS, **_LARGE),
+    _LAYERS,
+    replace(_PLAIN, torch_compile=True, torch_compile_scope="layers"),
+    replace(_OPT, torch_compile=True, torch_compile_scope="layers"),
+    replace(_BASE, attention="flex_attention"),
+    replace(_BASE, attention="flash_attention_2"),
+    replace(_BASE, sdpa_backend="flash"),
+    replace(_OPT, sdpa_backend="efficient"),
+    replace(_BASE, **_LARGE),
+    replace(_BASE, optimizer="adamw_torch_fused"),
+    replace(_BASE, optimizer="adamw_torch_8bit"),
+    replace(_BASE, optimizer="adamw_bnb_8bit"),
+    replace(_BASE, optimizer="adafactor"),
+    replace(_BASE, optimizer="sgd"),
+    replace(_BASE, gradient_checkpointing=True),
+    replace(
+        _BASE,
+        # Not Liger's rope: it would write over what was kept.
+        liger_kernels="rms_norm+swiglu+fused_linear_cross_entropy",
+        gradient_checkpointing=True,
+        checkpointing_policy="selective",
+    ),
+    replace(_BASE, gradient_accumulation_steps=4, steps=16),
+    replace(_BASE, model_precision="fp32"),
+    replace(_BASE, model_precision="fp32", mixed_precision="fp16"),
+    replace(_BASE, mixed_precision="no"),
+    replace(_FP32, tf32=True),
+)
+
+OPTIMISATIONS = [
+    *(Optimisation(spec) for spec in _ON_GPU),
+    *(Optimisation(spec) for spec in _EVERYWHERE),
     Optimisation(replace(_BASE, torch_compile=True), _ILLEGAL),
     Optimisation(
         replace(_BASE, torch_compile=True, liger_kernels="fused_linear_cross_entropy"),
         _ILLEGAL,
     ),
 ]
+
+OPTIMISATIONS_ON_CPU = [Optimisation(on_cpu(spec)) for spec in _EVERYWHERE]

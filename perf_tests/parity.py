@@ -15,6 +15,7 @@ from pytest_llmperf import TrainSpec
 _PLAIN = TrainSpec(model="llama-3.2-1b", micro_batch_size=8)
 _LIGER = replace(_PLAIN, liger=True)
 _OPT = TrainSpec(model="opt-1.3b", micro_batch_size=8)
+_MIXTURE = TrainSpec(model="mixtral-like-0.6b", micro_batch_size=8)
 
 # Liger's for this family, one by one; of the two losses it takes one at a time.
 _KERNELS = ("rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy")
@@ -54,6 +55,7 @@ def _everywhere() -> Iterator[TrainSpec]:
     yield replace(_PLAIN, gpus=2)
     yield replace(_PLAIN, gpus=2, gradient_accumulation_steps=2)
     yield replace(_PLAIN, mixed_precision="no")
+    yield from (replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm"))
 
 
 # Of rungs that differ by their micro-batch alone, one; Liger where it changes something.

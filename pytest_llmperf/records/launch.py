@@ -358,7 +358,8 @@ class Asked:
 class Later:
     """One rank's findings after all that is timed."""
 
-    attention_kernel: str = "unknown"
+    kernels: Mapping[str, str] = field(default_factory=lambda: {"attention_kernel": "unknown"})
+    """Evidence of what operators one more sequence called."""
     trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
     learning: RankLearning = field(default_factory=lambda: RankLearning(none=UNWANTED))
 

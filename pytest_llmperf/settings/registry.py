@@ -7,7 +7,17 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, cast
 
-from pytest_llmperf.settings import attention, batch, compilation, data, liger, optimizer, parallelism, precision
+from pytest_llmperf.settings import (
+    attention,
+    batch,
+    compilation,
+    data,
+    experts,
+    liger,
+    optimizer,
+    parallelism,
+    precision,
+)
 from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.compilation import RecomputationEvidence
 from pytest_llmperf.settings.data import WeightsEvidence
@@ -15,13 +25,15 @@ from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, T
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.user_input import first_few, hint
 
-_FILES = (precision, attention, liger, compilation, optimizer, parallelism, batch, data)
+_FILES = (precision, attention, experts, liger, compilation, optimizer, parallelism, batch, data)
 _KNOWN = {each.name: each for file in _FILES for each in vars(file).values() if isinstance(each, Setting)}
 #: In the order in which a search decides.
-_DECIDED = "precision attention liger compilation optimizer recomputation parallelism batch data weights duration"
+_DECIDED = (
+    "precision attention experts liger compilation optimizer recomputation parallelism batch data weights duration"
+)
 SETTINGS = tuple(_KNOWN[name] for name in _DECIDED.split())
 # In the order of ids, which is older.
-_SAID = "precision attention liger compilation recomputation optimizer batch parallelism data weights duration"
+_SAID = "precision attention experts liger compilation recomputation optimizer batch parallelism data weights duration"
 _IN_ID = tuple(_KNOWN[name] for name in _SAID.split())
 
 
@@ -166,6 +178,7 @@ class Evidence:
     run: RunEvidence
     precision: precision.PrecisionEvidence
     attention: attention.AttentionEvidence
+    experts: experts.ExpertsEvidence
     liger: liger.LigerEvidence
     compilation: compilation.CompilationEvidence
     recomputation: RecomputationEvidence

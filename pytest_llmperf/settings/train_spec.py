@@ -56,6 +56,8 @@ class TrainSpec(Spec):
     """``attn_implementation`` of transformers."""
     sdpa_backend: str = field(default="auto", metadata=_LATER)
     """The kernel that ``sdpa`` must use, as ``torch.nn.attention.SDPBackend`` calls it; ``auto``: PyTorch's choice."""
+    experts: str = field(default="auto", metadata=_LATER)
+    """``experts_implementation`` of transformers, for a mixture of experts; ``auto``: its own choice."""
     liger: bool = False
     """Liger kernels through ``TrainingArguments(use_liger_kernel=True)``."""
     liger_kernels: str = field(default="all", metadata=_LATER)

@@ -24,16 +24,24 @@ from transformers.integrations import hub_kernels
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pytest_llmperf.observe import environment
-from pytest_llmperf.observe.device import is_gpu, room
 from pytest_llmperf.observe.environment import DEEPEST, name_of
 from pytest_llmperf.settings.registry import RunEvidence
 from pytest_llmperf.settings.setting import gathered
 from pytest_llmperf.settings.train_spec import INJECT, TrainSpec
 from pytest_llmperf.worker import imports, settings
-from pytest_llmperf.worker.settings import Training, attention, compilation, data, liger, parallelism, precision
+from pytest_llmperf.worker.settings import (
+    Training,
+    attention,
+    compilation,
+    data,
+    experts,
+    liger,
+    parallelism,
+    precision,
+)
 
 #: Tried last of all.
-attention_kernel = attention.attention_kernel
+last_kernels = attention.last_kernels
 
 
 def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
@@ -43,6 +51,7 @@ def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict
         "precision": precision.Witness(spec, model),
         "attention": lambda training: {"attention": str(training.model.config._attn_implementation)},
         "liger": liger.Witness(),
+        "experts": experts.witness,
         "compilation": lambda training: compilation.seen_compilation(training.wrapped),
         "optimizer": lambda training: settings.seen_optimizer(training.optimizer),
         "recomputation": compilation.recomputation_witness,
@@ -57,7 +66,7 @@ def _run(training: Training) -> RunEvidence:
     return RunEvidence(
         device_type=training.device.type,
         injected=os.environ.get(INJECT, ""),
-        allocator_retries=room().retries if is_gpu(training.device) else 0,
+        allocator_retries=training.retries,
         found=attention.found_settings(),
     )
 

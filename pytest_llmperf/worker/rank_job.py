@@ -136,7 +136,7 @@ class Recorder:
             return
         ranks, spec = tuple(record for record, _ in self._shares), self._spec
         both = zip(self._shares, later, strict=True)
-        kernels = [{**own, "attention_kernel": one.attention_kernel} for (_, own), one in both]
+        kernels = [{**own, **one.kernels} for (_, own), one in both]
         launch = records.launch_of(
             spec,
             self._started_at,

@@ -79,6 +79,25 @@ def test_a_model_that_is_compiled_as_a_whole_is_the_same(tmp_path: Path) -> None
     assert compiled.losses == pytest.approx(launch(eager, tmp_path / "eager").losses, abs=1e-3)
 
 
+MIXTURE = replace(PLAIN, model="mixtral-tiny")
+EXPERTS = {"eager": "aten.mm.default", "batched_mm": "aten.bmm.default", "grouped_mm": "aten._grouped_mm.default"}
+
+
+class TestExperts:
+    def test_each_implementation_trains_the_same_model(self, tmp_path: Path) -> None:
+        records = {name: launch(replace(MIXTURE, experts=name), tmp_path / name) for name in EXPERTS}
+        for name, kernel in EXPERTS.items():
+            assert (records[name].evidence["experts"], records[name].evidence["experts_kernel"]) == (name, kernel)
+            assert records[name].losses == pytest.approx(records["eager"].losses, abs=1e-4)
+
+    def test_a_silent_fall_back_is_a_contradiction(self, tmp_path: Path) -> None:
+        spec = replace(MIXTURE, experts="grouped_mm")
+        fallen = in_the_rank(tmp_path, "transformers.integrations.moe", "module._can_use_grouped_mm = lambda *_: False")
+        record = launched(spec, tmp_path / "run", variables=fallen)
+        (line,) = troubles(spec, record)
+        assert "grouped_mm_fallback" in line
+
+
 SHARDED: Mapping[str, TrainSpec] = {
     "all": replace(PLAIN, gpus=2, parallelism="fsdp"),
     "replicas": replace(PLAIN, gpus=4, parallelism="fsdp_hybrid", model_precision="bf16"),

@@ -28,6 +28,7 @@ from pytest_llmperf.worker.build import check_direction, hf_config_of
 from pytest_llmperf.worker.estimate import arithmetic
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, replaced
 from pytest_llmperf.worker.estimate.storages import GRANULE, Recording, StorageCounter, on_this_rank, parts_at_peak
+from pytest_llmperf.worker.settings import experts
 from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
@@ -61,7 +62,8 @@ def plan(
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         dtype = DTYPES[spec.model_precision]
-        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=attention)
+        given = {"attn_implementation": attention, **experts.arguments(spec)}
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **given)
         check_direction(model.config)
         model.train()
         fused, size = spec.sdpa_backend != "math", counter.vocabulary_size
@@ -103,6 +105,10 @@ def _refuse_unmodelled(spec: TrainSpec) -> None:
         raise ValueError(
             f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
             "they are used, 8-bit ones; known: no"
+        )
+    if spec.experts == "eager":
+        raise ValueError(
+            "experts='eager' are not modelled: how many tokens each one gets is known by their values alone"
         )
     if spec.has_padding:
         raise ValueError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytest_llmperf.observe.device import is_gpu, room
 from pytest_llmperf.settings.optimizer import OptimizerEvidence
 
 if TYPE_CHECKING:  # what these see of modules is seen of a user's own script, too, which may have no transformers
@@ -31,6 +32,11 @@ class Training:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def retries(self) -> int:
+        """Of its device's allocator."""
+        return room().retries if is_gpu(self.device) else 0
 
 
 def seen_optimizer(optimizer: Any) -> OptimizerEvidence:

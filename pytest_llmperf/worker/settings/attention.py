@@ -7,13 +7,13 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
 from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
+from pytest_llmperf.worker.settings.experts import Operators, products_of
 from pytest_llmperf.worker.settings.parallelism import is_sharded
 
 # An attention, and the class attribute by which a family says that it has it.
@@ -67,28 +67,19 @@ def choose_sdpa(spec: TrainSpec) -> None:
             switch(name in wanted)
 
 
-class _AttentionOps(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(function)
-        if ("attention" in name or "flash" in name) and name not in self.names:
-            self.names.append(name)
-        return function(*args, **(kwargs or {}))
-
-
-def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
-    """The attention operators that one more sequence calls, after all steps; empty: matrix products. ``unknown``: it
-    failed or is not tried: flex_attention would compile anew, ranks of a sharded model wait for one that failed."""
+def last_kernels(trainer: Trainer, model: PreTrainedModel) -> dict[str, str]:
+    """The operators of attention that one more sequence calls, after all steps (empty: matrix products), and of experts
+    where there are some. ``unknown``: it failed or is not tried: flex_attention would compile anew, ranks of a sharded
+    model wait for one that failed."""
+    unknown = {"attention_kernel": UNKNOWN}
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
-        return UNKNOWN
+        return unknown
     batch = trainer.train_dataset[0]
     inputs = {name: value.unsqueeze(0).to(model.device) for name, value in batch.items()}
     try:
-        with trainer.accelerator.autocast(), _AttentionOps() as ops:
+        with trainer.accelerator.autocast(), Operators("attention", "flash") as ops, products_of(model) as products:
             model(**inputs)
     except Exception:  # noqa: BLE001 - whatever stands in the way, the measurement is done and counts
-        return UNKNOWN
-    return " ".join(ops.names)
+        return unknown
+    found = {"attention_kernel": " ".join(ops.names)}
+    return found | ({"experts_kernel": " ".join(products)} if products else {})

@@ -236,6 +236,22 @@ class TestAttentionKernel:
         assert not [*lost(spec, [now], [then], frozenset({"attention"}))]
 
 
+class TestExperts:
+    GROUPED, FALLBACK = "aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"
+
+    def lost(self, now: str, **setting: str) -> list[str]:
+        spec = TrainSpec(model="mixtral-tiny", sequence_length=64, **setting)  # type: ignore[arg-type]
+        seen = [launch(experts="grouped_mm", experts_kernel=kernel).seen for kernel in (now, self.GROUPED)]
+        return [*lost(spec, seen[:1], seen[1:], frozenset())]
+
+    def test_grouped_products_that_nobody_asked_for_are_lost(self) -> None:
+        (line,) = self.lost(self.FALLBACK)
+        assert f"they ran by {self.FALLBACK}" in line
+
+    def test_what_runs_as_before_or_was_asked_for_is_not(self) -> None:
+        assert self.lost(self.GROUPED) == self.lost("unknown") == self.lost("aten.mm.default", experts="eager") == []
+
+
 class TestLosses:
     LOSSES = tuple(6.2 + 0.01 * step for step in range(8))
 

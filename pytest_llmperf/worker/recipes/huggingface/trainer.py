@@ -24,7 +24,7 @@ from pytest_llmperf.records.launch import Later, Trained, diary_of
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.support.formats import memory
 from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
-from pytest_llmperf.worker.evidence import attention_kernel, watched
+from pytest_llmperf.worker.evidence import last_kernels, watched
 from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
@@ -80,7 +80,7 @@ def train(
     if inspection:
         later = replace(later, learning=inspection.learning(trainer, model, failed))
     # Last of all one more sequence is tried.
-    return replace(seen(), later=replace(later, attention_kernel=attention_kernel(trainer, model)))
+    return replace(seen(), later=replace(later, kernels=last_kernels(trainer, model)))
 
 
 def _plan(spec: TrainSpec, request: Request) -> Plan:
