@@ -20,12 +20,13 @@ from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.calibration import Health
-from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import DIARY_FILE, OLDER, Environment, Launch, RankRecord
+from pytest_llmperf.records.failure import SOAKED, Failure, Progress
+from pytest_llmperf.records.launch import DIARY_FILE, ENVIRONMENT_FILE, OLDER, Environment, Launch, RankRecord
 from pytest_llmperf.records.trace import WORK, StaticStep, Trace, TraceRow
 from pytest_llmperf.run import runner
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
 
@@ -187,7 +188,7 @@ class FakeLauncher:
             signal.raise_signal(signal.SIGTERM)
         kind = (
             fake.fail
-            or ("killed" if request.soak_seconds else "")
+            or (SOAKED if request.soak_seconds else "")
             or ("oom" if 0 < fake.most < request.spec.micro_batch_size else "")
         )
         if kind:
@@ -206,10 +207,12 @@ class FakeLauncher:
 def write_diary(folder: Path, seconds: float, *, leak_bytes: int) -> None:
     """What rank 0 writes down in so many seconds of steps of 50 ms."""
     folder.mkdir(parents=True)
+    (folder / ENVIRONMENT_FILE).write_text(json.dumps(codec.plain(ENVIRONMENT)), encoding="utf-8")
     lines = []
     for number in range(1, int(2 * seconds) + 1):
         held = 2**30 + 10 * number * leak_bytes
-        process = {"allocated_bytes": held, "host_bytes": 2**31, "open_files": 20, "threads": 9, "written_bytes": 0}
+        process: dict[str, Any] = {"peak_reserved_bytes": held, "peak_allocated_bytes": held - 2**20}
+        process |= {"allocated_bytes": held, "host_bytes": 2**31, "open_files": 20, "threads": 9, "written_bytes": 0}
         steps = [[0.05, 0.0, 0.0]] * 10
         lines.append(json.dumps({"time": 1e9 + number / 2, "steps": steps, **process, "waited_seconds": 0.0}))
     # Whoever wrote it was ended within its last line.

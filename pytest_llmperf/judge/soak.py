@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, pairwise
 from pathlib import Path
@@ -20,11 +20,11 @@ from typing import Any
 from pytest_llmperf.judge.change_points import Covariance, find_changes, levels_between
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Spread
-from pytest_llmperf.judge.validity import neighbours
-from pytest_llmperf.records.calibration import Health
-from pytest_llmperf.records.launch import DIARY_FILE, SENSORS_FILE
-from pytest_llmperf.records.metrics import METRICS, RATE
+from pytest_llmperf.records.launch import DIARY_FILE, ENVIRONMENT_FILE, SENSORS_FILE, Environment
+from pytest_llmperf.records.metrics import COUNTED, MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import Soak, joined_reasons
+from pytest_llmperf.settings.spec import ScriptSpec, Spec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats
 from pytest_llmperf.support.interpreter import Array, np
 
@@ -45,8 +45,8 @@ _PARTS, _GOES_ON, _LEAST_ENTRIES = 6, 0.5, 24
 _POINTS = 120
 # A level is no finding that is longer for want of a core: others have it.
 _OTHERS = ", most of it waiting for a core"
-# By which a CPU's steps may become longer; what its end may be early by: it begins before its first step does.
-_CPU_TOLERANCE, _CUT_SECONDS = 0.5, 5.0
+# By which a CPU's steps may become longer.
+_CPU_TOLERANCE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,8 @@ class Entry:
     written_bytes: int
     waited_seconds: float
     """For a core, since the last entry."""
+    peak_reserved_bytes: int = 0
+    peak_allocated_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,39 +156,42 @@ INTERRUPTED = "interrupted"
 
 
 def judge_folder(
-    folder: Path, asked_seconds: float, rule: SoakRule, why_ended: str, health: Health | None = None
+    folder: Path, asked_seconds: float, spec: Spec, rule: SoakRule, why_ended: str = ""
 ) -> Mapping[str, Any]:
-    """The fields of a result of what a launch left in ``folder``; ``why_ended``: before its time was over."""
+    """The fields of a result, of what a launch of ``spec`` left in ``folder``; ``why_ended``: before its time."""
     ranks = [*read_diaries(folder)]
     if not ranks:
-        return {"verdict": "invalid", "reason": f"no step was seen: {why_ended}"}
-    soak = judge_soak(asked_seconds, ranks, [*map(_sensed, _lines(folder / SENSORS_FILE))], rule)
-    least, slowest = asked_seconds - _CUT_SECONDS, float(max(ranks[0].kept[:, 0], default=0.0))
-    # A step may be on its way when it is ended: a heartbeat tells how long it took steps, and a longer wait of a hang.
-    lived = _trained_seconds(folder, soak.seconds) >= least
-    is_cut = not lived or soak.seconds < least - 2 * slowest
-    how = "no other step ended, though rank 0 lived" if lived else why_ended
-    cut = [f"ended after {formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}: {how}"] * is_cut
-    cut_verdict = "inconclusive" if why_ended == INTERRUPTED or not is_cut else "invalid"
+        return {"verdict": "invalid", "reason": why_ended or "no step was written down"}
+    sensors = sorted(folder.glob(SENSORS_FILE.format("*")))[:1]
+    soak = judge_soak(asked_seconds, ranks, [_sensed(line) for path in sensors for line in _lines(path)], rule)
+    at = f"{formats.elapsed(soak.seconds)} of {formats.elapsed(asked_seconds)}"
+    cut = [f"ended after {at}: {why_ended}"] if why_ended else []
     wanted, kept = _LEAST_WINDOWS * _LEAST_STEPS, len(ranks[0].kept)
     few = [f"only {kept} steps after the warm-up, too few to judge their speed: {wanted} are wanted, in more minutes"]
     few *= kept < wanted
     clean = f"{soak.steps:,} steps in {formats.elapsed(soak.seconds)} show nothing that became worse"
+    undecided = "inconclusive" if few or why_ended == INTERRUPTED else "pass"
     return {
-        "verdict": "regressed" if soak.findings else cut_verdict if is_cut or few else "pass",
+        "verdict": "regressed" if soak.findings else "invalid" if why_ended not in ("", INTERRUPTED) else undecided,
         "reason": joined_reasons([*soak.findings, *cut, *few] or [clean]),
-        "checks": (METRICS["step_seconds"].check(float(np.median(ranks[0].steps[:, 0]))),),
-        "notes": (*soak.unheld, *(neighbours(health) if health else ())),
-        "soak": soak,
+        "checks": tuple(METRICS[name].check(value) for name, value in _figures(ranks, spec).items()),
+        "notes": soak.unheld,
+        "soak": replace(soak, environment=codec.load(Environment, folder / ENVIRONMENT_FILE)),
     }
 
 
-def _trained_seconds(folder: Path, seen: float) -> float:
-    """Until rank 0's last sign of life; ``seen``: what its diary tells, where there is none."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        beat = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
-        return float(beat["time"] - beat["reached"]["training"])
-    return seen
+def _figures(ranks: Sequence[Diary], spec: Spec) -> dict[str, float]:
+    """Those of a launch that a soak has too, by metric."""
+    seconds = float(np.median(ranks[0].steps[:, 0]))
+    rate, work = RATE, 0.0
+    if isinstance(spec, TrainSpec):
+        work = spec.sequences_per_step * spec.sequence_length / spec.gpus
+    elif isinstance(spec, ScriptSpec):
+        rate = COUNTED.get(spec.rate_unit if spec.given_tokens else "unknown", RATE)
+        work = (spec.given_tokens or len(ranks)) / len(ranks)
+    peaks = {name: max(getattr(rank.entries[-1], name) for rank in ranks) for name in (MEMORY, "peak_allocated_bytes")}
+    found = {rate: work / seconds, "step_seconds": seconds, **peaks, "steps": float(len(ranks[0].steps))}
+    return {name: value for name, value in found.items() if value}
 
 
 def judge_soak(asked_seconds: float, ranks: Sequence[Diary], sensed: Sequence[Sensed], rule: SoakRule) -> Soak:

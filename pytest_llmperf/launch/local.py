@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import RECORD_FILE, TURN_FILE, Launch
+from pytest_llmperf.records.launch import RECORD_FILE, TURN_FILE, Launch, soak_seconds_of
+
+# Before it has made a step a script gets half of its time, and no less than the first; between two a soak this share.
+_FIRST_SECONDS, _LEAST_SECONDS, _STILL = 300.0, 60.0, 1 / 6
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,13 @@ class HostPart:
     script: ScriptLaunch | None
     node: str = ""
     """Of a job; its ranks' pids stand beside those of other hosts."""
-    soak_seconds: float = 0.0
-    """For how long it takes steps before it is ended; 0: it ends by itself."""
     leaves: bool = False
     """Whether one that began warm is over with its record, and its processes end by themselves."""
+
+    @cached_property
+    def soak_seconds(self) -> float:
+        """For how long it takes steps before it is ended; 0: it ends by itself."""
+        return soak_seconds_of(self.folder)
 
     @property
     def log(self) -> Path:
@@ -52,20 +60,32 @@ class HostPart:
         work = script.work if script else None
         how: dict[str, Any] = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun, self.node)}
         if script:
-            how = script.ends(seconds, progress, self.node)
-        if self.soak_seconds:
-            is_over = how.get("is_over", lambda: False)
-            how["is_over"] = lambda: is_over() or progress.last.trained_seconds > self.soak_seconds
+            how = script.ends(self.node)
+        is_over, limit = how.pop("is_over", lambda: False), max(seconds - self.soak_seconds, _LEAST_SECONDS)
         ended = process.watch(
             lambda: agent or process.start(self.command, environment=self.environment, log=self.log, folder=work),
             timeout_seconds=seconds,
             pid_files=lambda: () if self.node else folder.glob("rank-*.pid"),
             poll=lambda: watch.look(progress.poll()),
             leaves=lambda: self.leaves and agent is not None and (folder / RECORD_FILE).exists(),
+            is_over=lambda: is_over() or self._is_soaked(progress.last),
+            stuck=lambda lasted: self._stuck(lasted, limit, progress.last),
             **how,
         )
+        ended = replace(ended, is_soaked=not ended.timed_out and self._is_soaked(progress.last))
         watch.look(progress.read())
         return script.closed(ended, self.gpus) if script else ended
+
+    def _is_soaked(self, last: Progress) -> bool:
+        """Whether a step has ended beyond its minutes: one that is on its way may hang."""
+        return 0 < self.soak_seconds < last.trained_seconds
+
+    def _stuck(self, lasted: float, limit: float, last: Progress) -> float:
+        """Seconds for which it has made no step, where these are too many."""
+        if last.step:
+            still = time.time() - last.stepped
+            return still if self.soak_seconds and still > limit * _STILL else 0.0
+        return lasted if lasted > (max(limit / 2, _FIRST_SECONDS) if self.script else limit) else 0.0
 
 
 @dataclass(frozen=True)
@@ -155,8 +175,7 @@ class LocalLauncher:
             environment = script.environment(environment)
             script.check(environment["PATH"])
         command, leaves = script.command if script else self._command(request), request.former is not None
-        part = HostPart(request.folder, command, environment, request.gpus, script, leaves=leaves)
-        return replace(part, soak_seconds=request.soak_seconds)
+        return HostPart(request.folder, command, environment, request.gpus, script, leaves=leaves)
 
 
 class LocalSite(Site):

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.scratch import means_no_room, unwritable
 from pytest_llmperf.launch.script import explained
-from pytest_llmperf.records.failure import Failure, Progress, Room, said
+from pytest_llmperf.records.failure import SOAKED, Failure, Progress, Room, said
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.learning import ERRORS_FILE, Learning, TrainingErrors
 from pytest_llmperf.records.trace import Trace
@@ -81,6 +81,8 @@ def refused(folder: Path, why: Exception) -> Failure:
 
 def _from_file(folder: Path, name: str, record: Callable[[Any], T], ended: Ended, progress: Progress) -> T | Failure:
     """The ``record`` in the file ``name``, or why there is none."""
+    if ended.is_soaked:
+        return Failure(kind=SOAKED, message="its minutes are over", tail=(), folder=str(folder))
     if ended.returncode != 0 or ended.timed_out:
         failure = _cause(folder, ended, progress)
         full = unwritable(folder) if failure.kind not in {"oom", "timeout"} else ""
@@ -108,7 +110,9 @@ def _cause(folder: Path, ended: Ended, progress: Progress) -> Failure:
     """As the ranks, torchrun or the kernel tell it."""
     where = _where(progress)
     if ended.timed_out:
-        message, hang = f"no end after {ended.seconds:.0f} s, {where}", hang_in(folder)
+        is_still = ended.stuck_seconds and progress.step
+        what = f"no step for {ended.stuck_seconds:.0f} s" if is_still else f"no end after {ended.seconds:.0f} s"
+        message, hang = f"{what}, {where}", hang_in(folder)
         if hang is None:
             return _failure(folder, "timeout", f"{message}{LONGER}", 0)
         failure = _failure(folder, "timeout", f"{message}: {hang.message}{LONGER}", hang.rank)
@@ -137,7 +141,8 @@ def _cause(folder: Path, ended: Ended, progress: Progress) -> Failure:
 
 
 def _where(progress: Progress) -> str:
-    return f"in phase {progress.phase}" + (f", step {progress.step} of {progress.steps}" if progress.steps else "")
+    of = f" of {progress.steps}" if progress.steps else ""
+    return f"in phase {progress.phase}" + (f", step {progress.step}{of}" if progress.step or of else "")
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,10 @@ class Ended:
     """Processes of this host that the kernel has ended meanwhile because memory was short."""
     left: frozenset[psutil.Process] = frozenset()
     """What still ends by itself, of one that was over before."""
+    stuck_seconds: float = 0.0
+    """For which it had done nothing that it should, where it was ended for that."""
+    is_soaked: bool = False
+    """Whether its minutes of steps were over."""
 
 
 class Started(Protocol):
@@ -135,25 +139,25 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
     at_timeout: Callable[[int], None] = lambda _: None,
     is_over: Callable[[], bool] = lambda: False,
     leaves: Callable[[], bool] = lambda: False,
-    is_stuck: Callable[[float], bool] = lambda _: False,
+    stuck: Callable[[float], float] = lambda _: 0.0,
     tree: WholeTree | None = None,
 ) -> Ended:
     """Call ``poll`` while what ``starting`` starts runs, and reap its whole tree; the time is that from its start.
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
     parent is gone is found only there; where ranks of other hosts write theirs too, pids mean nothing. ``at_timeout``
-    is called with its pid before what took too long, or ``is_stuck`` after so many seconds, is ended. What has a
+    is called with its pid before what took too long, or by then was ``stuck`` for some seconds, is ended. What has a
     ``tree``, a user's own command, is killed where it stands: once it ``is_over``, and however it ends. One that
     ``leaves`` has done all that it was asked for, and nothing waits here for its end."""
     begun, oom_kills = time.monotonic(), _oom_kills()
     process = starting()
-    timed_out, is_leaving, born = False, False, float("inf")
+    timed_out, is_leaving, born, still = False, False, float("inf"), 0.0
     with suppress(psutil.Error):  # it is gone already, and has no descendants
         born = psutil.Process(process.pid).create_time()
     try:
         if tree:
             tree.guard()
         while process.poll() is None:
-            if (lasted := time.monotonic() - begun) > timeout_seconds or is_stuck(lasted):
+            if (lasted := time.monotonic() - begun) > timeout_seconds or (still := stuck(lasted)):
                 timed_out = True
                 at_timeout(process.pid)
                 break
@@ -171,7 +175,7 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
         with suppress(psutil.Error):
             left = {psutil.Process(process.pid), *_descendants(process.pid, born, pid_files())} if is_leaving else left
         returncode = 0 if left else reap(process, lambda: _descendants(process.pid, born, pid_files()))
-    return Ended(returncode, timed_out, seconds, "", _oom_kills() - oom_kills, frozenset(left))
+    return Ended(returncode, timed_out, seconds, "", _oom_kills() - oom_kills, frozenset(left), still)
 
 
 def _oom_kills() -> int:

@@ -25,7 +25,6 @@ import psutil
 from pytest_llmperf.launch.device import VISIBLE, Gpu, wait_until_left
 from pytest_llmperf.launch.process import Ended, WholeTree, ask, signal_name
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.launch.watch import ProgressReader
 from pytest_llmperf.records import launch as records
 from pytest_llmperf.records.failure import Failure, Progress, said
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, SHARE_FILE, Environment, RankRecord, Share
@@ -45,8 +44,6 @@ _STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 # Seconds in which a launcher tells of ranks that went, once one has left its reason.
 _LAST_WORDS = 3.0
 _EXCHANGED = ("exchange", "collective")
-# Before it has made a step a launch gets half of its time, and no less than this.
-_FIRST_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -114,13 +111,12 @@ class ScriptLaunch:
         own = self.spec.env.get("PATH", inherited.get("PATH", ""))
         return kept | {"PATH": os.pathsep.join(filter(None, [self.variables["PATH"], own]))}
 
-    def ends(self, timeout_seconds: float, progress: ProgressReader, node: str = "") -> dict[str, Any]:
+    def ends(self, node: str) -> dict[str, Any]:
         """How ``process.watch`` ends it, on ``node``."""
         return {
             "tree": WholeTree(f"{_WAY_IN}={self.folder}"),
             "is_over": self.is_over,
             "at_timeout": lambda _: self.ask(node),
-            "is_stuck": lambda seconds: not progress.last.step and seconds > max(timeout_seconds / 2, _FIRST_SECONDS),
         }
 
     def ask(self, node: str) -> None:
@@ -344,7 +340,7 @@ def explained(failure: Failure, ended: Ended, progress: Progress, lines: Sequenc
     elif is_untold:
         why = f"its last line: {line}" if ended.returncode and (line := _said_last(lines)) else ""
         if progress.step:
-            how += f" after step {progress.step} of {progress.steps}"
+            how += f" after step {progress.step}" + (f" of {progress.steps}" if progress.steps else "")
             why = why or ("somebody killed it" if name else "too few steps, os._exit, or a training in the background")
         else:
             how += " before its first optimizer step"

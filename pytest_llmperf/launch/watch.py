@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -81,15 +82,17 @@ class ProgressReader:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             beat = json.loads(self._path.read_text(encoding="utf-8"))
             reached = {str(phase): _finite(at) for phase, at in beat["reached"].items()}
+            step = int(beat["step"])
             self.last = Progress(
                 phase=str(beat["phase"]),
-                step=int(beat["step"]),
+                step=step,
                 steps=int(beat["steps"]),
-                tokens_per_second=self._rate(float(beat["time"]), int(beat["step"]), int(beat["tokens_per_step"])),
+                tokens_per_second=self._rate(float(beat["time"]), step, int(beat["tokens_per_step"])),
                 reserved_bytes=int(beat["reserved_bytes"]),
                 reached=reached,
                 phase_seconds=max(0.0, float(beat["time"]) - reached.get(str(beat["phase"]), math.inf)),
                 compiles=bool(beat["compiles"]),
+                stepped=self.last.stepped if step == self.last.step else float(beat["time"]),
             )
         return self.last
 
@@ -145,7 +148,10 @@ class HealthWatch:
             self._seen[sensors.gpu.index].append(sensors.sample())
             self._foreign |= dict.fromkeys(sensors.others(own))
         if (self._folder / SOAK_FILE).exists():
-            with suppress(OSError), (self._folder / SENSORS_FILE).open("a", encoding="utf-8") as file:
+            with (
+                suppress(OSError),
+                (self._folder / SENSORS_FILE.format(platform.node())).open("a", encoding="utf-8") as file,
+            ):
                 file.write(f"{json.dumps([asdict(seen[-1]) for seen in self._seen.values()])}\n")
 
     def _own(self) -> set[int]:

@@ -377,6 +377,7 @@ class Diary(Measurement):
         """The steps since the last one; the process now."""
         passed = [self._passed.popleft() for _ in range(len(self._passed))]
         threads = os.listdir("/proc/self/task")  # noqa: PTH208 - names alone
+        peaks = self._memory.peaks()
         return {
             "time": round(time.time(), 3),
             "steps": [seconds for seconds, _ in passed],
@@ -387,6 +388,8 @@ class Diary(Measurement):
             "threads": len(threads),
             "written_bytes": _told("io", "wchar:"),  # to whatever file
             "waited_seconds": round(self._most_waited(threads), _DECIMALS),
+            "peak_reserved_bytes": peaks[0],
+            "peak_allocated_bytes": peaks[1],
         }
 
     def _most_waited(self, threads: Iterable[str]) -> float:

@@ -191,13 +191,13 @@ class Perf:
         It fails where steps become longer, something of the process only grows, or stalls cost more than they may. It
         needs no baseline, and records none. Ctrl-C ends it, and what was seen by then is reported.
         """
-        from pytest_llmperf.run.cases import need_spec
         from pytest_llmperf.support.user_input import is_positive
 
         if not is_positive(minutes):
             raise failed(f"perf.soak: minutes={minutes!r}, expected a number above 0, e.g. 30")
+        if not isinstance(training, (str, Spec)):
+            raise failed(f"perf.soak: {training!r}, expected a command, a TrainSpec or a ScriptSpec, e.g. train_spec")
         spec = ScriptSpec(command=training) if isinstance(training, str) else training
-        need_spec("soak", spec, Spec)
         return self._told(self._cases.soak(spec, minutes))
 
     def _told(self, conclusion: Concluded) -> CaseResult:

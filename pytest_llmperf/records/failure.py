@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.launch import Environment
 from pytest_llmperf.support.redaction import without_secrets
+
+#: The minutes of a soak are over, and so its launcher has ended it: all that it was asked for.
+SOAKED = "soaked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +22,8 @@ class Failure:
 
     kind: str
     """``oom``, ``error`` (an exception in a rank), ``refused`` (a model that transformers does not train so),
-    ``killed`` (a signal), ``timeout``, ``never-started``, ``unwritable`` (its folder), and on several nodes
-    ``rendezvous`` or ``node-failure``."""
+    ``killed`` (a signal), ``timeout``, ``never-started``, ``unwritable`` (its folder), on several nodes ``rendezvous``
+    or ``node-failure``; and ``SOAKED``, which is none."""
     message: str
     """One line: which rank, what, after how long."""
     tail: tuple[str, ...]
@@ -50,9 +52,10 @@ class Failure:
 class LaunchFailed(Exception):  # noqa: N818 - it names the event
     """A launch that should have yielded a record did not."""
 
-    def __init__(self, spec_id: str, failure: Failure) -> None:
-        self.spec_id, self.failure = spec_id, failure
-        lines = [f"{spec_id}: {failure.reason}"]
+    def __init__(self, spec_id: str, failure: Failure, **seen: Any) -> None:
+        """``seen``: fields of its result, of one that yields some even so."""
+        self.spec_id, self.failure, self.seen = spec_id, failure, seen
+        lines = [f"{spec_id}: {seen.get('reason', failure.reason)}"]
         lines += [f"  | {line}" for line in failure.tail]
         # Of a refusal they hold nothing more.
         lines += [f"logs: {failure.folder}"] if failure.kind != "refused" else []
@@ -76,12 +79,14 @@ class Progress:
     """When it came to each of its phases, ``starting`` left out, in seconds since 1970."""
     phase_seconds: float = 0.0
     """For how long it had been in ``phase`` when it told."""
+    stepped: float = 0.0
+    """When it first told of its last step, in seconds since 1970; 0 as long as it has made none."""
     compiles: bool = False
 
     @property
     def trained_seconds(self) -> float:
-        """Since its first step began; 0 as long as it has not."""
-        return time.time() - self.reached["training"] if "training" in self.reached else 0.0
+        """From where its first step began to the end of its last; 0 as long as it has made none."""
+        return self.stepped - self.reached["training"] if self.step and "training" in self.reached else 0.0
 
     @property
     def trained_until(self) -> float:

@@ -31,13 +31,19 @@ RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
 TURN_FILE = "turn.lock"
 #: That of what one rank of a user's own training saw, and of its environment, which is there before it trains.
 SHARE_FILE, ENVIRONMENT_FILE = "share-{}.json", "environment.json"
-#: There where steps are taken until its launcher ends it; what each rank writes down meanwhile, and what its GPUs told.
-SOAK_FILE, DIARY_FILE, SENSORS_FILE = "soak.json", "diary-{}-{}.jsonl", "sensors.jsonl"
+#: There where steps are taken until its launcher ends it; what each rank writes down then, and what a host's GPUs tell.
+SOAK_FILE, DIARY_FILE, SENSORS_FILE = "soak.json", "diary-{}-{}.jsonl", "sensors-{}.jsonl"
 
 
 def diary_of(folder: Path, rank: int) -> Path | None:
     """Where this process writes what ``rank`` sees; ``None``: the launch in ``folder`` takes a number of steps."""
-    return folder / DIARY_FILE.format(rank, os.getpid()) if (folder / SOAK_FILE).exists() else None
+    return folder / DIARY_FILE.format(rank, os.getpid()) if soak_seconds_of(folder) else None
+
+
+def soak_seconds_of(folder: Path) -> float:
+    """For how long the launch in ``folder`` takes steps until it is ended; 0: it takes a number of them."""
+    path = folder / SOAK_FILE
+    return float(path.read_text(encoding="utf-8")) if path.exists() else 0.0
 
 
 #: The folder of the failures of processes that were no ranks: they count where the command itself fails.

@@ -195,6 +195,7 @@ _ROWS = (
         column=Column("memory", on_page="peak memory"),
     ),
     _least("peak_allocated_bytes", "peak allocated", unit="bytes", rule="exact"),
+    Metric("steps", column=Column("steps", places="summary page")),
     Metric("final_loss", "final loss", of=lambda runs: runs[-1].losses[-1], rule="exact", is_raw=True, splits=True),
     _phase("start_seconds", "start", START, slack=10.0, only_cold=True),
     _phase("imports_seconds", "imports", IMPORTS, slack=15.0, only_cold=True),
@@ -276,8 +277,8 @@ def measured(launches: Sequence[Launch] = ()) -> dict[str, Metric]:
     rules = ("speed", "confirmed", "exact")
     found = {name: row for name, row in METRICS.items() if row.rule in rules and name not in STAND_INS}
     for launch in launches[:1]:
-        if (counted := launch.evidence.get("tokens")) in _COUNTED:
-            found |= {RATE: METRICS[_COUNTED[counted]]}
+        if (counted := launch.evidence.get("tokens")) in COUNTED:
+            found |= {RATE: METRICS[COUNTED[counted]]}
             del found["tokens_per_second"]
         if launch.is_script:
             del found["stall_share"]
@@ -291,7 +292,8 @@ def rate_of(launches: Sequence[Launch]) -> str:
     return measured(launches)[RATE].name
 
 
-_COUNTED = {"sequences": "sequences_per_second_per_gpu", "unknown": "steps_per_second"}
+#: What a script's rate is of, by what was counted in its steps.
+COUNTED = {"sequences": "sequences_per_second_per_gpu", "unknown": "steps_per_second"}
 
 
 def phases() -> dict[str, Metric]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from pytest_llmperf.records.calibration import Place, host_of, site_of
 from pytest_llmperf.records.failure import summed, total
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import Environment, Launch
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.codec import Number
 
@@ -167,6 +167,8 @@ class Soak:
     """The same of what is within tolerance, or was not asked of such a machine."""
     series: Mapping[str, tuple[Number | None, ...]] = field(default_factory=dict)
     """By name, in as many parts of that time as fit a picture; ``minutes`` says where each ends."""
+    environment: Environment | None = None
+    """Where its rank 0 ran."""
 
 
 @dataclass(frozen=True, kw_only=True)

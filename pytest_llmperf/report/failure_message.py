@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, formatted, label
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, is_choice
 from pytest_llmperf.report.text import Column, detectable_words, draw, one_line
@@ -29,7 +28,7 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
     says how much it was held against. An invalid case is offered no ``accept``: its launches are never stored."""
     between = "between the environments" if result.launches_before else "from the baseline's environment"
     context = [
-        one_line(f"measured: {_measured(result.launches)}; baseline: {baseline}"),
+        one_line(f"measured: {_measured(result)}; baseline: {baseline}"),
         *([f"{changed_title(result)}:", *_first_n(result.changed, _MOST_CHANGES)] if result.changed else []),
         *(one_line(f"note: {note}") for note in result.notes[:_MOST_NOTES]),
         *different(result.differences, f"different {between}"),
@@ -164,13 +163,16 @@ def _row(check: Check) -> tuple[str, ...]:
 def _figures(result: CaseResult) -> list[str]:
     """A new case has nothing to stand beside: its figures in one line."""
     figures = [f"{label(check.metric)} {formatted(check.metric, check.value, check.unit)}" for check in _gating(result)]
-    measured = _measured(result.launches)
+    measured = _measured(result)
     if not figures:
         return [_INDENT + measured]
     return [_INDENT + one_line(", ".join(figures[:_MOST_METRICS]) + f" ({measured})")]
 
 
-def _measured(launches: Sequence[Launch]) -> str:
+def _measured(result: CaseResult) -> str:
+    launches, soak = result.launches, result.soak
+    if soak:
+        return f"{soak.steps:,} steps in {formats.elapsed(soak.seconds)}"
     if not launches:
         return "no launch"
     steps = _range(len(launch.step_seconds) for launch in launches)

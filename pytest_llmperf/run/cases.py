@@ -64,23 +64,19 @@ class Cases:
     def _soaked(self, case: Case, spec: Spec, seconds: float) -> Concluded:
         """Ctrl-C ends it, and what was seen by then is a result too."""
         run, runner = self._run, Runner(self._caller, bare=True)
-        if not run.site.is_here:
-            raise CaseFailedError(f"{spec.id}: a soak runs on one machine; say --perf-launcher local")
         rule = SoakRule.of(self._caller.policy(spec), on_cpu=run.on_cpu)
+        plain, more = self._caller.result(case, "invalid", ""), {} if spec.is_script else {"min_steps": _ENDLESS}
 
-        def judged(why_ended: str, **seen: Any) -> CaseResult:
-            found = judge_folder(runner.folder, seconds, rule, why_ended, **seen)
-            return replace(self._caller.result(case, found["verdict"], ""), **found)
+        def judged(why_ended: str) -> Mapping[str, Any]:
+            return judge_folder(runner.folder, seconds, spec, rule, why_ended)
 
-        endless = spec.changed(steps=_ENDLESS, **({} if spec.is_script else {"min_steps": _ENDLESS}))
         try:
-            outcome: Any = runner.launch(endless, 1, all_steps=True, soak_seconds=seconds)
+            seen = runner.soak(case.id, spec.changed(steps=_ENDLESS, **more), seconds, judged)
         except KeyboardInterrupt:
             if runner.folder != Path():  # pytest makes no report of a test that it ends: the run itself is told
-                run.findings.results.append(judged(INTERRUPTED))
+                run.findings.results.append(replace(plain, **judged(INTERRUPTED)))
             raise
-        result = judged(getattr(outcome, "message", "it ended by itself"), health=outcome.health)
-        return Concluded(result=result, held_against="itself")
+        return Concluded(result=replace(plain, **seen), held_against="itself")
 
     def check(self, spec: Spec, scaled_from: Spec | None = None) -> Concluded:
         """Hold ``spec`` against its baseline, or under ``--perf-against`` against another environment."""

@@ -73,10 +73,11 @@ def failures(caller: Caller, case: Case) -> Iterator[None]:
         spec, failure = case.spec(error.spec_id), error.failure
         # One of several that took turns is named.
         reason = failure.reason if error.spec_id == case.id else f"{error.spec_id}: {failure.reason}"
+        result = replace(caller.result(case, "invalid", reason), **error.seen)
         baseline, differences = Recorder(caller).find(spec), tuple[str, ...]()
         if baseline is not None and failure.environment is not None:
             differences = baseline.launches[-1].environment.differences(failure.environment)
-        caller.findings.results.append(replace(caller.result(case, "invalid", reason), differences=differences))
+        caller.findings.results.append(replace(result, differences=differences))
         if failure.kind == "refused":
             raise DidNotTrainError(str(error)) from None  # nothing else can come of another run
         known = known_failure(spec) if isinstance(spec, TrainSpec) else None

@@ -33,6 +33,14 @@ UPDATES = {
 }
 
 
+#: Ways to judge a case that go with no other, by their fields of ``Settings``, and what each does.
+ALONE = {
+    "static": "--perf-static launches nothing",
+    "against": "--perf-against compares with another environment",
+    "soak_minutes": "--perf-soak judges a case against itself",
+}
+
+
 class UsageError(Exception):
     """What was asked for cannot be had here: an option, the hardware, the allocation."""
 
@@ -66,8 +74,10 @@ class Option:
     """What it names: a file to write, a folder, a file to add to (or ``off``), a file to read."""
     ini: str = ""
     ini_help: str = ""
-    static: Literal["", "refused", "idle"] = ""
-    """Under ``--perf-static``, which launches nothing: refused, or without effect."""
+    not_with: str = ""
+    """Those of ``ALONE`` that refuse it."""
+    launches: bool = False
+    """Whether it is of launches, and without effect under ``--perf-static``, which makes none."""
     repeated: bool = False
     """Whether the command that a message offers repeats it: it decides how a case is judged."""
 
@@ -223,8 +233,9 @@ _PYTEST = only(PYTEST)
 _HERE = {"help": "where baselines are kept (default: baselines/ here)"}
 _KIND = {"help": "only baselines of this machine kind"}
 _EACH = {"help": "per launch"}
-_IDLE = {"static": "idle", "repeated": True}
-_LAUNCHES = {"parse": user_input.count, "expected": "a number of launches, 1 or more", "metavar": "N"}
+_IDLE: dict[str, Any] = {"launches": True, "repeated": True}
+_LAUNCHES: dict[str, Any] = {"parse": user_input.count, "expected": "a number of launches, 1 or more", "metavar": "N"}
+_LAUNCHES |= _IDLE
 _GPUS = {"parse": user_input.whole, "expected": "a number of GPUs, 0 (the CPU) or more", "metavar": "N"}
 _WIDTH = {"parse": user_input.count, "expected": "a number of GPUs, 1 or more", "metavar": "N"}
 _SECONDS = {"parse": user_input.positive, "expected": "a time in seconds above 0", "metavar": "SECONDS"}
@@ -252,7 +263,7 @@ class Settings:
     gpus: int | None = option("--gpus", _EVERY, **_GPUS).says(
         "GPUs this run may use; 0 = the CPU (gloo); default: all visible GPUs, else 0"
     )
-    update: str | None = option("--update-baselines", _BOTH).says()
+    update: str | None = option("--update-baselines", _BOTH, not_with="against soak_minutes").says()
     """``new``, ``all``, ``prune`` or ``None``."""
     reason: str = option("--perf-reason", _BOTH, default="", metavar="TEXT").says(
         "why; required where an update makes a figure worse"
@@ -271,36 +282,41 @@ class Settings:
     report: Path | None = option("--perf-report", _PYTEST, path="file", metavar="FILE.html").says(
         "write the run as one page that needs no network"
     )
-    dry_run: bool = switch("--perf-dry-run", _PYTEST, static="refused").says(
+    dry_run: bool = switch("--perf-dry-run", _PYTEST, not_with="static").says(
         "show what would run, in what order, and its GPU-hours; run nothing"
     )
-    parity: bool = switch("--perf-parity", _BOTH, static="refused", repeated=True).says(
+    parity: bool = switch("--perf-parity", _BOTH, not_with="static soak_minutes", repeated=True).says(
         "compare what each case trains with its plain form first: losses, gradients and updates of a small model"
     )
-    soak_minutes: float | None = option("--perf-soak", _BOTH, static="refused", repeated=True, **_MINUTES).says(
+    soak_minutes: float | None = option("--perf-soak", _BOTH, not_with="static", repeated=True, **_MINUTES).says(
         "launch each case once, for so many minutes of steps, and judge it against itself: drift, leaks, stalls; "
         "no baselines"
     )
-    loss_curve: bool = switch("--perf-loss-curve", _BOTH, static="refused", repeated=True, ini="perf_loss_curve").says(
-        "compare the losses of each case on a text with those of the same seeds before"
-    )
+    loss_curve: bool = switch(
+        "--perf-loss-curve", _BOTH, not_with="static soak_minutes", repeated=True, ini="perf_loss_curve"
+    ).says("compare the losses of each case on a text with those of the same seeds before")
     strict: bool = switch(
         "--perf-strict", only(PYTEST, check={"help": "also fail on improved, inconclusive or changed cases"})
     ).says("also fail on improved, inconclusive or changed cases, and on unused baselines")
     against: str = option(
-        "--perf-against", _PYTEST, default="", metavar="PYTHON|git:REVISION", static="refused", repeated=True
+        "--perf-against",
+        _PYTEST,
+        default="",
+        metavar="PYTHON|git:REVISION",
+        not_with="static soak_minutes",
+        repeated=True,
     ).says(
         "compare each case with the same case under this interpreter, or each script with the project at git:REVISION, "
         "in turns on the same GPUs; no baselines"
     )
     start: str = option(
-        "--perf-start", _ALL, default="auto", choices=("auto", "warm", "cold"), static="idle", ini="perf_start"
+        "--perf-start", _ALL, default="auto", choices=("auto", "warm", "cold"), launches=True, ini="perf_start"
     ).says(
         "how a launch begins: forked from a process that has imported everything, or by an interpreter of its own "
         "(auto: warm where it can be)",
         ini="how a launch begins: auto, warm or cold (auto)",
     )
-    overlap: bool = option("--perf-overlap", _ALL, default=True, static="idle", **_AUTO_NO).says(
+    overlap: bool = option("--perf-overlap", _ALL, default=True, launches=True, **_AUTO_NO).says(
         "whether a launch begins while the processes of the one before still end (auto: warm ones, on this machine)"
     )
     trace: bool = option("--perf-trace", _BOTH, default=True, **_YES_NO, **_IDLE).says(
@@ -318,15 +334,21 @@ class Settings:
         ini="whether GPUs are calibrated: auto or no (auto)",
     )
     all_steps: int = option(
-        "--perf-all-steps", _BOTH, default=ALL_STEPS, repeated=True, ini="perf_all_steps", **_NIGHTS
+        "--perf-all-steps",
+        _BOTH,
+        default=ALL_STEPS,
+        not_with="soak_minutes",
+        repeated=True,
+        ini="perf_all_steps",
+        **_NIGHTS,
     ).says(f"a case takes all its steps once in so many nights; 1: always, 0: only when recorded ({ALL_STEPS})")
     launcher: str = option(
         "--perf-launcher", _PYTEST, default="auto", choices=("auto", "local", "slurm"), **_IDLE
     ).says("how torchrun is started: on this machine, or by srun in a SLURM job (auto: in a job, by srun)")
-    resume: bool = switch("--perf-resume", _PYTEST, static="refused").says(
+    resume: bool = switch("--perf-resume", _PYTEST, not_with="static").says(
         "in a SLURM job that was requeued: cases that it concluded before are not run again"
     )
-    width_gpus: int | None = option("--perf-width", _PYTEST, static="refused", **_WIDTH).says(
+    width_gpus: int | None = option("--perf-width", _PYTEST, not_with="static", **_WIDTH).says(
         "run only the tests whose widest spec asks for N GPUs (with --gpus 0: ranks on the CPU)"
     )
     plan: Path | None = option("--perf-plan", _PYTEST, path="source", metavar="FILE").says(
@@ -361,10 +383,10 @@ class Settings:
         **_SECONDS,
         **_IDLE,
     ).says("per launch, and for a whole search of perf.max_micro_batch")
-    launches: int = option("--perf-launches", _BOTH, default=1, **_LAUNCHES, **_IDLE).says(
+    launches: int = option("--perf-launches", _BOTH, default=1, not_with="soak_minutes", **_LAUNCHES).says(
         "launches of each case at least"
     )
-    max_launches: int = option("--perf-max-launches", _BOTH, default=MAX_LAUNCHES, **_LAUNCHES, **_IDLE).says(
+    max_launches: int = option("--perf-max-launches", _BOTH, default=MAX_LAUNCHES, **_LAUNCHES).says(
         f"launches of a case at most, where fewer do not decide (default: {MAX_LAUNCHES}, or --perf-launches if more)"
     )
     memory_limit_bytes: int = option(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.run.options import (
+    ALONE,
     CHECK,
     MAX_LAUNCHES,
     PYTEST,
@@ -94,9 +95,7 @@ def read_settings(
 
 def without_effect(said: Namespace) -> str:
     """A line about what was said of launches, where there are none; empty: nothing was."""
-    names = [
-        one.flag for _, one in table(Settings) if one.static == "idle" and getattr(said, one.dest, None) is not None
-    ]
+    names = [one.flag for _, one in table(Settings) if one.launches and getattr(said, one.dest, None) is not None]
     return f"{', '.join(names)}: without effect, since nothing is launched" if names else ""
 
 
@@ -177,18 +176,12 @@ def unmade_baselines(named: object, settings: Settings) -> str:
 def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mapping[str, Any]) -> None:
     if values["reason"].strip() and values["update"] is None:
         raise UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
-    if values["static"]:
-        named = {one.flag: getattr(said, one.dest, None) for _, one in table(Settings) if one.static == "refused"}
-        refused = [flag for flag, value in named.items() if value]
-        refused += ["--update-baselines=prune"] if values["update"] == "prune" else []
-        if refused:
-            flag = "--static" if front == CHECK else "--perf-static"
-            raise UsageError(f"{flag} launches nothing; it goes with no {refused[0]}")
-    if values["against"] and values["update"] is not None:
-        raise UsageError("--perf-against compares with another environment; it goes with no --update-baselines")
-    if values["soak_minutes"] and (values["against"] or values["update"] is not None):
-        other = "--perf-against" if values["against"] else "--update-baselines"
-        raise UsageError(f"--perf-soak judges a case against itself; it goes with no {other}")
+    for alone, what in ALONE.items():
+        named = [one.flag for _, one in table(Settings) if alone in one.not_with and getattr(said, one.dest, None)]
+        named += ["--update-baselines=prune"] if alone == "static" and values["update"] == "prune" else []
+        if values[alone] and named:
+            here = what.replace("--perf-static", "--static") if front == CHECK else what
+            raise UsageError(f"{here}; it goes with no {named[0]}")
     if values["plan"] is not None and values["width_gpus"] is None:
         raise UsageError("--perf-plan tells which tests are of a width; it goes with --perf-width")
     if getattr(said, "perf_currency", None) is not None and values["price"] is None:

@@ -154,10 +154,12 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
     results = priced(findings.results, None if run.on_cpu else settings.price)
     values = document(run.machine_document(), results, spent)
     values |= {"exit_code": exit_code, "ended_at": ended_at} | cost_document(spent.gpu_seconds, settings.price)
-    told = {"tests": list(run.tests.values()), "command": run.command, "versions": dict(run.static_versions)}
+    soaks = [result.soak for result in findings.results if result.soak]
+    versions = next((one.environment.versions for one in soaks if one.environment), run.static_versions)
+    told = {"tests": list(run.tests.values()), "command": run.command, "versions": dict(versions)}
     told["rerun"] = run.rerun_words() if findings.results else []
     values |= {name: each for name, each in told.items() if each}
-    if any(result.launches for result in findings.results):
+    if soaks or any(result.launches for result in findings.results):
         values |= run.revision.document() | {"project": project_of(run.rootdir)}
     if job := job_key(os.environ):
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")

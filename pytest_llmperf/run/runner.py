@@ -25,6 +25,7 @@ from pytest_llmperf.records.failure import (
     COMPARING,
     FAILED,
     OTHER,
+    SOAKED,
     STEPS,
     WAITING,
     Failure,
@@ -135,6 +136,21 @@ class Runner:
         if isinstance(outcome, Failure):
             raise LaunchFailed(spec.id, outcome)
         return outcome
+
+    def soak(
+        self, case_id: str, spec: Spec, seconds: float, judged: Callable[[str], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """What is ``judged`` of a launch that takes steps of ``spec`` for so long, and why it ended before; with that a
+        ``LaunchFailed`` where it did."""
+        outcome = self.launch(spec, 1, all_steps=True, soak_seconds=seconds)
+        if isinstance(outcome, Launch):
+            raise TypeError(f"{spec.id}: a launch without an end has left a record")
+        why = "" if outcome.kind == SOAKED else outcome.reason
+        seen = {**judged(why)}
+        seen["notes"] = (*seen.get("notes", ()), *validity.neighbours(outcome.health))
+        if why:
+            raise LaunchFailed(case_id, outcome, **seen)
+        return seen
 
     def small_trainings(self, spec: TrainSpec, order: ParityOrder) -> MadeTrainings:
         """Make the small trainings that ``order`` asks for, in one launch here; ``LaunchFailed``: nothing is known."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import ENVIRONMENT
 from tests.golden import Golden
 from tests.plugin.conftest import Project
 
@@ -37,7 +38,7 @@ def test_a_leak_fails_the_test_in_one_line(soak: Project, golden: Golden) -> Non
     soak.fake(leak_bytes=2**20)
     run = soak.run()
     run.assert_outcomes(failed=1)
-    golden.lines(run.stdout.str(), CASE)
+    golden.lines(run.stdout.str(), CASE, "measured:")
     assert soak.launches[0].startswith(CASE.removesuffix("-soak"))
 
 
@@ -51,10 +52,21 @@ def test_the_page_has_its_pictures(soak: Project) -> None:
 
 
 def test_one_that_fails_is_told_with_what_was_seen_until_then(soak: Project, golden: Golden) -> None:
+    """And as a check's: its last lines, where its logs are."""
     soak.fake(fail="oom", leak_bytes=2**20)
-    found = result(soak)
+    run = soak.run("--perf-json", "out.json")
+    golden.lines(run.stdout.str(), CASE, "  |")
+    assert "logs: " in run.stdout.str()
+    (found,) = json.loads((soak.path / "out.json").read_text())["results"]
     assert found["verdict"] == "regressed"
-    golden(found["reason"])
+    assert f": {found['reason']}\n" in run.stdout.str()
+
+
+def test_its_document_tells_what_ran(soak: Project) -> None:
+    soak.run("--perf-json", "out.json")
+    document = json.loads((soak.path / "out.json").read_text())
+    assert document["versions"] == document["results"][0]["soak"]["environment"]["versions"] == ENVIRONMENT.versions
+    assert "project" in document
 
 
 def test_ctrl_c_keeps_what_was_seen(soak: Project, golden: Golden) -> None:
@@ -75,8 +87,16 @@ def test_the_option_makes_each_check_of_the_selected_tests_a_soak(project: Proje
 
 @pytest.mark.parametrize(
     "words",
-    [["--update-baselines"], ["--perf-against", "git:HEAD"], ["--perf-static"]],
-    ids=["update", "against", "static"],
+    [
+        ["--update-baselines"],
+        ["--perf-against", "git:HEAD"],
+        ["--perf-static"],
+        ["--perf-parity"],
+        ["--perf-loss-curve"],
+        ["--perf-launches", "2"],
+        ["--perf-all-steps", "1"],
+    ],
+    ids=lambda words: words[0].strip("-"),
 )
 def test_what_it_does_not_go_with_is_refused(project: Project, golden: Golden, words: list[str]) -> None:
     run = project.run("--perf-soak", "1", *words)
@@ -94,6 +114,11 @@ def test_what_else_launches_is_skipped_under_it(project: Project) -> None:
 def test_minutes_are_a_number_above_0(project: Project, golden: Golden, minutes: str) -> None:
     project.pytester.makepyfile(test_mine=TEST.format(minutes=minutes))
     golden.lines(project.run().stdout.str(), "perf.soak")
+
+
+def test_what_is_no_training_is_refused(project: Project, golden: Golden) -> None:
+    project.pytester.makepyfile(test_mine="def test_it(perf):\n    perf.soak(None)\n")
+    golden.lines(project.run().stdout.str(), "perf.soak: ")
 
 
 def test_a_dry_run_plans_it(soak: Project, golden: Golden) -> None:

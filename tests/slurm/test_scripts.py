@@ -34,3 +34,15 @@ def test_a_script_runs_on_a_node_of_the_job_and_is_ended_there(nodes: Slurm, tmp
     assert nodes.processes(SLURM_JOB_ID=job) == []
     assert "needs 2 nodes: a script's own command starts its ranks on one node" in log
     assert "WANDB_MODE=offline" in log
+
+
+def test_a_soak_on_the_nodes_of_a_job_ends_with_its_minutes(nodes: Slurm, tmp_path: Path) -> None:
+    suite = Suite(nodes, tmp_path / "suite")
+    job = suite.slurm.ended(suite.submit("--perf-soak", "0.2"))
+    log, results = suite.log(job["JobId"]), suite.results(job["JobId"])
+    for ranks in "12":
+        found = results[ranks]["soak"]
+        assert "ended after" not in results[ranks]["reason"], log
+        assert found["seconds"] == pytest.approx(12, abs=3)
+        assert found["environment"]["versions"]["torch"]
+    assert suite.slurm.processes(SLURM_JOB_ID=job["JobId"]) == []

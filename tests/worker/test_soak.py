@@ -63,6 +63,20 @@ for _ in range(200):
     optimizer.step()
 """
 
+HANGS = (
+    SHORT.replace("range(200)", "range(60)")
+    + """
+
+def wait_for_nothing():
+    import time
+
+    time.sleep(1e6)
+
+
+wait_for_nothing()
+"""
+)
+
 SCRIPT = """
 def test_script(perf):
     perf.soak("python train.py", minutes=0.4)
@@ -100,6 +114,14 @@ def test_a_script_that_ends_before_is_told_of_minutes_and_of_no_number_of_steps(
     found = run_one(make(tmp_path, SCRIPT))
     assert found["verdict"] == "invalid"
     assert ("after 200 steps" in found["reason"], "expected" in found["reason"]) == (True, False), found["reason"]
+
+
+def test_a_training_that_hangs_is_ended_long_before_its_minutes_with_the_line_where_it_does(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HANGS)
+    found = run_one(make(tmp_path, SCRIPT.replace("0.4", "30")), "--perf-timeout", "60", seconds=120)
+    assert (found["verdict"], found["soak"]["steps"]) == ("invalid", 60)
+    assert ("no step for" in found["reason"], "step 60: " in found["reason"]) == (True, True), found["reason"]
+    assert "in wait_for_nothing" in (tmp_path / "log").read_text()
 
 
 def test_ctrl_c_keeps_what_was_seen_and_each_rank_kept_a_diary(tmp_path: Path) -> None:

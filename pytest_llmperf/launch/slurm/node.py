@@ -221,6 +221,7 @@ def _run(part: HostPart, offer: Sequence[str], seconds: float) -> dict[str, Any]
                     answer |= {"start": "warm", "lost_server": agent.is_lost}
                     if agent.is_lost and server:
                         process.kill_with_children(server)  # it may live, and not run
+                answer |= {"soaked": True} if ended.is_soaked else {}
                 if ended.timed_out:
                     answer |= {"returncode": _TIMED_OUT, "timed_out": True}
         except _SignalledError:

@@ -159,7 +159,7 @@ class SlurmLauncher:
         if offer and self._servers is not None:
             self._servers.note_end(request, names)
         timed_out = isinstance(result, Failure) and result.kind == "timeout"
-        if timed_out and remaining < request.timeout_seconds:
+        if timed_out and remaining < request.timeout_seconds and ended.seconds >= seconds:  # else it made no step
             raise self._out_of_time(f"{request.spec.id} was ended")
         if isinstance(result, Failure | Aftermath):
             return result
@@ -194,7 +194,8 @@ class SlurmLauncher:
             what = f"{request.spec.id} was not started: SLURM job {self._job} has begun anew, without this node"
             raise OutOfTimeError(what)
         remaining = (controller.end_time(self._job) or math.inf) - time.time() - _MARGIN_SECONDS
-        needed = self._walls.get(request.spec.digest, max(self._walls.values(), default=_UNKNOWN_SECONDS))
+        usual = max(self._walls.values(), default=_UNKNOWN_SECONDS)
+        needed = request.soak_seconds or self._walls.get(request.spec.digest, usual)
         if remaining < min(needed, request.timeout_seconds):
             raise self._out_of_time(f"{request.spec.id} was not started: it needs about {needed:.0f} s")
         return remaining

@@ -26,7 +26,7 @@ from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.controller import AllocationError, expand_nodes
 from pytest_llmperf.launch.watch import sum_of_known
 from pytest_llmperf.records.calibration import Health
-from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.failure import SOAKED, Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.spec import Spec
 
@@ -140,8 +140,11 @@ def gather(folder: Path, spec: Spec, nodes: Sequence[str], ended: Ended, progres
     timed_out = ended.timed_out or any(end["timed_out"] for end in ends.values())
     health = worst([Health(**end["health"]) for end in ends.values()])
     where = next((f" on node {node}" for node, end in ends.items() if end["returncode"] == ended.returncode), "")
-    result = outcome.read(folder, spec, replace(ended, timed_out=timed_out, where=where), progress)
+    is_soaked = any(end.get("soaked") for end in ends.values())
+    result = outcome.read(folder, spec, replace(ended, timed_out=timed_out, where=where, is_soaked=is_soaked), progress)
     result = replace(result, health=health)
+    if isinstance(result, Failure) and result.kind == SOAKED:
+        return result
     if isinstance(result, Launch):
         is_warm = [end.get("start") for end in ends.values()] == ["warm"] * len(nodes)
         return replace(result, evidence={**result.evidence, "start": "warm" if is_warm else "cold"})

@@ -18,12 +18,16 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge.soak import Diary, Entry, Sensed, SoakRule, judge_folder, judge_soak
 from pytest_llmperf.judge.stats import Spread
 from pytest_llmperf.records.result import Soak
+from pytest_llmperf.settings.spec import ScriptSpec, Spec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.examples import examples
+from tests.fakes import ENVIRONMENT
 
 GPU = SoakRule(0.02, Spread(0.004, 8), on_cpu=False)
 CPU = SoakRule(0.5, Spread(0.05, 8), on_cpu=True)
 REPOSITORY = Path(__file__).parents[3]
+SPEC = TrainSpec(model="llama-tiny", sequence_length=512, micro_batch_size=4, gpus=2)
 
 Step = Callable[[int], tuple[float, float, float]]
 
@@ -210,29 +214,60 @@ def test_too_few_steps_decide_nothing(tmp_path: Path) -> None:
     (tmp_path / "diary-0-1.jsonl").write_text(
         "\n".join(json.dumps(codec.plain(each)) for each in diary(steady(80)).entries)
     )
-    found = judge_folder(tmp_path, 4.0, GPU, "")
+    found = judge_folder(tmp_path, 4.0, SPEC, GPU)
     assert found["verdict"] == "inconclusive"
     assert re.match(r"only \d+ steps after the warm-up, too few to judge their speed: 96 ", found["reason"])
 
 
+def leave(folder: Path, *ranks: Diary) -> None:
+    for number, rank in enumerate(ranks):
+        lines = [json.dumps(codec.plain(one)) for one in rank.entries]
+        (folder / f"diary-{number}-1.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+
 @pytest.mark.parametrize(
-    ("lived", "steps", "verdict"),
-    [(3600, 360, "pass"), (3600, 358, "pass"), (3590, 358, "invalid"), (3600, 300, "invalid")],
-    ids=["to the end", "within a step", "broke", "hung"],
+    ("why", "verdict"), [("", "pass"), ("it broke", "invalid"), ("interrupted", "inconclusive")], ids=str
 )
-def test_of_long_steps_the_last_need_not_have_ended(tmp_path: Path, lived: float, steps: int, verdict: str) -> None:
-    """Of ten seconds each, in a soak of an hour; rank 0 has a heartbeat."""
-    lines = [json.dumps(codec.plain(one)) for one in diary(steady(steps, step=10)).entries]
-    (tmp_path / "diary-0-1.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    beat = {"time": 1000.0 + lived, "reached": {"importing": 900.0, "training": 1000.0}}
-    (tmp_path / "progress.json").write_text(json.dumps(beat), encoding="utf-8")
-    found = judge_folder(tmp_path, 3600.0, GPU, "it broke")
+def test_what_ended_one_before_its_time_decides_where_nothing_became_worse(
+    tmp_path: Path, why: str, verdict: str
+) -> None:
+    leave(tmp_path, diary(steady(6000)))
+    found = judge_folder(tmp_path, 600.0, SPEC, GPU, why)
     assert found["verdict"] == verdict
-    assert ("it broke" in found["reason"], "rank 0 lived" in found["reason"]) == (lived < 3600, steps < 350)
+    assert found["reason"].endswith(f": {why}" if why else "became worse")
 
 
 def test_no_step_at_all_is_invalid(tmp_path: Path) -> None:
-    assert judge_folder(tmp_path, 4.0, GPU, "it broke")["verdict"] == "invalid"
+    assert judge_folder(tmp_path, 4.0, SPEC, GPU, "it broke") == {"verdict": "invalid", "reason": "it broke"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "rate", "value"),
+    [
+        (SPEC, "tokens_per_second_per_gpu", 8 * 512 / 2 / 0.05),
+        (ScriptSpec(command="python t.py", gpus=2), "steps_per_second", 20.0),
+        (ScriptSpec(command="python t.py", gpus=2, tokens="sequences:64"), "sequences_per_second_per_gpu", 640.0),
+    ],
+    ids=["tokens", "steps", "sequences"],
+)
+def test_it_has_the_figures_of_a_launch(tmp_path: Path, spec: Spec, rate: str, value: float) -> None:
+    """Of the fullest rank, and where it ran."""
+    small: dict[str, Callable[[int], float]] = {
+        "peak_reserved_bytes": lambda _: 10,
+        "peak_allocated_bytes": lambda _: 7,
+    }
+    ranks = [diary(steady(2000, sd=0), process=each) for each in (small, small | {"peak_reserved_bytes": lambda _: 20})]
+    leave(tmp_path, *ranks)
+    (tmp_path / "environment.json").write_text(json.dumps(codec.plain(ENVIRONMENT)), encoding="utf-8")
+    found = judge_folder(tmp_path, 100.0, spec, GPU)
+    assert {check.metric: check.value for check in found["checks"]} == {
+        rate: pytest.approx(value),
+        "step_seconds": pytest.approx(0.05),
+        "peak_reserved_bytes": 20,
+        "peak_allocated_bytes": 7,
+        "steps": 2000,
+    }
+    assert found["soak"].environment == ENVIRONMENT
 
 
 @given(st.lists(st.floats(0.001, 30.0), min_size=1, max_size=400), st.booleans())

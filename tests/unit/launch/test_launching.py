@@ -24,14 +24,14 @@ import pytest
 from pytest_llmperf import ScriptSpec, TrainSpec
 from pytest_llmperf.judge.soak import SoakRule, judge_folder
 from pytest_llmperf.judge.stats import Spread
-from pytest_llmperf.launch import device, machine, outcome, process
+from pytest_llmperf.launch import device, local, machine, outcome, process
 from pytest_llmperf.launch.device import Gpu, select
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.watch import HealthWatch
 from pytest_llmperf.observe import vital_signs as heartbeat
-from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.failure import SOAKED, Failure, Progress
 from pytest_llmperf.records.launch import DIARY_FILE, SOAK_FILE, Launch
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import boot_id
@@ -45,9 +45,11 @@ FOREIGN_PROCESSES = device.foreign_processes
 GPUS = tuple(Gpu(index, f"GPU-{index}{'abcdef'[index]}", "NVIDIA H200", 150 * 10**9) for index in range(4))
 
 
-def run(script: str, folder: Path, watch: Callable[[Progress], None] = lambda _: None, limit: float = 20.0) -> Any:
+def run(
+    script: str, folder: Path, watch: Callable[[Progress], None] = lambda _: None, limit: float = 20.0, **asked: Any
+) -> Any:
     """A launch whose torchrun is ``script``; it finds its folder in ``folder``."""
-    request = LaunchRequest(spec=SPEC, folder=folder, gpus=(), timeout_seconds=limit)
+    request = LaunchRequest(spec=SPEC, folder=folder, gpus=(), timeout_seconds=limit, **asked)
     code = f"import json, os, pathlib, signal, subprocess, sys, time\nfolder = pathlib.Path({str(folder)!r})\n{script}"
     return LocalLauncher(lambda _: [sys.executable, "-c", code]).launch(request, watch)
 
@@ -246,7 +248,7 @@ class TestWhatWasSeenOfTheChip:
         (tmp_path / DIARY_FILE.format(0, 1)).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
         with HealthWatch(GPUS[:1], tmp_path) as watch:
             self._spend(clock, watch, self.TRAINING, 60)
-        found = judge_folder(tmp_path, 60.0, SoakRule(0.02, Spread(0.004, 8), on_cpu=False), "")
+        found = judge_folder(tmp_path, 60.0, SPEC, SoakRule(0.02, Spread(0.004, 8), on_cpu=False))
         assert found["verdict"] == "pass"
         assert {*found["soak"].series["clock_mhz"]} == {1500}
         assert found["soak"].series["watts"][2:] == pytest.approx([600.0] * 58, abs=0.01)
@@ -592,6 +594,36 @@ class TestOutcomes:
         failure = run("", tmp_path / "run")
         assert isinstance(failure, Failure)
         assert "No space left" in failure.message
+
+
+STEPS = """
+begun = time.time() - BEGUN
+for number in range(2000):
+    beat = {"phase": "training", "step": min(number, MOST), "steps": 0, "time": time.time(), "compiles": False}
+    beat |= {"tokens_per_step": 1, "reserved_bytes": 1, "reached": {"training": begun}}
+    (folder / "beat").write_text(json.dumps(beat))
+    (folder / "beat").rename(folder / "progress.json")
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(
+    ("most", "begun", "kind", "words"),
+    [
+        (2000, 60, SOAKED, "are over"),
+        (0, 60, "timeout", "no end after"),
+        (20, 59, "timeout", "no step for 1 s"),
+        (20, 5, "timeout", "no step for 1 s"),
+    ],
+    ids=["steps", "none", "hangs at its end", "hangs before"],
+)
+def test_a_soak_is_over_with_a_step_and_one_that_makes_none_is_asked_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, begun: int, kind: str, words: str
+) -> None:
+    monkeypatch.setattr(local, "_LEAST_SECONDS", 5.0)
+    script = STEPS.replace("MOST", str(most)).replace("BEGUN", str(begun))
+    found = run(script, tmp_path / "run", limit=65, soak_seconds=60)
+    assert (found.kind, words in found.message) == (kind, True), found.message
 
 
 class TestReaping:
