@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
-import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.asked_run import Terminal
-from pytest_llmperf.cli.baseline_folder import chosen_settings, spec_defaults
+from pytest_llmperf.cli.baseline_folder import chosen_settings
 from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats
-from pytest_llmperf.support.files import refused_at, write_text
 
 # Of reasons; the document has all.
 _MOST = 8
@@ -151,82 +145,12 @@ def _outcome(tried: Tried) -> str:
     return (_figures(trial) if trial.is_measured else f"failed ({trial.kind}: {trial.failure})") + kept
 
 
-# The test that holds a winner from tomorrow on, and those that were found before it.
-_TEXT = '''"""Configurations that `llmperf tune` has found to be the fastest, held by their baselines.
-
-It adds to CASES and leaves the rest of this file alone as long as nothing else is in it.
-"""
-
-import pytest
-
-from pytest_llmperf import TrainSpec
-
-CASES = [
-{cases}
-]
+def winners_test(winner: TrainSpec, gpus: int) -> Iterator[str]:
+    """What holds it from tomorrow on, ready to paste."""
+    words = ", ".join(f"{name}={_quoted(value)}" for name, value in chosen_settings(winner.to_dict()).items())
+    yield from ("", "# test_tuned.py", "from pytest_llmperf import TrainSpec", "", "")
+    yield from ("def test_tuned(perf):", f"    perf.check(TrainSpec({words}))", f"# pytest test_tuned.py --gpus {gpus}")
 
 
-@pytest.mark.parametrize("spec", [TrainSpec(**case) for case in CASES], ids=lambda spec: spec.id)
-def test_tuned(perf, spec):
-    perf.check(spec)
-'''
-
-
-@dataclass(frozen=True)
-class TestFile:
-    """One such file, with what it holds so far."""
-
-    __test__ = False
-
-    path: Path
-    cases: tuple[Mapping[str, Any], ...]
-
-    @classmethod
-    def at(cls, path: Path) -> TestFile:
-        """What ``path`` holds, if it is there; CaseError: it cannot be written, or is somebody's own."""
-        if path.suffix != ".py" or not path.name.startswith("test_"):
-            raise CaseError(f"--write {path}: pytest collects files named test_*.py, e.g. perf_tests/test_tuned.py")
-        if not path.parent.is_dir():
-            raise CaseError(f"--write {path}: there is no folder {path.parent}")
-        cases, is_there = tuple[Mapping[str, Any], ...](), path.exists()
-        if is_there:
-            try:
-                text = path.read_text(encoding="utf-8")
-                cases = tuple(ast.literal_eval(text.partition("CASES = ")[2].partition("\n\n\n")[0]))
-                is_ours = text == _text(cases)
-            except (OSError, UnicodeDecodeError, SyntaxError, ValueError, TypeError, AttributeError) as error:
-                raise CaseError(
-                    f"--write {path}: it is there, and was not written by this command ({error})"
-                ) from error
-            if not is_ours:
-                raise CaseError(f"--write {path}: it was edited; name another file, or move what is yours out of it")
-        # Before minutes are spent on what it would hold; a file that is read-only is somebody's wish.
-        why = "it is read-only" if is_there and not path.stat().st_mode & stat.S_IWUSR else refused_at(path)
-        if why:
-            raise CaseError(f"--write {path}: it cannot be written ({why}); name another file")
-        return cls(path, cases)
-
-    @property
-    def nodeid(self) -> str:
-        return f"{self.path.as_posix()}::test_tuned"
-
-    def write(self, winner: TrainSpec) -> None:
-        """With ``winner`` in the place of what it beats. CaseError: somebody edited it; OSError."""
-        usual = spec_defaults()
-
-        def is_for(case: Mapping[str, Any]) -> list[Any]:
-            return [case.get(name, usual.get(name)) for name in ("model", "sequence_length", "gpus")]
-
-        case = chosen_settings(winner.to_dict())
-        others = [other for other in TestFile.at(self.path).cases if is_for(other) != is_for(case)]
-        write_text(self.path, _text([*others, case]))
-
-
-def _text(cases: Sequence[Mapping[str, Any]]) -> str:
-    """As a formatter would have it: an entry a line."""
-
-    def quoted(value: object) -> str:
-        return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-    entries = ("".join(f"        {quoted(name)}: {quoted(value)},\n" for name, value in case.items()) for case in cases)
-    return _TEXT.format(cases="\n".join(f"    {{\n{lines}    }}," for lines in entries))
+def _quoted(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -24,7 +24,7 @@ from pytest_llmperf.report.text import leaving, one_line, shorten_middle
 #: The verdicts that somebody has to look at, in the order in which a page tells them.
 FOR_A_PERSON = ("regressed", "invalid", "new", "inconclusive", "improved", "changed")
 
-#: The part of a row that is its whole bar, by whose figure it is.
+#: Whose figure a row's bar is.
 NOW, STORED = "this run", "baseline, not run this time"
 
 
@@ -51,7 +51,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Row:
-    """Parts that add up to a bar, and figures to hold their sum against, both by name."""
+    """A bar, which is ``NOW`` or ``STORED``, or none; and figures to hold it against, by name."""
 
     label: str
     words: str
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class RowChart(Chart):
-    """Bars, plain or divided; the legend has parts and marks in the order of these names."""
+    """Bars; the legend has marks in the order of these names."""
 
     axis: str
     rows: tuple[Row, ...]
@@ -260,8 +260,7 @@ _LABEL_CHARACTERS = 44
 _LARGE = 10_000
 _THREE_DIGITS = ".3~s"
 
-#: Colours of parts, and of marks, in their order: names that the style sheet has.
-PART_COLOURS = tuple(f"part{number}" for number in range(1, 12))
+#: Colours of marks, in their order, and of bars: names that the style sheet has.
 _MARKS = ("baseline", "published")
 _WHOLE = {NOW: "now", STORED: "stored"}
 
@@ -279,16 +278,10 @@ def legend(chart: Chart) -> list[tuple[str, str]]:
             marks = [
                 (f"{colour} mark", name) for colour, name in zip(_MARKS, chart.marks, strict=False) if name in found
             ]
-            return [*((colour, name) for name, colour in _colours(chart).items()), *marks]
+            return [*((_WHOLE[name], name) for name in chart.parts), *marks]
         case LineChart():
             return list(dict.fromkeys((f"{line.role} line", line.name) for line in chart.lines))
     return [("now", "change, nine times in ten within the line"), ("limit mark", "limit")]
-
-
-def _colours(chart: RowChart) -> dict[str, str]:
-    if {*chart.parts} <= {*_WHOLE}:
-        return {name: colour for name, colour in _WHOLE.items() if name in chart.parts}
-    return {name: PART_COLOURS[index % len(PART_COLOURS)] for index, name in enumerate(chart.parts)}
 
 
 def specification(chart: Chart) -> dict[str, Any]:
@@ -329,14 +322,11 @@ def _short(label: str) -> str:
 
 
 def _rows(chart: RowChart) -> list[dict[str, Any]]:
-    colours, found = _colours(chart), []
+    found = []
     for index, row in enumerate(chart.rows):
-        ends = [0.0]
-        for _, size in row.parts:
-            ends.append(ends[-1] + size)
         marks = dict(row.marks)
         told = {"row": index, "label": _short(row.label), "told": one_line(row.words)}
-        told |= {"start": ends[:-1], "end": ends[1:], "colour": [f"var(--{colours[name]})" for name, _ in row.parts]}
+        told |= {"size": [size for _, size in row.parts], "colour": [f"var(--{_WHOLE[name]})" for name, _ in row.parts]}
         found.append({**told, **{key: marks.get(name) for key, name in zip(_MARKS, chart.marks, strict=False)}})
     return found
 

@@ -1,4 +1,4 @@
-"""Charts of cases: changes beside limits, steps, memory by part, where time went, traced steps."""
+"""What a page shows of cases: changes beside limits, steps, a soak's minutes, memory by part, traced steps."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ from pytest_llmperf.report.page import (
     IntervalChart,
     Line,
     LineChart,
-    Row,
-    RowChart,
     Section,
     Table,
 )
-from pytest_llmperf.report.results_json import Result, RunDocument
-from pytest_llmperf.report.summary_table import parts_of_a_run
+from pytest_llmperf.report.results_json import Result
 from pytest_llmperf.report.text import detectable_words
 from pytest_llmperf.run.ladder_charts import Baselines
 from pytest_llmperf.support import formats
 
-_MOST_CASES, _MOST_LAUNCHES, _MOST_DIVIDED = 16, 6, 12
+_MOST_CASES, _MOST_LAUNCHES = 16, 6
 _MOST_POINTS, _MOST_NAMES = 400, 12
 
 _ALLOCATED, _PREDICTED = "peak_allocated_bytes", "predicted_peak_bytes"
-_MARKS = ("measured: allocated", "measured: reserved")
-_NEGLIGIBLE = 0.001
 
 
 def urgency(result: Result) -> int:
@@ -160,31 +155,6 @@ def _points(launch: Launch) -> tuple[tuple[float, float], ...]:
     return tuple(steps[1::every])
 
 
-def time_section(documents: Sequence[RunDocument]) -> Section | None:
-    """All launches by phase; ``None`` where nobody told."""
-    stacks, rows = [], []
-    for document in documents:
-        if parts := parts_of_a_run(document.spent):
-            whole, number = sum(parts.values()), document.num_launches
-            label = f"{document.name}: {number} launch{'es' * (number != 1)}"
-            stacks.append(Row(label, formats.seconds(whole), tuple(parts.items())))
-            rows += [
-                (document.name, name, formats.seconds(seconds), formats.share(seconds / (whole or 1.0)))
-                for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
-            ]
-    if not stacks:
-        return None
-    largest = "; ".join(f"{name} {seconds}" for _, name, seconds, _ in rows[:4])
-    chart = RowChart(
-        title="All launches",
-        says=f"Seconds of all launches together, by what they went to: {largest}",
-        axis="seconds",
-        rows=tuple(stacks),
-        table=Table(("run", "phase", "time", "share"), tuple(rows), 2),
-    )
-    return Section(anchor="time", title="Where the time went", charts=(chart,))
-
-
 def memory_parts(result: Result, stored: Baselines) -> Mapping[str, int]:
     """Bytes at the predicted peak, by part, from fake tensors; nothing where none are stored of this case."""
     baseline = stored.get((result.machine, result.record.digest))
@@ -208,34 +178,6 @@ def memory_table(result: Result, parts: Mapping[str, int]) -> Table:
     if predicted and allocated and result.record.launches:
         rows.append(("prediction off by", formats.percent(predicted / allocated - 1)))
     return Table(("part", "size"), tuple(rows))
-
-
-def memory_section(results: Sequence[Result], stored: Baselines) -> Section | None:
-    """The memory of every case of which parts are stored; ``None`` where there is none."""
-    told = [(result, parts) for result in results if (parts := memory_parts(result, stored))]
-    if not told:
-        return None
-    shown = told[:_MOST_DIVIDED]
-    names = [name for name in PARTS if any(parts.get(name) for _, parts in shown)]
-    unit, axis = formats.unit_of_memory(max(sum(parts.values()) for _, parts in shown))
-    stacks, rows = [], []
-    for result, parts in shown:
-        whole = sum(parts.values())
-        measured = (result.figure(_ALLOCATED).value, result.figure(MEMORY).value)
-        told_parts = tuple((name, size / unit) for name, size in parts.items() if size > _NEGLIGIBLE * whole)
-        marks = tuple((name, size / unit) for name, size in zip(_MARKS, measured, strict=True) if size is not None)
-        stacks.append(Row(result.id, formats.memory(whole), told_parts, marks))
-        rows.append((result.id, *map(formats.memory, (*map(parts.get, names), whole, *measured))))
-    chart = RowChart(
-        title="Predicted by part, and measured",
-        says=f"Memory of {len(shown)} cases at the predicted peak, by part, beside what launches took.",
-        axis=axis,
-        note=f"{len(told) - len(shown)} more: each case below opens to its own." if len(told) > len(shown) else "",
-        rows=tuple(stacks),
-        marks=_MARKS,
-        table=Table(("case", *names, "predicted", "allocated", "reserved"), tuple(rows)),
-    )
-    return Section(anchor="memory", title="Memory", charts=(chart,))
 
 
 # Traced steps by category, and what changed in them.
@@ -288,29 +230,3 @@ def trace_tables(result: Result, stored: Baselines) -> list[tuple[str, Table]]:
     if moved:
         found.append(("What a step does more or less often", Table(("part", "name", "calls", "time"), tuple(moved), 2)))
     return found
-
-
-def trace_section(results: Sequence[Result]) -> Section | None:
-    """A traced step of every case that has one; ``None`` where there is none."""
-    traced = [(result, trace) for result in results if (trace := _now(result)) is not None]
-    if not traced:
-        return None
-    shown = [(result, trace, _parts(trace)) for result, trace in traced[:_MOST_DIVIDED]]
-    notes = [f"{len(traced) - len(shown)} more: each case below opens to its own."] if len(traced) > len(shown) else []
-    notes += ["On the CPU operators stand for kernels."] if any(trace.is_on_host for _, trace, _ in shown) else []
-    names = [name for name in ORDER if any(name in parts for _, _, parts in shown)]
-    stacks, rows = [], []
-    for result, trace, parts in shown:
-        whole = trace.step_seconds
-        bars = tuple((name, part * 1000) for name, part in parts.items() if part > _NEGLIGIBLE * whole)
-        stacks.append(Row(result.id, f"{whole * 1000:.4g} ms", bars))
-        rows.append((result.id, *(_ms(parts.get(name, 0.0)) for name in names), _ms(whole)))
-    chart = RowChart(
-        title="A traced step by category",
-        says=f"Of what a traced step of {len(shown)} cases consists, in milliseconds.",
-        note=" ".join(notes),
-        axis="ms a step",
-        rows=tuple(stacks),
-        table=Table(("case", *names, "step, ms"), tuple(rows)),
-    )
-    return Section(anchor="traces", title="Inside a step", charts=(chart,))

@@ -18,12 +18,9 @@ from pytest_llmperf.run.case_charts import (
     change_section,
     interval_words,
     memory_parts,
-    memory_section,
     memory_table,
     soak_charts,
     step_chart,
-    time_section,
-    trace_section,
     trace_tables,
     urgency,
 )
@@ -75,7 +72,7 @@ def page_of(
         columns=headings(documents),
         main=_MAIN,
         cases=_rows(documents, stored),
-        sections=tuple(filter(None, _sections(documents, results, stored, histories))),
+        sections=tuple(filter(None, _sections(results, stored, histories))),
         skipped=tuple(skipped[:_MOST_SKIPPED]),
         made_by=made_by,
         notes=notes_of(results),
@@ -83,10 +80,7 @@ def page_of(
 
 
 def _sections(
-    documents: Sequence[RunDocument],
-    results: Sequence[Result],
-    stored: Baselines,
-    histories: Sequence[CaseHistory],
+    results: Sequence[Result], stored: Baselines, histories: Sequence[CaseHistory]
 ) -> Iterator[Section | None]:
     # One of each case on each machine kind, of two runs the last that was named. What somebody has to look at comes
     # first, then the ladder: a chart has no room for all.
@@ -95,9 +89,6 @@ def _sections(
     yield ladder_section(charted, stored)
     yield change_section(charted)
     yield history_section(histories)
-    yield memory_section(charted, stored)
-    yield trace_section(charted)
-    yield time_section(documents)
 
 
 def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:

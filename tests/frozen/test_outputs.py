@@ -121,7 +121,6 @@ _MOVING = (
     (r"20(?!26-0)\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?([+-]\d\d:\d\d|Z| UTC)?)?", "TIME"),
     (r"\b[0-9a-f]{40}\b", "REVISION"),
     (r"\b20\d{6}-\d{6}-\d+\b", "RUN"),
-    (r"(?s)(Where the time went\nAll launches\n).*?(?=\nAll cases\n)", r"\1TIMES"),
     (r"(?m)^(llmperf_run_timestamp_seconds) .*", r"\1 TIME"),
     (r"\bin \d+\.\d\ds\b", "in N s"),
     (r"(\d\d)\.\d s in (\d+ launch)", r"\1 s in \2"),  # on a busy machine a launch waits for its turn

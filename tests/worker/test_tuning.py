@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.cli.tune_pages import winners_test
+from pytest_llmperf.settings.train_spec import TrainSpec
+
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.wide, pytest.mark.filterwarnings("ignore")]
@@ -22,7 +25,7 @@ def _tune(folder: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pytest_llmperf.cli", "tune", "llama-tiny", "sequence_length=32", "--gpus", "0"]
     environment = os.environ | {"LLMPERF_CACHE_DIR": str(folder / "cache"), "LLMPERF_LEASE_DIR": str(folder / "leases")}
     return subprocess.Popen(
-        [*command, "--space", "space.toml", "--minutes", "4", "--write", "test_tuned.py", *more],
+        [*command, "--space", "space.toml", "--minutes", "4", "--record", *more],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -38,7 +41,6 @@ def test_a_killed_search_goes_on_and_its_winner_is_held_from_then_on(tmp_path: P
     told = next(line for line in first.stderr if " tokens/s/GPU, " in line)
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    assert not (tmp_path / "test_tuned.py").exists()
 
     second = _tune(tmp_path, "--json")
     out, err = second.communicate(timeout=240)
@@ -52,6 +54,7 @@ def test_a_killed_search_goes_on_and_its_winner_is_held_from_then_on(tmp_path: P
     assert found["parity"]["verdict"] == "pass"
     assert found["case"]["updated"]
 
+    (tmp_path / "test_tuned.py").write_text("\n".join(winners_test(TrainSpec(**found["winner"]["spec"]), 0)))
     words = "-m pytest test_tuned.py --gpus 0 --perf-max-launches 1 -p no:randomly --rootdir . -q".split()
     suite = subprocess.run(
         [sys.executable, *words],

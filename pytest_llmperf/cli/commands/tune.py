@@ -12,7 +12,7 @@ from typing import Any
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared
 from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.cli.asked_run import settings as named_settings
-from pytest_llmperf.cli.tune_pages import TestFile, Watcher, document, page
+from pytest_llmperf.cli.tune_pages import Watcher, document, page, winners_test
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.tuning import OBJECTIVES
 from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError, UsageError
@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "also what trains otherwise: fp8, a precision (bf16-pure) or an optimizer; may be given again"
     add("--allow", action="append", default=[], metavar="WORD", help=what)
     add("--space", type=Path, metavar="FILE.toml", help="a space of one's own, in place of the usual one")
-    add("--write", type=Path, metavar="FILE.py", help="a test that holds the winner, which is recorded as a baseline")
+    add("--record", action="store_true", help="record the winner as a baseline, which its test holds")
     parser.set_defaults(answer=_answer, usage=parser.error, later_words="fixed")
 
 
@@ -56,15 +56,13 @@ class Tune:
     arguments: argparse.Namespace
     run: Run
     tuning: Tuning
-    test_file: TestFile | None
     troubles: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         try:
             watcher = Watcher(self.tuning)
-            nodeid = self.test_file.nodeid if self.test_file else NODEID
             # What trials find is none of the run's: a search has no results to judge or to write.
-            caller = self.run.caller(nodeid, watcher, findings=Findings())
+            caller = self.run.caller(NODEID, watcher, findings=Findings())
             yield from self._report(Tuner(caller, self.tuning, watcher.standing).run())
         except (CaseFailedError, RunEndedError, UsageError) as error:
             self.troubles.append(str(error))
@@ -80,8 +78,10 @@ class Tune:
                 yield "note: a CPU's times are noise, and what is close may be in another order tomorrow"
         if tuning.winner is None:
             self.troubles.append(self._why_none(tuning))
-        elif self.test_file is not None:
-            yield from self._written(tuning, tuning.winner, self.test_file)
+        elif self.arguments.record and (why := self._unrecorded(tuning)):
+            self.troubles.append(why)
+        elif not self.arguments.json:
+            yield from winners_test(tuning.winner, self.run.num_gpus)
         if tuning.ended == "interrupted":
             self.troubles.append("interrupted; the same command goes on from what was kept")
             raise KeyboardInterrupt  # the exit code is that of a command that was
@@ -102,23 +102,15 @@ class Tune:
             f"nothing fits: the least is {spec.id} with {formats.memory(needed)} predicted, and {holder} may hold {has}"
         )
 
-    def _written(self, tuning: Tuning, winner: TrainSpec, test_file: TestFile) -> Iterator[str]:
+    def _unrecorded(self, tuning: Tuning) -> str:
+        """Why the winner has no baseline. It may have one by a search that was ended: that is what holds it."""
         case = tuning.case
-        # It may have a baseline, by a search that was ended before it wrote, say: that is what holds it.
-        if case is None or (not case.result.updated and case.result.verdict not in {"pass", "inconclusive"}):
-            asked = case.refused or case.result.reason if case else "".join(tuning.notes[-1:])
-            why = asked or tuning.ended or "it was not launched as a case"
-            more = "; the same command with more --minutes goes on from what was tried"
-            why += more if "time was left for" in why else ""
-            self.troubles.append(f"{test_file.path}: not written, as the winner was not recorded: {why}")
-            return
-        try:
-            test_file.write(winner)
-        except (OSError, CaseError) as error:  # somebody has edited it meanwhile
-            self.troubles.append(f"{test_file.path}: not written ({error})")
-            return
-        if not self.arguments.json:
-            yield f"written: {test_file.path}; hold it with: pytest {test_file.path} --gpus {self.run.num_gpus}"
+        if case is not None and (case.result.updated or case.result.verdict in {"pass", "inconclusive"}):
+            return ""
+        asked = case.refused or case.result.reason if case else "".join(tuning.notes[-1:])
+        why = asked or tuning.ended or "it was not launched as a case"
+        more = "; the same command with more --minutes goes on from what was tried"
+        return f"the winner was not recorded: {why}" + (more if "time was left for" in why else "")
 
 
 def _space(arguments: argparse.Namespace, run: Run) -> Space:
@@ -156,15 +148,14 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
 
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
-    run = asked_run(arguments, TUNE, update="new" if arguments.write else None)
+    run = asked_run(arguments, TUNE, update="new" if arguments.record else None)
     try:
         if arguments.objective == "energy" and run.on_cpu:
             raise CaseError(
                 "--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective"
             )
         space = _space(arguments, run)
-        test_file = TestFile.at(arguments.write) if arguments.write else None
-        if test_file is not None:
+        if arguments.record:
             BaselineStore(run.settings.baselines).check_writable(run.machine_kind, space.base)
         with usage_errors(arguments):
             run.begin([space.base])
@@ -176,5 +167,5 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
         seconds_given=60 * arguments.minutes,
         begun_at=space.base,
     )
-    tune = Tune(arguments, run, tuning, test_file)
+    tune = Tune(arguments, run, tuning)
     return Answer(tune.lines(), tune.troubles, for_programs=arguments.json, acts=True)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli import tune_pages
-from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.entry_point import main
-from pytest_llmperf.cli.tune_pages import TestFile, document, page
+from pytest_llmperf.cli.tune_pages import document, page, winners_test
 from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
@@ -31,77 +28,6 @@ TINY = TrainSpec(model="llama-tiny", micro_batch_size=8)
 FAST = replace(TINY, micro_batch_size=16, optimizer="adamw_torch_fused")
 
 
-class TestTheTestFile:
-    def test_it_holds_the_winner_of_each_model_length_and_number_of_gpus(self, tmp_path: Path) -> None:
-        path = tmp_path / "test_tuned.py"
-        for spec in (FAST, replace(FAST, model="opt-tiny"), *2 * [replace(FAST, micro_batch_size=32)]):
-            TestFile.at(path).write(spec)
-        assert TestFile.at(path).cases == (
-            {"model": "opt-tiny", "micro_batch_size": 16, "optimizer": "adamw_torch_fused"},
-            {"model": "llama-tiny", "micro_batch_size": 32, "optimizer": "adamw_torch_fused"},
-        )
-
-    def test_it_is_formatted_and_collected_as_its_node_id_says(self, tmp_path: Path) -> None:
-        path = tmp_path / "test_tuned.py"
-        TestFile.at(path).write(FAST)
-        collected = subprocess.run(
-            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "test_tuned.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert f"test_tuned.py::test_tuned[{FAST.id}]" in collected.stdout
-        ruff = [sys.executable, "-m", "ruff", "format", "--check", "--isolated", "--line-length", "120", str(path)]
-        formatted = subprocess.run(ruff, capture_output=True, text=True, check=False)
-        assert formatted.returncode == 0 or "No module named ruff" in formatted.stderr
-
-    @pytest.mark.parametrize(
-        ("name", "text", "said"),
-        [
-            ("tuned.py", None, "pytest collects files named"),
-            ("test_tuned.txt", None, "pytest collects files named"),
-            ("none/test_tuned.py", None, "there is no folder"),
-            ("test_tuned.py", "def test_mine(): ...\n", "was not written by this command"),
-            ("test_tuned.py", "CASES = [", "was not written by this command"),
-            ("test_tuned.py", "CASES = 3\n", "was not written by this command"),
-            ("test_tuned.py", "CASES = [3]\n", "was not written by this command"),
-            ("test_tuned.py", "CASES = [{'model': 'llama-tiny'}]\n", "it was edited"),
-            ("test_tuned.py", b"\xff", "was not written by this command"),
-        ],
-    )
-    def test_what_is_not_ours_is_left_alone(self, tmp_path: Path, name: str, text: Any, said: str) -> None:
-        path = tmp_path / name
-        if text is not None:
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        with pytest.raises(CaseError, match=said):
-            TestFile.at(path)
-        assert text is None or path.read_bytes() == (text if isinstance(text, bytes) else text.encode())
-
-    def test_what_is_read_only_is_refused_before_anything_is_launched(self, tmp_path: Path, golden: Golden) -> None:
-        path = tmp_path / "test_tuned.py"
-        TestFile.at(path).write(FAST)
-        path.chmod(0o444)
-        with pytest.raises(CaseError) as raised:
-            TestFile.at(path)
-        golden(raised)
-
-    def test_where_nothing_can_be_written_is_said(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
-    ) -> None:
-        monkeypatch.setattr(tune_pages, "refused_at", lambda _: "No space left on device")
-        with pytest.raises(CaseError) as raised:
-            TestFile.at(tmp_path / "test_tuned.py")
-        golden(raised)
-
-    def test_what_two_searches_find_at_the_same_time_is_held(self, tmp_path: Path) -> None:
-        path = tmp_path / "test_tuned.py"
-        one, other = TestFile.at(path), TestFile.at(path)
-        one.write(FAST)
-        other.write(replace(FAST, model="opt-tiny"))
-        assert [case["model"] for case in TestFile.at(path).cases] == ["llama-tiny", "opt-tiny"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -110,10 +36,9 @@ class TestTheTestFile:
         (["llama-tiny", "8"], "8: expected settings in pairs"),
         (["llama-tiny", "model=opt-tiny"], "model=opt-tiny is given beside llama-tiny"),
         (["llama-tiny", "--objective", "energy"], "no counter tells what a CPU takes; expected a GPU"),
-        (["llama-tiny", "--write", "test_a.py", "--perf-baselines", "/proc/none"], "baselines cannot be recorded here"),
+        (["llama-tiny", "--record", "--perf-baselines", "/proc/none"], "baselines cannot be recorded here"),
         (["llama-tiny", "--allow", "fp9"], "'fp9', did you mean 'fp8'"),
         (["llama-tiny", "--space", "none.toml"], "none.toml: no space could be read (No such file or directory)"),
-        (["llama-tiny", "--write", "mine.py"], "pytest collects files named test_*.py"),
         (["llama-tiny", "micro_batch_size=4", "--global-batch", "6"], "no multiple of the micro-batch 4"),
         (["llama-tiny", "--global-batch", "6", "micro_batch_size=4"], "no multiple of the micro-batch 4"),
         (["llama-tiny", "--space", "mine.toml", "--global-batch", "6"], "--global-batch is about the usual space"),
@@ -241,25 +166,32 @@ def test_an_interrupted_search_ends_as_shells_expect(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
     monkeypatch.setattr(Tuner, "run", lambda _: _tuning(ended="interrupted", notes=()))
-    assert main(["tune", "llama-tiny", "--gpus", "0", "--write", "test_a.py"]) == 130
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--record"]) == 130
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == FAST.id
     golden(err.splitlines()[-2:])
-    assert not (tmp_path / "test_a.py").exists()
 
 
-@pytest.mark.parametrize(("verdict", "is_written"), [("pass", True), ("inconclusive", True), ("regressed", False)])
-def test_a_winner_that_was_recorded_before_is_written_where_its_baseline_holds_it(
-    verdict: Any, is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_test_of_a_winner_checks_the_very_spec() -> None:
+    lines, names, checked = list(winners_test(FAST, 2)), dict[str, Any](), list[TrainSpec]()
+    assert lines[-1] == "# pytest test_tuned.py --gpus 2"
+    exec("\n".join(lines), names)
+    names["test_tuned"](SimpleNamespace(check=checked.append))
+    assert checked == [FAST]
+
+
+@pytest.mark.parametrize(("verdict", "is_held"), [("pass", True), ("inconclusive", True), ("regressed", False)])
+def test_a_winner_that_was_recorded_before_is_held_where_its_baseline_holds_it(
+    verdict: Any, is_held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = CaseResult(id=FAST.id, digest=FAST.digest, nodeid="", machine="m", verdict=verdict, reason="it is so")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
     monkeypatch.setattr(Tuner, "run", lambda _: _tuning(case=Concluded(result=result)))
-    TestFile.at(Path("test_a.py")).write(TINY)
-    assert main(["tune", "llama-tiny", "--gpus", "0", "--write", "test_a.py"]) == (0 if is_written else 1)
-    assert ("not recorded: it is so" in capsys.readouterr().err) != is_written
-    assert [case["micro_batch_size"] for case in TestFile.at(Path("test_a.py")).cases] == [16 if is_written else 8]
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--record"]) == (0 if is_held else 1)
+    out, err = capsys.readouterr()
+    assert ("not recorded: it is so" in err) != is_held
+    assert ("def test_tuned(perf):" in out) == is_held
 
 
 @pytest.mark.parametrize(

@@ -147,30 +147,12 @@ def test_the_interval_that_decided_is_drawn_and_told(page: Page) -> None:
     assert "-10.7 %" in steps.says
 
 
-def test_memory_by_part_is_the_predicted_beside_what_was_measured(page: Page) -> None:
-    first = chart(page, "memory", "part").rows[0]
-    assert dict(first.parts) == {"weights": 2, "optimizer": 5, "activations": 40}
-    assert dict(first.marks) == {"measured: allocated": 50, "measured: reserved": 50}
-    table = dict(case(page, "sdpa-mbs7").details.tables)["Memory"]
-    assert table.rows[-1] == ("prediction off by", "-6.0 %")
-
-
-def test_a_trace_is_told_by_category_and_what_moved_in_it(page: Page) -> None:
-    stack = chart(page, "traces", "by category").rows[0]
-    assert dict(stack.parts) == {"matrix products": 200, "attention": 60, "elementwise and others": 40}
-    moved = dict(case(page, "sdpa-mbs7").details.tables)["What a step does more or less often"]
+def test_a_case_tells_its_memory_by_part_and_what_moved_in_its_trace(page: Page) -> None:
+    tables = dict(case(page, "sdpa-mbs7").details.tables)
+    assert tables["Memory"].rows[-1] == ("prediction off by", "-6.0 %")
+    assert [row[0].partition(":")[0] for row in tables["Memory"].rows[:3]] == ["weights", "optimizer", "activations"]
+    moved = tables["What a step does more or less often"]
     assert moved.rows == (("elementwise and others", "elementwise_add", "+40 (new)", "+40.0 ms"),)
-
-
-def test_the_runs_time_is_told_by_phase(page: Page) -> None:
-    (stack,) = chart(page, "time", "All launches").rows
-    assert dict(stack.parts) == {
-        "waiting for hardware": pytest.approx(11),
-        "start-up": pytest.approx(30.8),
-        "first steps": pytest.approx(33),
-        "training": pytest.approx(220),
-        "ending": pytest.approx(22),
-    }
 
 
 def again(one: Case) -> str:
@@ -434,7 +416,7 @@ def test_a_cpus_memory_is_not_held_against_a_gpus_prediction() -> None:
     stored = stored_figures()
     moved = {("cpu-x-8c", digest): one for (_, digest), one in stored.items()}
     page = page_of([RunDocument(values)], moved)
-    assert "memory" not in [each.anchor for each in page.sections]
+    assert not any("Memory" in dict(one.details.tables) for one in page.cases)
 
 
 @pytest.mark.parametrize(("most", "unit"), [(3 * 2**30, "GiB"), (40 * 2**20, "MiB"), (900, "KiB")])
