@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,14 @@ def resolve(name: str) -> Model:
         own = name.rsplit("/", 1)[-1]
     # Two configurations may share a folder name: the fingerprint keeps their ids, and so their baselines, apart.
     return Model(f"{slugged(own, 'model')}-{fingerprint[:6]}", config, fingerprint)
+
+
+def changed(model: Model, values: Mapping[str, Any]) -> Model:
+    """``model`` with these ``values`` in its configuration; ``ValueError``: sizes that cannot be."""
+    config = {**model.config, **values}
+    if model.model_type in _OF_THE_FORMULA and (problem := _size_problem(config)):
+        raise ValueError(problem)
+    return replace(model, config=config)
 
 
 @cache

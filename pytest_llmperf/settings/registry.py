@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from pytest_llmperf.settings import (
+    arguments,
     attention,
     batch,
     compilation,
@@ -25,15 +26,19 @@ from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, T
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.user_input import first_few, hint
 
-_FILES = (precision, attention, experts, liger, compilation, optimizer, parallelism, batch, data)
+_FILES = (precision, attention, experts, liger, compilation, optimizer, parallelism, batch, data, arguments)
 _KNOWN = {each.name: each for file in _FILES for each in vars(file).values() if isinstance(each, Setting)}
 #: In the order in which a search decides.
 _DECIDED = (
-    "precision attention experts liger compilation optimizer recomputation parallelism batch data weights duration"
+    "precision attention experts liger compilation optimizer recomputation parallelism batch data weights arguments "
+    "duration"
 )
 SETTINGS = tuple(_KNOWN[name] for name in _DECIDED.split())
 # In the order of ids, which is older.
-_SAID = "precision attention experts liger compilation recomputation optimizer batch parallelism data weights duration"
+_SAID = (
+    "precision attention experts liger compilation recomputation optimizer batch parallelism data weights arguments "
+    "duration"
+)
 _IN_ID = tuple(_KNOWN[name] for name in _SAID.split())
 
 
@@ -186,6 +191,7 @@ class Evidence:
     parallelism: parallelism.ParallelismEvidence
     data: data.DataEvidence
     weights: WeightsEvidence
+    arguments: arguments.ArgumentsEvidence
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Evidence:

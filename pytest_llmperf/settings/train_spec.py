@@ -12,7 +12,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from pytest_llmperf.settings import models, registry, text_files
+from pytest_llmperf.settings import arguments, models, registry, text_files
 from pytest_llmperf.settings.parallelism import on_fewer
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
@@ -102,6 +102,10 @@ class TrainSpec(Spec):
     seed: int = 42
     save_checkpoint: bool = field(default=False, metadata=_LATER)
     """Whether the Trainer saves once, all that it would resume from, after the timed steps."""
+    training_arguments: str | Mapping[str, Any] = field(default="", metadata=_LATER)
+    """What has no field here, for transformers' ``TrainingArguments``: ``{"adam_beta2": 0.95}``; kept as JSON text."""
+    model_kwargs: str | Mapping[str, Any] = field(default="", metadata=_LATER)
+    """What the model's configuration says otherwise than its file: ``{"num_hidden_layers": 8}``; kept as JSON text."""
     steps: int = field(default=60, metadata=_HOW)
     """Optimizer steps of one launch at most, the first one included."""
     min_steps: int = field(default=16, metadata=_HOW)
@@ -118,13 +122,17 @@ class TrainSpec(Spec):
     _no_field = MappingProxyType({"precision": f", which is the fixture's word for three of its fields: {_PRECISION}"})
 
     def __post_init__(self) -> None:
+        for name in arguments.OPEN:
+            object.__setattr__(self, name, arguments.canonical(name, getattr(self, name)))
         clashes = (f"{self.id}: {line}" for line in registry.clashes(self))
         for problem in chain(_type_problems(self), registry.value_problems(self), clashes):  # the first alone
             raise SpecError(problem)
 
     @property
     def architecture(self) -> models.Model:
-        return _resolved("", models.resolve, self.model)
+        model = _resolved("", models.resolve, self.model)
+        changes = arguments.values(self, "model_kwargs")
+        return _resolved("TrainSpec: model_kwargs: ", models.changed, model, changes) if changes else model
 
     @property
     def text_files(self) -> TextFiles:
@@ -206,7 +214,7 @@ class TrainSpec(Spec):
         return cls(**values)
 
 
-def _resolved(prefix: str, resolve: Callable[..., _T], *names: str | None) -> _T:
+def _resolved(prefix: str, resolve: Callable[..., _T], *names: Any) -> _T:
     try:
         return resolve(*names)
     except ValueError as error:
@@ -222,7 +230,7 @@ def _type_problems(spec: TrainSpec) -> Iterator[str]:
         if value is None and expected.endswith(" | None"):
             continue
         # bool is an int to Python, and never one to a user.
-        fits = isinstance(value, _TYPES[expected.removesuffix(" | None")])
+        fits = isinstance(value, _TYPES[expected.partition(" | ")[0]])
         if not fits or (expected != "bool" and isinstance(value, bool)):
             yield f"TrainSpec: {each.name}={value!r} must be {expected}, not {type(value).__name__}"
 

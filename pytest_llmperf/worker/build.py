@@ -27,7 +27,7 @@ from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import compilation, data, experts, liger, parallelism, precision
+from pytest_llmperf.worker.settings import arguments, compilation, data, experts, liger, parallelism, precision
 from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
 
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
@@ -98,14 +98,15 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     choose_sdpa(spec)
     hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
     check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
-    arguments = {"dtype": dtype, "attn_implementation": spec.attention, **experts.arguments(spec)}
+    arguments.check_configuration(spec, hf_config)
+    given = {"dtype": dtype, "attn_implementation": spec.attention, **experts.arguments(spec)}
     if spec.weights is None:
         # Drawing 1.2e9 weights takes a minute on the host and half a second on the GPU.
         with device, of_what_cannot_be_built(hf_config.model_type):
-            model = AutoModelForCausalLM.from_config(hf_config, **arguments)
+            model = AutoModelForCausalLM.from_config(hf_config, **given)
     elif Path(spec.weights).is_dir():
-        arguments |= {"config": hf_config, "local_files_only": True}
-        model = AutoModelForCausalLM.from_pretrained(spec.weights, **arguments).to(device)
+        given |= {"config": hf_config, "local_files_only": True}
+        model = AutoModelForCausalLM.from_pretrained(spec.weights, **given).to(device)
     else:
         raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
     check_direction(model.config)
@@ -139,6 +140,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         **compilation.recomputation_arguments(spec),
         **parallelism.arguments(spec, device),
         **data.arguments(spec, device),
+        **arguments.arguments(spec),
     )
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import pkgutil
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -25,20 +27,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pytest_llmperf.observe import environment
 from pytest_llmperf.observe.environment import DEEPEST, name_of
-from pytest_llmperf.settings.registry import RunEvidence
+from pytest_llmperf.settings.registry import SETTINGS, RunEvidence
 from pytest_llmperf.settings.setting import gathered
 from pytest_llmperf.settings.train_spec import INJECT, TrainSpec
 from pytest_llmperf.worker import imports, settings
-from pytest_llmperf.worker.settings import (
-    Training,
-    attention,
-    compilation,
-    data,
-    experts,
-    liger,
-    parallelism,
-    precision,
-)
+from pytest_llmperf.worker.settings import Training, attention
 
 #: Tried last of all.
 last_kernels = attention.last_kernels
@@ -46,17 +39,12 @@ last_kernels = attention.last_kernels
 
 def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
     """Let each setting's witness watch a training, before its Trainer is made; the answer gives what they saw, once."""
+    makers: dict[str, settings.Witness] = dict(settings.WITNESSES)
+    for twin in pkgutil.iter_modules(settings.__path__):
+        makers |= getattr(import_module(f"{settings.__name__}.{twin.name}"), "WITNESSES", {})
     witnesses: Mapping[str, Callable[[Training], Any]] = {
         "run": _run,
-        "precision": precision.Witness(spec, model),
-        "attention": lambda training: {"attention": str(training.model.config._attn_implementation)},
-        "liger": liger.Witness(),
-        "experts": experts.witness,
-        "compilation": lambda training: compilation.seen_compilation(training.wrapped),
-        "optimizer": lambda training: settings.seen_optimizer(training.optimizer),
-        "recomputation": compilation.recomputation_witness,
-        "parallelism": lambda each: parallelism.seen_parallelism(each.wrapped, each.trainer.args.world_size),
-        "data": data.witness,
+        **{each.name: makers[each.name](spec, model) for each in SETTINGS if each.name in makers},
         "setup": lambda training: {"setup": setup(training.trainer, training.model, training.optimizer)},
     }
     return lambda trainer: gathered({name: partial(each, Training(trainer, model)) for name, each in witnesses.items()})

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.settings.setting import SpecError
 
 torch = pytest.importorskip("torch")
 
 
-from pytest_llmperf.worker.build import build_model, check_direction  # noqa: E402 - they need torch
+from pytest_llmperf.worker import build  # noqa: E402 - they need torch
+from pytest_llmperf.worker.build import build_model, check_direction  # noqa: E402
 from pytest_llmperf.worker.estimate.memory_estimator import plan  # noqa: E402
 from pytest_llmperf.worker.folder import RefusedError  # noqa: E402
 from tests.golden import Golden  # noqa: E402
@@ -139,3 +143,20 @@ def test_a_prediction_is_refused_in_the_same_words(golden: Golden) -> None:
     with pytest.raises(ValueError, match="flash_attention_2 is not") as uncounted:
         plan(flash, of("gemma2"))
     golden(uncounted)
+
+
+def test_a_name_that_a_configuration_does_not_have_changes_nothing_and_is_refused(golden: Golden) -> None:
+    spec = replace(SPEC, model_kwargs={"num_hidden_layer": 1})
+    with pytest.raises(RefusedError) as refused:
+        build_model(spec, spec.architecture.config, torch.device("cpu"))
+    golden(refused.value)
+
+
+def test_what_a_training_is_given_anyway_cannot_be_given_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "TrainingArguments", dict)
+    spec = replace(SPEC, gradient_checkpointing=True)
+    given: Mapping[str, Any] = build.training_arguments(spec, tmp_path, torch.device("cpu"), 5)
+    assert len(given) > 20
+    for name in given:
+        with pytest.raises(SpecError, match=f"says {name}, which"):
+            replace(SPEC, training_arguments={name: None})

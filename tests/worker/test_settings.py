@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.registry import Evidence, contradictions
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
+from tools.tables import FOLDER
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(600)]
 
@@ -140,3 +142,35 @@ class TestSharded:
     def test_the_type_that_weights_are_gathered_in_is_seen(self, trained: dict[str, Launch]) -> None:
         evidence = trained["gathered"].evidence
         assert (evidence["autocast_dtype"], evidence["gathered_dtype"]) == (None, "torch.bfloat16")
+
+
+class TestOpen:
+    """What transformers has a name for is given on, and read off what has trained."""
+
+    ASKED = replace(
+        PLAIN,
+        training_arguments={"adam_beta2": 0.95, "accelerator_config": {"split_batches": False}},
+        model_kwargs={"num_hidden_layers": 1, "rope_theta": 5e5},
+    )
+
+    def test_the_trainer_and_the_model_hold_it(self, tmp_path: Path) -> None:
+        record = launch(self.ASKED, tmp_path / "run")
+        assert record.evidence["training_arguments"]["adam_beta2"] == 0.95
+        assert record.evidence["model_kwargs"] == {"num_hidden_layers": 1, "rope_theta": 5e5}
+        assert record.evidence["setup"]["optimizer"]["betas"] == [0.9, 0.95]
+        assert record.evidence["setup"]["modules"]["transformers.models.llama.modeling_llama.LlamaDecoderLayer"] == 1
+        for other in ({"training_arguments": {"adam_beta2": 0.9}}, {"training_arguments": ""}, {"model_kwargs": ""}):
+            lines = list(contradictions(replace(self.ASKED, **other), Evidence.read(record.evidence), frozenset()))
+            assert len(lines) == 1
+
+
+def test_the_defaults_that_differ_are_those_of_the_documentation() -> None:
+    from tools import defaults  # noqa: PLC0415 - it needs torch
+
+    made = [*defaults.rows()]
+    with (FOLDER / "defaults.csv").open(encoding="utf-8", newline="") as file:
+        kept = [tuple(row) for row in csv.reader(file)]
+    if made[1][-1]:  # TRL is there
+        assert made == kept
+    else:
+        assert [row[:3] for row in made[1:]] == [row[:3] for row in kept[1:] if row[1] != row[2]]

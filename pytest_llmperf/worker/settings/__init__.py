@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -48,3 +49,8 @@ def seen_optimizer(optimizer: Any) -> OptimizerEvidence:
         optimizer_bits="" if bits is None else f"{bits}bit",
         optimizer_paged=bool(getattr(optimizer, "is_paged", False)),
     )
+
+
+#: Of a spec and its model: what a training shows of a setting. A twin has those of its settings, by their names.
+Witness: TypeAlias = Callable[[Any, Any], Callable[[Training], Any]]
+WITNESSES: Mapping[str, Witness] = {"optimizer": lambda *_: lambda training: seen_optimizer(training.optimizer)}

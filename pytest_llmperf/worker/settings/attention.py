@@ -83,3 +83,6 @@ def last_kernels(trainer: Trainer, model: PreTrainedModel) -> dict[str, str]:
         return unknown
     found = {"attention_kernel": " ".join(ops.names)}
     return found | ({"experts_kernel": " ".join(products)} if products else {})
+
+
+WITNESSES = {"attention": lambda *_: lambda training: {"attention": str(training.model.config._attn_implementation)}}

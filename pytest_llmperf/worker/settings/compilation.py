@@ -113,7 +113,7 @@ def kept_operators() -> Iterator[Any]:
         yield flash.default
 
 
-def recomputation_witness(training: Training) -> RecomputationEvidence:
+def _seen_recomputation(training: Training) -> RecomputationEvidence:
     checkpointed = [each for each in training.model.modules() if getattr(each, "gradient_checkpointing", False)]
     functions = [getattr(each, "_gradient_checkpointing_func", None) for each in checkpointed]
     function = next(filter(None, functions), None)
@@ -121,3 +121,9 @@ def recomputation_witness(training: Training) -> RecomputationEvidence:
     return RecomputationEvidence(
         gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=policy if function else ""
     )
+
+
+WITNESSES = {
+    "compilation": lambda *_: lambda training: seen_compilation(training.wrapped),
+    "recomputation": lambda *_: _seen_recomputation,
+}

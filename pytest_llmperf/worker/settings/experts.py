@@ -30,7 +30,7 @@ def _mixtures(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if chooses(type(module))]
 
 
-def witness(training: Training) -> ExpertsEvidence:
+def _seen(training: Training) -> ExpertsEvidence:
     mixtures = _mixtures(training.model)
     if not mixtures:
         return ExpertsEvidence()
@@ -67,3 +67,6 @@ def products_of(model: nn.Module) -> Iterator[list[str]]:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+WITNESSES = {"experts": lambda *_: _seen}

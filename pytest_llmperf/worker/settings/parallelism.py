@@ -61,3 +61,8 @@ def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence
         mesh=mesh,
         gathered_dtype="" if cast_to is None else str(cast_to),
     )
+
+
+WITNESSES = {
+    "parallelism": lambda *_: lambda training: seen_parallelism(training.wrapped, training.trainer.args.world_size)
+}

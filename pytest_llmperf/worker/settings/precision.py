@@ -134,3 +134,6 @@ def _tf32_rounds(device: torch.device) -> bool:
     matrix = torch.full((256, 256), finer_than_tf32, device=device)
     product = matrix @ torch.eye(256, device=device)
     return bool((product != matrix).any().item())
+
+
+WITNESSES = {"precision": Witness}

@@ -16,6 +16,7 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.asked_run import as_pairs, named
 from pytest_llmperf.settings.spec import ScriptSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.redaction import is_secret
 from tests.fakes import install
 from tests.golden import Golden
@@ -173,6 +174,14 @@ def test_pairs_name_the_spec_that_they_were_made_of(
     spec = ScriptSpec(command=command, tokens=tokens, seed=seed, watch=watch, env=env, throughput_tolerance=tolerance)
     (found,) = named(as_pairs(spec), Path("none"), None)
     assert found.spec == spec
+
+
+def test_pairs_name_what_transformers_is_given() -> None:
+    spec = TrainSpec(model="llama-tiny", training_arguments={"adam_beta2": 0.95, "max_grad_norm": 0})
+    (found,) = named(as_pairs(spec), Path("none"), None)
+    assert found.spec == spec
+    (written,) = named(["model=llama-tiny", 'model_kwargs={"num_hidden_layers": 1}'], Path("none"), None)
+    assert written.spec == TrainSpec(model="llama-tiny", model_kwargs={"num_hidden_layers": 1})
 
 
 def test_a_comma_that_no_name_follows_is_of_the_variable() -> None:

@@ -34,6 +34,12 @@ def test_a_setting_is_up_to_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [injection.mutated(TrainSpec(model="llama-tiny"), rank).attention for rank in (0, 1)] == ["sdpa", "eager"]
 
 
+def test_what_transformers_is_given_can_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", 'training_arguments={"adam_beta2":0.9}')
+    spec = Injection.from_environment().mutated(TrainSpec(model="llama-tiny"), 0)
+    assert spec == TrainSpec(model="llama-tiny", training_arguments={"adam_beta2": 0.9})
+
+
 def test_a_setting_that_is_none_is_refused_with_its_origin(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", "atention=eager")
     with pytest.raises(ValueError, match="did you mean") as raised:

@@ -6,6 +6,8 @@ import copy
 import json
 import pickle
 import random
+import re
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.settings.arguments import known_arguments
 from pytest_llmperf.settings.attention import ATTENTIONS
 from pytest_llmperf.settings.data import OF_A_TEXT
 from pytest_llmperf.settings.optimizer import OPTIMIZERS, UNSUPPORTED_OPTIMIZERS
@@ -122,6 +125,24 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"micro_batch_size": "4"}, "must be int, not str"),
         ({"gpus": True}, "must be int, not bool"),
         ({"liger": 1}, "must be bool, not int"),
+        ({"training_arguments": 3}, "must be str | Mapping[str, Any], not int"),
+        ({"training_arguments": "beta"}, "training_arguments='beta': expected names with values as JSON has them"),
+        ({"training_arguments": {"x": float("nan")}}, "expected names with values as JSON has them"),
+        ({"training_arguments": "[1]"}, "expected names with their values, e.g. {'adam_beta2': 0.95}"),
+        (
+            {"training_arguments": {"optim": "sgd"}},
+            "says optim, which has a field of its own: use optimizer",
+        ),
+        (
+            {"training_arguments": {"save_steps": 5}},
+            "says save_steps, which has a field of its own: use save_checkpoint",
+        ),
+        ({"training_arguments": {"logging_steps": 1}}, "which a measured training decides by itself: leave it out"),
+        (
+            {"model_kwargs": {"dtype": "float32"}},
+            "model_kwargs says dtype, which has a field of its own: use",
+        ),
+        ({"model_kwargs": {"num_hidden_layers": 0}}, "model_kwargs: num_hidden_layers=0 must be a whole number"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(values: dict[str, Any], said: str) -> None:
@@ -224,6 +245,8 @@ CHANGES_OF_WORK: list[dict[str, Any]] = [
     {"data_workers": 2, "data_prefetch": 4},
     {"data_pinned": False},
     {"data": "text", "rows": "padded", "tokenise": "on_the_fly"},
+    {"training_arguments": {"adam_beta2": 0.95}},
+    {"model_kwargs": {"num_hidden_layers": 4}},
 ]
 
 
@@ -249,6 +272,7 @@ def test_no_field_of_the_work_is_left_out_above() -> None:
         {"fp8": "tensorwise"},
         {"data_workers": 2, "data_prefetch": 2},
         {"data_pinned": False},
+        {"training_arguments": '{"adam_beta2": 0.95}', "model_kwargs": {"num_hidden_layers": 4}},
     ],
 )
 def test_a_field_that_came_later_counts_where_it_is_set(values: dict[str, Any]) -> None:
@@ -270,6 +294,45 @@ def test_the_id_carries_what_is_on_and_nothing_else() -> None:
     assert SPEC.id == "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
     assert "liger" not in replace(SPEC, liger=False).id
     assert replace(SPEC, model_precision="fp32", mixed_precision="no").id.startswith("llama-3.2-1b-fp32-")
+
+
+def test_open_settings_are_one_however_they_are_written() -> None:
+    values = {"weight_decay": 0.1, "adam_beta2": 0.95}
+    mapping, text = (replace(SPEC, training_arguments=each) for each in (values, json.dumps(values, indent=1)))
+    assert mapping == text
+    assert hash(mapping) == hash(text)
+    assert replace(SPEC, training_arguments={}, model_kwargs="{}").digest == SPEC.digest
+    assert mapping.id == "llama-3.2-1b-bf16-sdpa-liger-mbs37-args-adam_beta2-0.95-weight_decay-0.1-gpus1"
+    nested = replace(SPEC, training_arguments={"accelerator_config": {"split_batches": True}})
+    assert re.search(r"-mbs37-args-[0-9a-f]{8}-gpus1$", nested.id)
+
+
+def test_a_changed_configuration_is_the_one_that_is_built_and_counted() -> None:
+    few = replace(SPEC, model_kwargs={"num_hidden_layers": 4}).architecture
+    assert few.config["num_hidden_layers"] == 4
+    assert few.geometry is not None
+    assert few.geometry.num_layers == 4
+    assert (few.slug, few.fingerprint) == (SPEC.architecture.slug, SPEC.architecture.fingerprint)
+
+
+def test_arguments_are_those_of_the_installed_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("raise ImportError('never imported')")
+    fields = 'adam_beta2: float = 0.999\n    style: "A | B" = None\n    decay: int | None = None'
+    (tmp_path / "transformers" / "training_args.py").write_text(f"class TrainingArguments:\n    {fields}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    known_arguments.cache_clear()
+    said = []
+    for values in ({"adam_beta": 0.9}, {"adam_beta2": "high"}, {"adam_beta2": True}, {"decay": 0.5}):
+        with pytest.raises(SpecError) as refusal:
+            replace(SPEC, training_arguments=values)
+        said.append(str(refusal.value))
+    replace(SPEC, training_arguments={"adam_beta2": 1, "decay": None, "style": 3})  # is taken
+    known_arguments.cache_clear()
+    golden("\n".join(said))
 
 
 def test_a_models_identity_is_what_its_configuration_says(tmp_path: Path) -> None:
