@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
-from pytest_llmperf.settings import (
-    arguments,
-    attention,
-    batch,
-    compilation,
-    data,
-    experts,
-    liger,
-    optimizer,
-    parallelism,
-    precision,
-)
 from pytest_llmperf.settings.batch import PASSES, SEQUENCES
-from pytest_llmperf.settings.compilation import RecomputationEvidence
-from pytest_llmperf.settings.data import WeightsEvidence
 from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, TrainSpec, claimed, equal, read_evidence
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.user_input import first_few, hint
 
-_FILES = (precision, attention, experts, liger, compilation, optimizer, parallelism, batch, data, arguments)
-_KNOWN = {each.name: each for file in _FILES for each in vars(file).values() if isinstance(each, Setting)}
+# Files of this folder; a few have a second setting.
+_FILES = "precision attention experts liger compilation optimizer parallelism batch data arguments"
+_KNOWN = {
+    each.name: each
+    for file in _FILES.split()
+    for each in vars(import_module(f"{__package__}.{file}")).values()
+    if isinstance(each, Setting)
+}
 #: In the order in which a search decides.
 _DECIDED = (
     "precision attention experts liger compilation optimizer recomputation parallelism batch data weights arguments "
@@ -181,17 +174,14 @@ class Evidence:
     """All that a training tells of itself."""
 
     run: RunEvidence
-    precision: precision.PrecisionEvidence
-    attention: attention.AttentionEvidence
-    experts: experts.ExpertsEvidence
-    liger: liger.LigerEvidence
-    compilation: compilation.CompilationEvidence
-    recomputation: RecomputationEvidence
-    optimizer: optimizer.OptimizerEvidence
-    parallelism: parallelism.ParallelismEvidence
-    data: data.DataEvidence
-    weights: WeightsEvidence
-    arguments: arguments.ArgumentsEvidence
+    parts: Mapping[str, Any]
+    """By the name of each setting that tells any: attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        parts: Mapping[str, Any] = vars(self).get("parts", {})
+        if name in parts:
+            return parts[name]
+        raise AttributeError(f"evidence has no {name!r}")
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Evidence:
@@ -199,7 +189,7 @@ class Evidence:
         kinds = {setting.name: setting.evidence for setting in SETTINGS if setting.evidence}
         return cls(
             run=read_evidence(RunEvidence, stored),
-            **{name: read_evidence(kind, stored) for name, kind in kinds.items()},
+            parts={name: read_evidence(kind, stored) for name, kind in kinds.items()},
         )
 
 
