@@ -68,5 +68,13 @@ def _on_cpu(rows: str) -> Iterator[TextCase]:
     yield from (TextCase(on_cpu(replace(best, **small, gpus=gpus))) for gpus in (1, *_WIDTHS_ON_CPU))
 
 
+def _apart(cases: Iterator[TextCase], **other: Any) -> Iterator[TextCase]:
+    """The optimised one on a GPU, where no token sees another document's."""
+    _, best, *_ = (case.spec for case in cases)
+    yield from (TextCase(replace(best, rows=rows, **other)) for rows in ("packed_apart", "padding_free"))
+
+
 REAL_DATA = [case for rows in ROWS for model in _SIZES for case in _of(model, rows)]
-REAL_DATA_ON_CPU = [case for rows in ROWS for case in _on_cpu(rows)]
+# Kernels for sequences of several lengths; SDPA takes a mask.
+REAL_DATA += [*_apart(_of("llama-3.2-1b", "packed"), attention="flash_attention_2")]
+REAL_DATA_ON_CPU = [case for rows in ROWS for case in _on_cpu(rows)] + [*_apart(_on_cpu("packed"))]

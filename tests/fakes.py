@@ -125,7 +125,8 @@ def _data(spec: TrainSpec) -> dict[str, Any]:
         return {}
     read = {"text": spec.text_files.fingerprint, "tokenizer": spec.tokenizer_files.fingerprint}
     by = ("workers" if spec.data_workers else "rank") if spec.tokenise == "on_the_fly" else "nobody"
-    return {"data": {**read, "split": spec.split, "rows": spec.rows}, "epochs": 0.5, "tokenised_by": by}
+    apart = {"documents": "apart"} if spec.rows in ("packed_apart", "padding_free") else {}
+    return {**apart, "data": {**read, "split": spec.split, "rows": spec.rows}, "epochs": 0.5, "tokenised_by": by}
 
 
 def evidence_of(spec: TrainSpec) -> dict[str, Any]:

@@ -204,12 +204,12 @@ def sum_of_squares(values: Sequence[float]) -> float:
 def log_of(launch: Launch) -> float:
     """The logarithm of the launch's median step time: there +5 % and -5 % weigh the same. Of a user's own training,
     that of a token: its steps need not have as many in each launch."""
-    return math.log(launch.median_step_seconds / (launch.tokens_per_step if launch.is_script else 1))
+    return math.log(launch.median_step_seconds / (launch.tokens_per_step if launch.is_uneven else 1))
 
 
 def work_of(launch: Launch) -> float:
     """The tokens of one GPU that ``log_of`` is of."""
-    return (1 if launch.is_script else launch.tokens_per_step) / len(launch.ranks)
+    return (1 if launch.is_uneven else launch.tokens_per_step) / len(launch.ranks)
 
 
 # Experience: what all baselines of a machine kind show of its noise and of its canaries.

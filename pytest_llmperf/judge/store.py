@@ -212,7 +212,7 @@ def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> Non
     """ValueError: what was accepted is not what its launches hold, or figures do not follow from one another. What only
     a version's own statistic gives (how a steady state is found) is held against what any could have given."""
     tokens, ranks = launches[0].tokens_per_step, len(launches[0].ranks)
-    for entry in history if not launches[0].is_script else ():  # its tokens may be others in each launch
+    for entry in history if not launches[0].is_uneven else ():  # its tokens may be others in each launch
         for line in _apart(entry.metrics, tokens, ranks):
             raise ValueError(f"{line} of {entry.recorded_at[:10]} do not belong together")
     rest = list(launches)

@@ -16,6 +16,7 @@ from pytest_llmperf.records.learning import OLDER, Learning
 from pytest_llmperf.records.result import USUAL
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.records.trace import UNWANTED
+from pytest_llmperf.settings.data import is_uneven
 from pytest_llmperf.settings.registry import LEARNING, Evidence, contradictions, undeclarable
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -39,9 +40,10 @@ def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset())
     if not isinstance(spec, TrainSpec):  # a script's ranks may have been meant to differ
         return tuple(found)
     expected = spec.sequences_per_step * spec.sequence_length
-    if launch.tokens_per_step != expected:
+    is_odd = launch.tokens_per_step > expected if is_uneven(spec) else launch.tokens_per_step != expected
+    if is_odd:
         found.append(f"{launch.tokens_per_step} tokens a step were counted, the spec makes {expected}")
-    if any(rank.step_tokens for rank in launch.ranks):
+    if not is_uneven(spec) and any(rank.step_tokens for rank in launch.ranks):
         found.append("its steps had different numbers of tokens: the batches were not all of one size")
     not_learnt = [*unlearnt(spec, launch)]
     if LEARNING in inactive and launch.learning and not not_learnt:
@@ -122,7 +124,8 @@ def unusable(launch: Launch) -> Iterator[str]:
             yield f"what was waited in a step is no time{where}"
         if not 0 < rank.tokens_per_step < math.inf:
             yield f"no tokens were counted{where}"
-        if not all(0 <= real <= rank.tokens_per_step for real in rank.real_tokens):
+        given = rank.step_tokens or (rank.tokens_per_step,) * len(rank.real_tokens)
+        if not all(0 <= real <= most for real, most in zip(rank.real_tokens, given, strict=False)):
             yield f"more real tokens were counted than there were tokens, or fewer than none{where}"
         if not all(0 <= peak < math.inf for peak in (rank.peak_reserved_bytes, rank.peak_allocated_bytes)):
             yield f"a memory peak is not a number of bytes{where}"

@@ -106,7 +106,7 @@ def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> It
     for launch in launches:
         yield from unusable(launch)
     tokens = sorted({launch.tokens_per_step for launch in launches})
-    if len(tokens) > 1 and not launches[0].is_script:
+    if len(tokens) > 1 and not launches[0].is_uneven:
         yield f"launches differ in their tokens a step: {', '.join(map(str, tokens))}"
     stored = baseline.launches if baseline else ()
     rates = dict.fromkeys(rate_of([launch]) for launch in (*stored, *launches))

@@ -201,6 +201,11 @@ class Launch:
         return "tokens" in self.evidence
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether another launch's steps may have other tokens: where they are those of so many documents."""
+        return self.is_script or self.evidence.get("data", {}).get("rows") == "padding_free"
+
+    @property
     def sources(self) -> Mapping[str, Any]:
         """The files of the user's project that took part in a script, each with the digest of its content."""
         found: Mapping[str, Any] = self.seen.run.setup.get("sources", {}) if self.is_script else {}
@@ -324,7 +329,7 @@ class Launch:
         """The share of the tokens that went through the model and were no padding."""
         steps = len(self.step_seconds)
         real = (sum(rank.real_tokens) if rank.real_tokens else rank.tokens_per_step * steps for rank in self.ranks)
-        return sum(real) / (self.tokens_per_step * steps)
+        return sum(real) / sum(sum(rank.step_tokens) or rank.tokens_per_step * steps for rank in self.ranks)
 
     @property
     def peak_reserved_bytes(self) -> int:

@@ -116,7 +116,7 @@ def pooled_step_seconds(launches: Sequence[Launch]) -> float:
 
 def pooled_tokens_per_second(launches: Sequence[Launch]) -> float:
     """Throughput over all ranks, in tokens/s."""
-    if launches[0].is_script:  # whose launches need not take the same tokens
+    if launches[0].is_uneven:  # whose launches need not take the same tokens
         return math.exp(centre([math.log(launch.tokens_per_second) for launch in launches]))
     return launches[0].tokens_per_step / pooled_step_seconds(launches)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.precision import is_16_bit
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed
 
@@ -41,7 +42,7 @@ def _clash(spec: TrainSpec) -> str | None:
         return "flash_attention_2 has no fp32 kernels; use bf16 or fp16, or attention='sdpa'"
     if backend != "auto" and spec.attention != "sdpa":
         return f"sdpa_backend={backend!r} acts on attention='sdpa', and this is {spec.attention}"
-    if backend == "flash" and spec.has_padding:
+    if backend == "flash" and (spec.has_padding or is_apart(spec)):
         return (
             f"sdpa's flash kernel takes no mask, and rows={spec.rows!r} have one; use another backend, or rows='packed'"
         )

@@ -10,9 +10,11 @@ from typing import Any
 from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, at_default, claimed, equal
 
 DATA = ("random", "text")
-#: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones; or a document a row, ``padded``
-#: with what counts in no loss, or, as many a course has it, with padding that counts like any other token.
-ROWS = ("packed", "padded", "padded_in_loss")
+#: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones, of which a token sees all before
+#: it, or, ``packed_apart``, its own document alone; or a document a row, ``padded`` with what counts in no loss, or, as
+#: many a course has it, with padding that counts like any other token; ``padding_free``: a batch's documents in one.
+ROWS = ("packed", "packed_apart", "padded", "padded_in_loss", "padding_free")
+PADDED, _APART = ("padded", "padded_in_loss"), ("packed_apart", "padding_free")
 #: The fields that say which text, and how it is read.
 OF_A_TEXT = ("text", "split", "tokenizer", "rows")
 
@@ -32,13 +34,27 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
                 yield f"TrainSpec: {name}={getattr(spec, name)!r} without data='text' changes nothing"
 
 
+def is_apart(spec: TrainSpec) -> bool:
+    """Whether positions begin anew with each document, of which no token sees another one."""
+    return spec.data == "text" and spec.rows in _APART
+
+
+def is_uneven(spec: TrainSpec) -> bool:
+    """Whether a step has as many tokens as its documents."""
+    return spec.data == "text" and spec.rows == "padding_free"
+
+
+def has_document_a_row(spec: TrainSpec) -> bool:
+    return spec.has_padding or is_uneven(spec)
+
+
 def _clash(spec: TrainSpec) -> str | None:
     if spec.data_prefetch is not None and not spec.data_workers:
         return f"data_prefetch={spec.data_prefetch} without data_workers changes nothing: only workers fetch ahead"
-    if spec.tokenise == "on_the_fly" and not spec.has_padding:
+    if spec.tokenise == "on_the_fly" and not has_document_a_row(spec):
         return (
-            "packed rows are cut from the tokens of all documents, so none can be made on the fly; use rows='padded' "
-            "or 'padded_in_loss', or tokenise='ahead'"
+            "packed rows are cut from the tokens of all documents, so none can be made on the fly; use rows='padded', "
+            "'padded_in_loss' or 'padding_free', or tokenise='ahead'"
         )
     return None
 
@@ -59,6 +75,8 @@ class DataEvidence:
     data_workers: int = 0
     data_prefetch: int | None = field(default=None, metadata={"null": 0})
     data_pinned: bool = True
+    documents: str | None = None
+    """Of rows whose documents should not see one another: ``apart``, ``mixed``, or ``unknown``: it was not tried."""
 
 
 def _data(spec: TrainSpec, evidence: Evidence) -> str | None:
@@ -72,6 +90,8 @@ def _data(spec: TrainSpec, evidence: Evidence) -> str | None:
         "rows": spec.rows,
     }
     read = claimed(seen, "data")
+    if is_apart(spec) and claimed(evidence.data.documents, "documents") == "mixed":
+        return f"asked for rows {spec.rows}, and tokens saw those of other documents"
     return next((line for name in asked if (line := equal(f"the data's {name}", asked[name], read.get(name)))), None)
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pytest_llmperf.settings import arguments, models, registry, text_files
+from pytest_llmperf.settings.data import PADDED
 from pytest_llmperf.settings.parallelism import on_fewer
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
@@ -88,7 +89,8 @@ class TrainSpec(Spec):
     tokenizer: str | None = field(default=None, metadata=_LATER)
     """A folder as ``save_pretrained`` writes it, or a ``tokenizer.json``; left out: a token for each byte."""
     rows: str = field(default="packed", metadata=_LATER)
-    """How it becomes rows of ``sequence_length``: ``packed``, or a text a row, ``padded`` or ``padded_in_loss``."""
+    """How it becomes rows of ``sequence_length``: ``packed`` or ``packed_apart``, or a text a row: ``padded``,
+    ``padded_in_loss`` or ``padding_free``."""
     tokenise: str = field(default="ahead", metadata=_LATER)
     """When it is made tokens: ``ahead`` of all training, or each row ``on_the_fly``, by the process that fetches it."""
     data_workers: int = field(default=0, metadata=_LATER)
@@ -147,7 +149,7 @@ class TrainSpec(Spec):
     @property
     def has_padding(self) -> bool:
         """Whether its rows are filled up, and come with a mask."""
-        return self.data == "text" and self.rows != "packed"
+        return self.data == "text" and self.rows in PADDED
 
     @property
     def precision(self) -> str:

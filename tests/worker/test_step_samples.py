@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.learning import RankLearning, merged_learning
 
 torch = pytest.importorskip("torch")
 
-STEP = 4
+SPEC, STEP = TrainSpec(model="llama-tiny"), 4
 
 
 class Rows(list[dict[str, Any]]):
@@ -36,7 +37,7 @@ def misplaced(read: Sequence[int], step: int, rows: Any) -> tuple[int, int]:
     ranks = []
     for own in (read[::2], read[1::2]):
         batch = {name: torch.stack([rows[index][name] for index in own]) for name in ("input_ids", "labels")}
-        ranks.append(RankLearning(**inspection.found_in(inspection.row_digests(batch), rows, step * STEP, STEP)))
+        ranks.append(RankLearning(**inspection.found_in(inspection.row_digests(SPEC, batch), rows, step * STEP, STEP)))
     learning = merged_learning(ranks)
     return learning.misplaced_samples, learning.foreign_samples
 

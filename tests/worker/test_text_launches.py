@@ -17,6 +17,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.support import codec
+from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import launch, launched
 
 pytest.importorskip("torch")
@@ -84,6 +85,33 @@ def test_ranks_share_each_epoch_and_count_their_real_tokens(tmp_path: Path) -> N
     assert rate.value == pytest.approx(record.tokens_per_second_per_gpu * record.real_share)
     assert not rate.gates
     assert share.value == record.real_share
+
+
+class TestApart:
+    """Rows whose documents do not see one another."""
+
+    SPEC = replace(SPEC, model_precision="fp32", mixed_precision="no")
+
+    def test_without_padding_the_same_is_learnt_from_fewer_tokens(self, tmp_path: Path) -> None:
+        padded, free = (launched(replace(self.SPEC, rows=rows), tmp_path / rows) for rows in ("padded", "padding_free"))
+        assert free.losses == pytest.approx(padded.losses, abs=1e-4)
+        assert free.evidence["documents"] == "apart"
+        assert troubles(replace(self.SPEC, rows="padding_free"), free) == ()
+        # Each step has the tokens of its documents, and no others.
+        (own,) = free.ranks
+        assert own.step_tokens == own.real_tokens == padded.ranks[0].real_tokens
+        assert (free.real_share, free.is_uneven) == (1, True)
+        assert free.tokens_per_step == pytest.approx(sum(own.real_tokens) / 6, abs=1)
+
+    def test_packed_documents_are_apart_or_the_launch_counts_for_nothing(self, tmp_path: Path) -> None:
+        spec = replace(self.SPEC, rows="packed_apart")
+        sound = launched(spec, tmp_path / "sound")
+        assert troubles(spec, sound) == ()
+        assert (sound.tokens_per_step, sound.real_share, sound.evidence["documents"]) == (4 * 32, 1, "apart")
+        lost = "module.find_packed_sequence_indices = lambda position_ids: None"
+        variables = in_the_rank(tmp_path, "transformers.masking_utils", lost)
+        mixed = launched(spec, tmp_path / "run", variables=variables)
+        assert troubles(spec, mixed) == ("asked for rows packed_apart, and tokens saw those of other documents",)
 
 
 def test_padding_in_the_loss_makes_it_fall_far_below_what_was_learnt(tmp_path: Path) -> None:

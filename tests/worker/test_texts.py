@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,35 @@ def test_padding_counts_in_the_loss_where_that_was_asked_for_and_nowhere_else() 
 def test_padding_that_is_the_end_of_a_text_masks_no_real_end() -> None:
     found = rows.padded(tokens_of([1, END]), 4, END, keep_short=False)
     assert TextSamples(found, length=1, seed=0, counts_padding=False)[0]["labels"].tolist() == [1, END, -100, -100]
+
+
+def test_positions_begin_anew_with_each_document_and_nothing_predicts_its_first_token() -> None:
+    found = rows.packed(tokens_of([1, 2, 3], [4], [5, 6, 7, 8, 9]), 6, END)
+    apart = partial(rows.since, end_of_text=END)
+    samples = TextSamples(found, length=2, seed=0, counts_padding=False, positions=apart)
+    (first,) = [each for each in (samples[0], samples[1]) if each["input_ids"][0] == 1]
+    assert first["input_ids"].tolist() == [1, 2, 3, END, 4, END]
+    assert first["position_ids"].tolist() == [0, 1, 2, 3, 0, 1]
+    assert first["labels"].tolist() == [-100, 2, 3, END, -100, END]
+    assert counted([first, first])[REAL_TOKENS] == 12
+
+
+@pytest.mark.parametrize("kind", ["packed_apart", "padding_free"])
+def test_a_batch_as_one_row_is_made_of_its_samples_again(kind: str) -> None:
+    tokens = tokens_of([1, 2, 3], [4, 5], [6, 7, 8, 9])
+    is_packed = kind == "packed_apart"
+    found = rows.packed(tokens, 4, END) if is_packed else rows.padded(tokens, 4, PADDING, keep_short=False)
+    positions = partial(rows.since, end_of_text=END if is_packed else None)
+    made = TextSamples(found, length=3, seed=0, counts_padding=False, positions=positions)
+    samples = [made[number] for number in range(3)]
+    batch = rows.flattened(samples)
+    assert batch.pop(REAL_TOKENS) == (12 if is_packed else 9)
+    assert batch["input_ids"].shape[0] == 1
+    spec = TrainSpec(model="llama-tiny", data="text", rows=kind, sequence_length=4)
+    for own, again in zip(samples, rows.unflattened(spec, batch), strict=True):
+        assert {name: each.tolist() for name, each in own.items()} == {
+            name: each.tolist() for name, each in again.items()
+        }
 
 
 # -- samples

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
 
+from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, hf_config_of
 from pytest_llmperf.worker.estimate import arithmetic
@@ -110,7 +111,7 @@ def _refuse_unmodelled(spec: TrainSpec) -> None:
         raise ValueError(
             "experts='eager' are not modelled: how many tokens each one gets is known by their values alone"
         )
-    if spec.has_padding:
+    if spec.has_padding or is_apart(spec):
         raise ValueError(
             f"rows={spec.rows!r} are not modelled: their mask has a value for each score, and takes its causal kernel "
             "from fused attention; known: packed"

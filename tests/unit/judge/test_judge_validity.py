@@ -21,6 +21,7 @@ from tests.golden import Golden
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4, gpus=2)
 LIGER = replace(SPEC, liger=True)
 BF16 = replace(SPEC, mixed_precision="no")
+APART = replace(SPEC, data="text", rows="packed_apart")
 MIXTURE = TrainSpec(model="mixtral-tiny", sequence_length=64, experts="grouped_mm")
 FP32 = replace(SPEC, model_precision="fp32", mixed_precision="no")
 NO_LIGER: dict[str, Any] = {"liger_modules": 0, "liger_functions": []}
@@ -127,6 +128,7 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
             {"attention_kernel": "aten._scaled_dot_product_cudnn_attention.default"},
             "asked for sdpa's flash kernel, the run had aten._scaled_dot_product_cudnn_attention.default",
         ),
+        (APART, {"documents": "mixed"}, "asked for rows packed_apart, and tokens saw those of other documents"),
         (MIXTURE, {"experts": ""}, "asked for experts grouped_mm, the run had another implementation"),
         (
             MIXTURE,

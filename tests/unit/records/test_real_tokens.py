@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.validity import unusable
+from pytest_llmperf.judge.stats import log_of
+from pytest_llmperf.judge.validity import troubles, unusable
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import pooled_tokens_per_second
 from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.support import codec
-from tests.fakes import launch_of
+from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 
 SPEC = TrainSpec(model="llama-tiny", data="text", rows="padded", gpus=2, sequence_length=64, steps=4, warmup_steps=1)
@@ -58,3 +62,27 @@ def test_more_real_tokens_than_tokens_are_no_figure() -> None:
     said = "more real tokens were counted than there were tokens, or fewer than none on rank 1"
     assert list(unusable(counted((64,) * 4, (64, 65, 64, 64)))) == [said]
     assert list(unusable(counted((64,) * 4, (64, -1, 64, 64)))) == [said]
+
+
+class TestUneven:
+    """Rows without padding: a step has as many tokens as its documents."""
+
+    FREE = replace(SPEC, rows="padding_free", gpus=1)
+
+    def launch(self, *tokens: int, seconds_each: float = 0.001) -> Launch:
+        record = launch_of(self.FREE, Fake(evidence={"data": {"rows": "padding_free"}}))
+        times = tuple(each * seconds_each for each in tokens)
+        seen: dict[str, Any] = {"step_tokens": tokens, "real_tokens": tokens}
+        seen["tokens_per_step"] = round(sum(tokens) / len(tokens))
+        return replace(record, ranks=(replace(record.ranks[0], step_seconds=times, **seen),))
+
+    def test_launches_of_other_documents_have_one_rate(self) -> None:
+        one, other = self.launch(60, 40, 64, 20), self.launch(64, 30, 10, 50)
+        assert pooled_tokens_per_second([one, other]) == pytest.approx(1000)
+        assert log_of(one) == pytest.approx(log_of(other)) == pytest.approx(math.log(0.001))
+        assert (one.real_share, [*unusable(one)]) == (1, [])
+
+    def test_they_have_no_more_tokens_than_their_rows(self) -> None:
+        assert not [line for line in troubles(self.FREE, self.launch(60, 40, 64, 20)) if "tokens a step" in line]
+        (line,) = [line for line in troubles(self.FREE, self.launch(70, 65, 66, 67)) if "tokens a step" in line]
+        assert line.startswith("67 tokens")

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_collator
 
+from pytest_llmperf.settings.data import has_document_a_row, is_apart, is_uneven
 from pytest_llmperf.settings.text_files import COLUMN, TextFiles
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import cache_folder, replacing
@@ -264,8 +266,18 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
     #: How they are ordered, as the evidence tells it.
     order = "shuffled by seed and epoch"
 
-    def __init__(self, rows: Rows | RowsOnTheFly, *, length: int, seed: int, counts_padding: bool) -> None:
+    def __init__(
+        self,
+        rows: Rows | RowsOnTheFly,
+        *,
+        length: int,
+        seed: int,
+        counts_padding: bool,
+        positions: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        """``positions``: of the tokens of a row whose documents do not see one another."""
         self._rows, self._length, self._seed, self._counts_padding = rows, length, seed, counts_padding
+        self._positions = positions
         self._orders: dict[int, torch.Tensor] = {}
         self.is_costly = isinstance(rows, RowsOnTheFly)  # a sample is made anew whenever it is asked for
         #: The first samples, of which all others are repetitions.
@@ -285,6 +297,9 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         tokens, real = self._rows.take(self.row_of(index))
         ids = torch.from_numpy(tokens).long()
+        if self._positions:
+            at = self._positions(ids := ids[:real])
+            return {"input_ids": ids, "labels": ids.masked_fill(at == 0, _IGNORED), "position_ids": at}
         if real is None:
             return {"input_ids": ids, "labels": ids}
         mask = torch.arange(len(ids)) < real
@@ -292,10 +307,36 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
 
 
+def since(ids: torch.Tensor, end_of_text: int | None) -> torch.Tensor:
+    """How many tokens of its document are before each, in this row; ``end_of_text`` is what ends one in its middle."""
+    places = torch.arange(len(ids))
+    if end_of_text is None:
+        return places
+    begins = torch.cat([torch.ones(1, dtype=torch.bool), ids[:-1] == end_of_text])
+    return places - torch.where(begins, places, 0).cummax(0).values
+
+
 def counted(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     """A batch as transformers puts it together, and how many of its tokens are real, counted while the host has it."""
     batch = default_data_collator(samples)
-    return {**batch, REAL_TOKENS: int(batch["attention_mask"].sum())}
+    tokens = batch["attention_mask"].sum() if "attention_mask" in batch else batch["input_ids"].numel()
+    return {**batch, REAL_TOKENS: int(tokens)}
+
+
+def flattened(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    """A batch as one row: kernels for sequences of several lengths find where each begins by its positions."""
+    return counted([{name: torch.cat([sample[name] for sample in samples]) for name in samples[0]}])
+
+
+def unflattened(spec: TrainSpec, batch: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The samples that a ``batch`` was made of."""
+    if "position_ids" in batch and len(batch["input_ids"]) == 1:
+        (places,) = (batch["position_ids"][0] == 0).nonzero(as_tuple=True)
+        length = int(batch["input_ids"].numel())
+        starts = places.tolist() if is_uneven(spec) else [*range(0, length, spec.sequence_length)]
+        spans = zip(starts, [*starts[1:], length], strict=True)
+        return [{name: each[0, start:end] for name, each in batch.items()} for start, end in spans]
+    return [{name: each[row] for name, each in batch.items()} for row in range(len(batch["input_ids"]))]
 
 
 _POOL = 512  # sequences that really differ: more would only cost start-up time and host memory
@@ -361,7 +402,7 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         )
     documents = _shared_tokens(spec, tokenizer)
     counts_padding = spec.rows == "padded_in_loss"
-    if spec.rows == "packed":
+    if not has_document_a_row(spec):
         rows = packed(documents, length, tokenizer.end_of_text)
     else:
         rows = padded(documents, length, tokenizer.padding, keep_short=counts_padding)
@@ -377,7 +418,11 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         texts = read(spec.text_files)
         chosen = [texts[number] for number in documents_in_rows(documents, keep_short=counts_padding)]
         on_the_fly = RowsOnTheFly(chosen, length, tokenizer, num_workers=spec.data_workers)
-    samples = TextSamples(on_the_fly or rows, length=number, seed=spec.seed, counts_padding=counts_padding)
+    end = None if has_document_a_row(spec) else tokenizer.end_of_text
+    positions = partial(since, end_of_text=end) if is_apart(spec) else None
+    samples = TextSamples(
+        on_the_fly or rows, length=number, seed=spec.seed, counts_padding=counts_padding, positions=positions
+    )
     facts = {
         **_sources(spec),
         "rows": spec.rows,
@@ -386,7 +431,10 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         "num_tokens": rows.num_tokens,
         "num_tokens_left_out": rows.left_out,
     }
-    return TrainingData(samples, counted if spec.has_padding else None, facts, len(rows), on_the_fly)
+    # flash-attn looks for documents in a batch of one row alone.
+    is_flat = is_uneven(spec) or (is_apart(spec) and spec.attention == "flash_attention_2")
+    collator = flattened if is_flat else None if spec.rows == "packed" else counted
+    return TrainingData(samples, collator, facts, len(rows), on_the_fly)
 
 
 def _sources(spec: TrainSpec) -> dict[str, Any]:
@@ -395,7 +443,7 @@ def _sources(spec: TrainSpec) -> dict[str, Any]:
 
 def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
-    facts: dict[str, Any] = {**_sources(spec), "format": spec.text_files.format, "special": spec.has_padding}
+    facts: dict[str, Any] = {**_sources(spec), "format": spec.text_files.format, "special": has_document_a_row(spec)}
     for name in ("datasets", "tokenizers", "transformers"):
         facts[name] = ""
         with suppress(PackageNotFoundError):
@@ -418,5 +466,5 @@ def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     texts = read(spec.text_files)
     found: list[np.ndarray] = []
     for start in range(0, len(texts), _AT_ONCE):
-        found += tokenizer.encode(texts[start : start + _AT_ONCE], special=spec.has_padding)
+        found += tokenizer.encode(texts[start : start + _AT_ONCE], special=has_document_a_row(spec))
     return Tokens(np.concatenate(found), np.asarray([len(each) for each in found], dtype=np.int64))

@@ -18,8 +18,10 @@ from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.tracer import said
 from pytest_llmperf.records.learning import RankLearning, TensorSeen
+from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.recipes.huggingface import update_replay
+from pytest_llmperf.worker.recipes.huggingface.data import unflattened
 from pytest_llmperf.worker.recipes.huggingface.update_replay import bit_sums, sample, sampled, square_sums, trained
 from pytest_llmperf.worker.settings.parallelism import is_sharded
 
@@ -28,21 +30,42 @@ _LENGTH = 128
 
 
 def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
-    """By how much other tokens in the second half of a sequence change its first half's logits, of its own change.
-    ``None`` where that was not tried: flex_attention would compile once more, and of a sharded model all ranks must
-    gather the weights; or where it does not go through, for want of memory for instance."""
+    """By how much other tokens in the second half of a sequence change its first half's logits, of its own change."""
+    return _seen_half(trainer, model, 1)
+
+
+# Another document's tokens are weighted with nothing; experts may multiply them in another order.
+_LEAST = 1e-3
+
+
+def documents(spec: TrainSpec, trainer: Trainer, model: PreTrainedModel) -> dict[str, str]:
+    """Evidence of whether a document's tokens see those of the one before it in their row, where they should not."""
+    if not is_apart(spec):
+        return {}
+    seen = _seen_half(trainer, model, 0)
+    return {"documents": "unknown" if seen is None else "apart" if seen < _LEAST else "mixed"}
+
+
+def _seen_half(trainer: Trainer, model: PreTrainedModel, changed: int) -> float | None:
+    """By how much other tokens in the half ``changed`` of a sequence change the other one's logits, of its own change;
+    the first half is a document of its own where that is changed. ``None`` where that was not tried: flex_attention
+    would compile once more, and of a sharded model all ranks must gather the weights; or where it does not go through,
+    for want of memory for instance."""
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return None
     tokens = trainer.train_dataset[0]["input_ids"][:_LENGTH].unsqueeze(0).to(model.device)
     half = tokens.shape[1] // 2
     if half == 0:
         return None
-    other = tokens.clone()
-    other[:, half:] = (other[:, half:] + 1) % model.config.get_text_config().vocab_size
+    first, second = slice(half), slice(half, 2 * half)
+    other, own, unchanged = tokens.clone(), (first, second)[changed], (second, first)[changed]
+    other[:, own] = (other[:, own] + 1) % model.config.get_text_config().vocab_size
     is_training = model.training
+    # As the model numbers them, or each document by itself.
+    apart = {} if changed else {"position_ids": torch.arange(half, device=model.device).repeat(2).unsqueeze(0)}
 
     def logits(tokens: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = model(input_ids=tokens).logits
+        found: torch.Tensor = model(input_ids=tokens, **apart).logits
         return found.float()
 
     try:
@@ -50,7 +73,7 @@ def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
         model.eval()
         with torch.no_grad(), trainer.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
             change = (logits(tokens) - logits(other)).abs()
-        before, after = float(change[:, :half].max()), float(change[:, half:].max())
+        before, after = float(change[:, unchanged].max()), float(change[:, own].max())
     except Exception:  # noqa: BLE001 - whatever stands in the way, the measurement is done and counts
         return None
     finally:
@@ -59,13 +82,13 @@ def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
 
 
 # A data set of more would take longer to read than all else; and what a model is given of each sample.
-_MOST_READ, _OF_A_SAMPLE = 20_000, ("input_ids", "labels", "attention_mask")
+_MOST_READ, _OF_A_SAMPLE = 20_000, ("input_ids", "labels", "attention_mask", "position_ids")
 
 
-def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
-    """Digest each sequence of a batch on the device: tokens, labels and mask, each of shape (sequences, tokens)."""
+def row_digests(spec: TrainSpec, inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
+    """Digest each sequence of a batch on the device: tokens, labels, and mask or positions."""
     on_host = {name: inputs[name].cpu() for name in _OF_A_SAMPLE if name in inputs}
-    return [_digest({name: each[row] for name, each in on_host.items()}) for row in range(len(on_host["input_ids"]))]
+    return [_digest(sample) for sample in unflattened(spec, on_host)]
 
 
 def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> dict[str, Any]:
@@ -153,7 +176,7 @@ class Inspection:
 
     @_kept
     def begin_pass(self, inputs: dict[str, Any]) -> None:
-        self._digests += row_digests(inputs)
+        self._digests += row_digests(self._spec, inputs)
         labels, tokens = inputs.get("labels"), inputs["input_ids"]
         # Each label should be its own input, which the model's loss shifts, or left out of the loss.
         has_own = labels is not None and bool(((labels == tokens) | (labels == _LEFT_OUT)).all())

@@ -28,7 +28,7 @@ from pytest_llmperf.worker.evidence import last_kernels, watched
 from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
-from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection
+from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
 from pytest_llmperf.worker.settings.compilation import compile_layers
 from pytest_llmperf.worker.settings.data import bind_workers, explained
 from pytest_llmperf.worker.settings.precision import force_tf32
@@ -80,7 +80,8 @@ def train(
     if inspection:
         later = replace(later, learning=inspection.learning(trainer, model, failed))
     # Last of all one more sequence is tried.
-    return replace(seen(), later=replace(later, kernels=last_kernels(trainer, model)))
+    last = last_kernels(trainer, model) | documents(spec, trainer, model)
+    return replace(seen(), later=replace(later, kernels=last))
 
 
 def _plan(spec: TrainSpec, request: Request) -> Plan:
