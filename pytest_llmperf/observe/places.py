@@ -37,7 +37,7 @@ _ASKS = "item tolist numpy __bool__ __float__ __int__ __index__"
 _COPIES = "to cpu cuda type float half bfloat16 double clone contiguous copy_"
 
 # A line is read at a glance, and a file keeps so many of one kind.
-_WIDTH, _MOST = 60, 20
+_WIDTH, _MOST = 60, 60
 
 
 class Places:
@@ -65,9 +65,8 @@ class Places:
 
     @property
     def found(self) -> dict[str, dict[str, float]]:
-        """By kind and place how often, the most frequent ones; kinds that have none are absent."""
-        most = {kind: found.most_common(_MOST) for kind, found in self._found.items() if found}
-        return {kind: {place: float(count) for place, count in places} for kind, places in most.items()}
+        """By kind and place how often; kinds that have none are absent."""
+        return {kind: _kept(found, 1) for kind, found in self._found.items() if found}
 
     def _waited(self) -> None:
         if not getattr(self._inside, "wait", False):
@@ -116,6 +115,13 @@ class Places:
             if not inner and whose != "torch":
                 inner = _shown(_installed_name(file), file, line)
         return [inner] if inner else []
+
+
+def _kept(found: Counter[str], steps: int) -> dict[str, float]:
+    """How often a step, of the most frequent ones: of those that a line of the project asks for itself first, since a
+    package may ask in more places than are kept."""
+    places = sorted(found.most_common(), key=lambda place: LEADS_TO in place[0])
+    return {place: count / steps for place, count in places[:_MOST]}
 
 
 @functools.cache
@@ -199,7 +205,7 @@ def exchanges(record: bytes, ends: Sequence[int], place: Callable[[Frames], Sequ
     steps = len(ends) - 1
     rows = [TraceRow("exchange", name, count / steps, 0.0) for name, count in counts.items()]
     rows += [TraceRow("payload", name, size / steps, 0.0) for name, size in sizes.items() if size]
-    return Exchanges(tuple(rows), {line: count / steps for line, count in places.most_common(_MOST)})
+    return Exchanges(tuple(rows), _kept(places, steps))
 
 
 def _name(entry: Mapping[str, Any]) -> str:

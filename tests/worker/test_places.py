@@ -85,6 +85,16 @@ def test_a_package_that_the_projects_line_led_to_is_named_beside_it(tmp_path: Pa
     assert found == {"wait": {"train.py:2 train() => stepper/loop.py:2 torch.ones(1).item()": 1.0}}
 
 
+def test_what_the_project_asks_for_itself_is_kept_beside_a_package_that_asks_in_many_places(tmp_path: Path) -> None:
+    lines = "\n".join("    loss.item() and loss.item()" for _ in range(80))
+    package = users(tmp_path, f"def step():\n    loss = torch.ones(1)\n{lines}\n", "site-packages/noisy/metrics.py")
+    step = users(tmp_path, "def step():\n    log()\n    torch.ones(1).item()\n")
+    step.__globals__["log"] = package
+    found = seen(step, tmp_path)["wait"]
+    assert next(iter(found)) == "train.py:3 torch.ones(1).item()"
+    assert 20 < len(found) < 80
+
+
 def test_a_package_is_named_from_its_own_folder_on(tmp_path: Path) -> None:
     step = users(tmp_path, "def step():\n    torch.ones(1).item()\n", "env/site-packages/stepper/loop.py")
     # The test itself is of another repository than the user's.
