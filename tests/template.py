@@ -36,20 +36,25 @@ _OTHER = frozenset(
 # Hypothesis' plugin imports this at the end of each session, whoever used it. As a plugin, so that it is rewritten too.
 _EARLIER = "hypothesis.internal.observability"
 # What a run imports sooner or later, and no plugin does at once.
-_LATER = (
+_LATER = (  # tests/plugin/test_hygiene.py holds it
     "faulthandler",
     "pdb",
     "pynvml",
     "pytest_benchmark.storage.file",
-    "pytest_llmperf.run.run_end",
+    "pytest_llmperf.launch.histories",
     "pytest_llmperf.judge.run_effects",
     "pytest_llmperf.plugin.collector",
     "pytest_llmperf.plugin.perf",
     "pytest_llmperf.plugin.console",
+    "pytest_llmperf.plugin.markers",
     "pytest_llmperf.report.exports",
+    "pytest_llmperf.run.cases",
+    "pytest_llmperf.run.cases",
+    "pytest_llmperf.run.run_end",
     "rich.console",
     "rich.table",
     "scipy.special",
+    "sqlite3",
     "tests.fakes",
     "xdist.remote",
 )

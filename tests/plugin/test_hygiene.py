@@ -18,7 +18,8 @@ HEAVY = ("torch", "transformers", "accelerate", "liger_kernel", "flash_attn", "d
 class TestNothingHeavy:
     """Also where torch is installed, which is another environment."""
 
-    def test_the_pytest_process_never_imports_torch(self, project: Project) -> None:
+    def test_the_pytest_process_never_imports_torch(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LLMPERF_TEST_FRESH", "1")  # forked, it would find most modules imported
         # Fake packages that end the process when imported: absent or present, they must not be touched.
         for name in HEAVY:
             package = project.path / name
@@ -35,6 +36,26 @@ import pytest_llmperf.plugin.hooks, pytest_llmperf.launch.local, pytest_llmperf.
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
         assert pytester.runpython_c(script).stdout.str().strip() == "[]"
+
+
+#: Tells at its end which modules of ours nobody had imported before.
+NEWLY = """
+import sys
+from tests.fakes import install
+
+install()
+before = {*sys.modules}
+
+def pytest_unconfigure():
+    print("\\nnew:", sorted(name for name in {*sys.modules} - before if name.startswith("pytest_llmperf.")))
+"""
+
+
+def test_a_pytest_that_tests_fork_has_imported_what_a_run_needs(project: Project) -> None:
+    """Hundreds of tests fork one: what ``tests.template`` does not import, each of them would."""
+    (project.path / "conftest.py").write_text(NEWLY)
+    for options in (["--update-baselines"], ["--perf-json=out.json"]):
+        project.run("-s", *options).stdout.fnmatch_lines(["new: [[]]"])
 
 
 THIRD_PARTIES = ["numpy", "scipy", "rich", "pynvml", "torch", "psutil", "filelock"]

@@ -7,6 +7,7 @@ its ranks have left their shares, or by itself; how is left in ``ended.json``.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -79,6 +80,10 @@ def main() -> None:
     scripts = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for name in dict.fromkeys(name for script in scripts for name in (*script["imports"], *_OURS)):
         importlib.import_module(name)
+    # What each of them would find out for itself: which packages there are, and which of their files are as installed.
+    importlib.import_module("pytest_llmperf.worker.imports").patched_files()
+    gc.collect()
+    gc.freeze()
     for script in scripts:
         pid = forked(script)
         how = ended(script, pid)

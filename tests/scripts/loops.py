@@ -268,9 +268,9 @@ def compiled_function(clock: Clock) -> None:
 
 
 def compiled_step(clock: Clock) -> None:
-    """All of it, with the backward pass and the optimizer inside."""
+    """All of it, with the backward pass and the optimizer inside: a plain one, which is soon compiled."""
     model = Tiny()
-    optimizer = adam(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     @torch.compile(backend="aot_eager")
     def step(ids: torch.Tensor) -> Any:

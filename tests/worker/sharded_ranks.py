@@ -1,9 +1,15 @@
-"""Real ranks of a sharded training, for ``torchrun``: what they exchanged in a step, as PyTorch recorded it."""
+"""Real ranks of sharded trainings, all forked from one process: what they exchanged in a step, as PyTorch recorded it.
+
+``python -m tests.worker.sharded_ranks FILE SPEC…`` leaves a line of JSON for each spec.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,12 +24,14 @@ from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import shard
 from pytest_llmperf.worker.settings.parallelism import replicas_and_shards
 
-STEPS = 2
+STEPS, SECONDS = 2, 120
 
 
-def main(spec: TrainSpec, file: Path) -> None:
+def train(spec: TrainSpec, rank: int, store: str, file: Path) -> None:
+    """As one rank of them; the first writes to the file."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=spec.gpus)
     replicas, shards = replicas_and_shards(spec, spec.gpus)
     ranks = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
     ranks.get_device_mesh("cpu")
@@ -45,9 +53,27 @@ def main(spec: TrainSpec, file: Path) -> None:
     found = exchanges(recorded(dist), ends, lambda _: []).rows
     counts, sizes = ({row.name: row.count for row in found if row.kind == kind} for kind in ("exchange", "payload"))
     if dist.get_rank() == 0:
-        file.write_text(json.dumps({name: [counts[name], sizes.get(name, 0)] for name in counts}), encoding="utf-8")
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({name: [counts[name], sizes.get(name, 0)] for name in counts}) + "\n")
     dist.destroy_process_group()
 
 
+def main(file: Path, specs: list[TrainSpec]) -> int:
+    forks = multiprocessing.get_context("fork")
+    for spec in specs:
+        with tempfile.TemporaryDirectory() as folder:
+            words = (f"{folder}/store", file)
+            ranks = [forks.Process(target=train, args=(spec, rank, *words)) for rank in range(spec.gpus)]
+            for one in ranks:
+                one.start()
+            for one in ranks:
+                one.join(SECONDS)
+            if any(one.exitcode for one in ranks):
+                for one in ranks:
+                    one.kill()
+                return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main(TrainSpec.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), [TrainSpec.from_dict(json.loads(word)) for word in sys.argv[2:]]))

@@ -87,6 +87,7 @@ _LIVE = """
     module.CallbackHandler.on_step_end = on_step_end"""
 
 
+@pytest.mark.wide
 def test_nothing_of_ours_is_alive_at_a_step_s_end_but_its_loss_and_first_norms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

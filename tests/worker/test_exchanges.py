@@ -69,18 +69,25 @@ def test_ddp_under_the_trainer_exchanges_what_is_told_without_ranks(
     assert sizes == {name: float(f"{size:.6g}") for name, (_, size) in expected.items()}
 
 
+@pytest.fixture(scope="module")
+def exchanged(told: Told, tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], Any]:
+    """What real ranks of shards did, all forked from one process."""
+    file = tmp_path_factory.mktemp("ranks") / "found.jsonl"
+    specs = [json.dumps(told[case][0].to_dict()) for case in CASES[2:]]
+    words = [sys.executable, "-m", "tests.worker.sharded_ranks", str(file), *specs]
+    ended = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return dict(zip(CASES[2:], map(json.loads, file.read_text(encoding="utf-8").splitlines()), strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[2:], ids=str)
-def test_shards_exchange_what_is_told_without_ranks(told: Told, tmp_path: Path, case: tuple[str, int]) -> None:
-    spec, exchanges = told[case]
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(spec.gpus)]
-    words += ["-m", "tests.worker.sharded_ranks", json.dumps(spec.to_dict()), str(tmp_path / "found.json")]
-    ended = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+def test_shards_exchange_what_is_told_without_ranks(
+    told: Told, exchanged: Mapping[tuple[str, int], Any], case: tuple[str, int]
+) -> None:
     expected = dict[str, tuple[float, float]]()
-    for name, (count, size) in exchanges.items():
+    for name, (count, size) in told[case][1].items():
         own = name.replace("reduce_scatter", "all_reduce")  # gloo scatters so, and says so
         before = expected.get(own, (0, 0))
         expected[own] = before[0] + count, before[1] + size
-    assert {name: tuple(each) for name, each in found.items()} == expected
+    assert {name: tuple(each) for name, each in exchanged[case].items()} == expected

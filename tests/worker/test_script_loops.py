@@ -36,8 +36,8 @@ FAILING: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
-    """All of them, in forks of one process: torch is imported once."""
-    scripts = Scripts(tmp_path_factory.mktemp("loops"), "loops.py")
+    """All of them, in forks of one process: torch is imported once, and so is what compiles."""
+    scripts = Scripts(tmp_path_factory.mktemp("loops"), "loops.py", ("torch._inductor.compile_fx",))
     found = {name: scripts.add(name, **words) for name, words in LOOPS.items()}
     found |= {name: scripts.add(kind, **words) for name, (kind, words) in FAILING.items()}
     found["cut"] = scripts.add("trainings", steps=38)

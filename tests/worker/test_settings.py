@@ -107,40 +107,34 @@ SHARDED: Mapping[str, TrainSpec] = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
+def trained(name: str, folder: Path) -> Launch:
     """By FSDP on the CPU."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in SHARDED}
-    return {
-        name: launched(
-            spec,
-            folders[name] / "run",
-            variables=in_the_rank(folders[name], "transformers.trainer", as_on_gpus()),
-        )
-        for name, spec in SHARDED.items()
-    }
+    variables = in_the_rank(folder, "transformers.trainer", as_on_gpus())
+    return launched(SHARDED[name], folder / "run", variables=variables)
 
 
 class TestSharded:
     """FSDP needs GPUs in accelerate; the code that asks for it and looks at it is tried where it is told otherwise."""
 
-    def test_over_all_ranks(self, trained: dict[str, Launch], tmp_path: Path) -> None:
-        spec, evidence = SHARDED["all"], trained["all"].evidence
+    def test_over_all_ranks(self, tmp_path: Path) -> None:
+        spec, sharded = SHARDED["all"], trained("all", tmp_path)
+        evidence = sharded.evidence
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp", [2])
         assert list(contradictions(spec, Evidence.read(evidence), frozenset())) == []
-        assert trained["all"].parameters == 125_248
+        assert sharded.parameters == 125_248
         together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp")
-        assert trained["all"].losses == pytest.approx(together.losses, abs=1e-3)
+        assert sharded.losses == pytest.approx(together.losses, abs=1e-3)
 
-    def test_replicas_of_shards(self, trained: dict[str, Launch]) -> None:
-        evidence = trained["replicas"].evidence
+    def test_replicas_of_shards(self, tmp_path: Path) -> None:
+        replicated = trained("replicas", tmp_path)
+        evidence = replicated.evidence
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp_hybrid", [2, 2])
-        assert trained["replicas"].learning
-        assert list(unlearnt(SHARDED["replicas"], trained["replicas"])) == []
+        assert replicated.learning
+        assert list(unlearnt(SHARDED["replicas"], replicated)) == []
 
     @pytest.mark.wide
-    def test_the_type_that_weights_are_gathered_in_is_seen(self, trained: dict[str, Launch]) -> None:
-        evidence = trained["gathered"].evidence
+    def test_the_type_that_weights_are_gathered_in_is_seen(self, tmp_path: Path) -> None:
+        evidence = trained("gathered", tmp_path).evidence
         assert (evidence["autocast_dtype"], evidence["gathered_dtype"]) == (None, "torch.bfloat16")
 
 

@@ -90,6 +90,7 @@ def test_spec(perf, train_spec):
 """
 
 
+@pytest.mark.wide
 def test_each_kind_of_fault_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAULTY)
     found = run_one(make(tmp_path, SCRIPT), "-o", "perf_throughput_tolerance=0.3")
