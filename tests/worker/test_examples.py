@@ -31,10 +31,8 @@ def _pytest(folder: Path, *words: str) -> Any:
 
 
 @pytest.mark.torchrun
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if name == "plain_loop" else pytest.param(name, marks=pytest.mark.wide) for name in FOLDERS]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("name", FOLDERS)
 def test_an_example_is_recorded_and_holds(name: str, tmp_path: Path) -> None:
     if name == "accelerate_loop" and shutil.which("accelerate") is None:
         pytest.skip("no accelerate program on the path")

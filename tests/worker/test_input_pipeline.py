@@ -140,7 +140,7 @@ def ended_by(act: Callable[[psutil.Process, list[psutil.Process]], None], folder
     return failure
 
 
-@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.wide)])
 def test_workers_do_not_outlive_a_killed_rank(tmp_path: Path, start: str) -> None:
     def kill(rank: psutil.Process, workers: list[psutil.Process]) -> None:
         os.kill(rank.pid, signal.SIGKILL)
