@@ -92,7 +92,7 @@ def test_a_watched_run_keeps_its_output_and_exit_code_and_leaves_a_row(here: Pat
     ("steps", "trace_at", "told"),
     [
         ("5", "400", "llmperf: no row: fewer than 8 steps were timed\n"),
-        ("40", "400", "llmperf: step 400 was not reached: nothing was traced\n"),
+        pytest.param("40", "400", "llmperf: step 400 was not reached: nothing was traced\n", marks=pytest.mark.wide),
         ("40", "3", ""),
     ],
 )

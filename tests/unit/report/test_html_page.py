@@ -114,6 +114,7 @@ def many_cases() -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_two_thousand_cases_are_below_five_megabytes_and_none_is_left_out(many_cases: str) -> None:
     assert len(many_cases.encode()) < MOST
     rows = [each for each in Elements(many_cases).named("tbody") if each.get("class") == "case"]
@@ -123,6 +124,7 @@ def test_two_thousand_cases_are_below_five_megabytes_and_none_is_left_out(many_c
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_of_more_cases_than_a_page_holds_those_that_pass_are_left_out(golden: Golden) -> None:
     values = many(MOST_CASES + 100)
     page = page_of([RunDocument(values)], {})
