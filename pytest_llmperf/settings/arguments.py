@@ -98,7 +98,7 @@ def known_arguments() -> Mapping[str, str]:
 
 def _problems(spec: TrainSpec) -> Iterator[str]:
     for field in OPEN:
-        known = known_arguments() if field == "training_arguments" else {}
+        known = known_arguments() if field == "training_arguments" and values(spec, field) else {}
         for name, value in values(spec, field).items():
             owner = next((own for own, names in _OWNED[field].items() if re.fullmatch(names, name)), None)
             types = [part.strip() for part in known.get(name, "Any").split("|")]
