@@ -20,8 +20,6 @@ from tests.template import Template
 os.environ.pop("PYTHONUNBUFFERED", None)
 # Tables and lines are as wide as this; a test that asks for another width sets it.
 os.environ["COLUMNS"] = "80"
-# What the runs inside of tests find is nothing for the page of a step that runs the tests.
-os.environ.pop("GITHUB_STEP_SUMMARY", None)
 
 # A shared machine may pause any test for longer than hypothesis allows. The examples are the same everywhere and each
 # time, and none is remembered: chance does not decide whether a change lands.

@@ -89,15 +89,13 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
     """The table at the end; a dry run's plan instead."""
     from pytest_llmperf.plugin.reports import unwritten_benchmarks
     from pytest_llmperf.run.run_end import idle_line, listed
-    from pytest_llmperf.run.whole_run import cost_lines, gpu_hours, plan_lines, skip_lines
+    from pytest_llmperf.run.whole_run import plan_lines, skip_lines
 
     lines = _folded([*run.told, *unwritten_benchmarks(reporter.config)], reporter)
     if run.settings.against_itself:
         lines.append(f"--perf-against {run.settings.against}: the same environment on both sides")
     if run.settings.dry_run and run.settings.update != "prune":
-        planned, price = run.findings.planned, run.settings.price
-        costs = cost_lines(3600 * gpu_hours(planned), price) if price else []
-        lines = [*map(leaving, plan_lines(planned)), *costs, *lines]
+        lines = [*map(leaving, plan_lines(run.findings.planned)), *lines]
     elif run.findings.results or run.findings.spent.launches:
         lines = _table(run, reporter) + lines
     idle = [idle_line(run.idle)] if run.idle else []
@@ -113,19 +111,19 @@ def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.judge.run_effects import host_shift
     from pytest_llmperf.judge.static_steps import upgrade_lines
     from pytest_llmperf.report.summary_table import summary_lines, wide_gates
-    from pytest_llmperf.run.whole_run import cost_lines, priced
+    from pytest_llmperf.run.whole_run import cost_lines
 
     whole_run = run.finished.whole_run if run.finished else None
     results, spent = run.findings.results, run.findings.spent
     table = summary_lines(
-        priced(results, None if run.on_cpu else run.settings.price),
+        results,
         reporter._tw.fullwidth if reporter.isatty else None,
         reporter._tw.hasmarkup,
         sys.stdout.encoding,
         spent,
         verbose=reporter.verbosity > 0,
     )
-    costs = cost_lines(spent.gpu_seconds, run.settings.price)
+    costs = cost_lines(spent.gpu_seconds)
     upgrade = upgrade_lines(results) if run.settings.static else []
     told = () if run.on_cpu and all(one.verdict == "pass" for one in results) else results  # a CPU moves by itself
     common = whole_run.line if whole_run and (whole_run.change or whole_run.line) else host_shift(told)

@@ -249,8 +249,6 @@ _ROWS = (
         "predicted_peak_bytes", "predicted memory", unit="bytes", column=Column("predicted", on_page="predicted memory")
     ),
     Metric("joules_per_token", "energy", unit="J/token", column=Column("energy", places="summary")),
-    # Its unit is the currency.
-    Metric("price_per_million_tokens", "a million tokens", unit="", column=Column("a million tokens", "", "summary")),
     Metric("checkpoint_bytes", "checkpoint's size", unit="bytes"),
     Metric("max_micro_batch_size", "max micro batch", higher_is_better=True),
     Metric("throughput_ratio", "throughput ratio"),

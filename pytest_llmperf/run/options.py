@@ -15,7 +15,6 @@ from pytest_llmperf.support import user_input
 from pytest_llmperf.support.user_input import argument, hint
 
 if TYPE_CHECKING:
-    from pytest_llmperf.analysis.cost import Price
     from pytest_llmperf.launch.site import SlurmOptions
     from pytest_llmperf.run.findings import Width
 
@@ -241,8 +240,6 @@ _WIDTH = {"parse": user_input.count, "expected": "a number of GPUs, 1 or more", 
 _SECONDS = {"parse": user_input.positive, "expected": "a time in seconds above 0", "metavar": "SECONDS"}
 _MINUTES = {"parse": user_input.positive, "expected": "a number of minutes above 0", "metavar": "MINUTES"}
 _NIGHTS = {"parse": user_input.whole, "expected": "a number of nights, 0 or more", "metavar": "NIGHTS"}
-_PRICE = {"parse": user_input.positive, "expected": "a price of a GPU-hour, e.g. 2.10", "metavar": "PRICE"}
-_CURRENCY = {"parse": user_input.currency, "expected": "a currency, e.g. EUR", "metavar": "NAME"}
 _SIZE = {"parse": user_input.size_bytes, "expected": "a size of memory with its unit, e.g. 64GiB", "metavar": "SIZE"}
 _ALARMS: dict[str, Any] = {"parse": user_input.positive, "expected": "a number of alarms above 0, e.g. 1"}
 _TOLERANCE: dict[str, Any] = {"parse": user_input.tolerance, "expected": user_input.A_WRITTEN_TOLERANCE}
@@ -360,12 +357,6 @@ class Settings:
     markdown: Path | None = option("--perf-markdown", _PYTEST, path="file", metavar="FILE").says(
         "write the run as a page of Markdown"
     )
-    price: Price | None = option("--perf-price", _PYTEST, ini="perf_price", **_PRICE).says(
-        "price of a GPU-hour; adds cost to reports", ini="price of a GPU-hour, e.g. 2.10"
-    )
-    currency: str | None = option("--perf-currency", _PYTEST, ini="perf_currency", **_CURRENCY).says(
-        "of the price (default: EUR)", ini="currency of the price (EUR)"
-    )
     history: Path | None = option(
         "--perf-history",
         _BOTH | {"report": {"help": "the store of runs before these, for --html, or off (the one to which runs add)"}},
@@ -419,8 +410,6 @@ class Settings:
     """Of which tests alone are run, by ``width_gpus`` and ``plan``; ``None``: all."""
     against_itself: bool = False
     """Whether ``against`` is of the environment that runs pytest, under whatever name."""
-    step_summary: Path | None = None
-    """Of GitHub Actions: the page of Markdown is added to it."""
 
     @property
     def tolerances(self) -> Mapping[str, float]:

@@ -43,9 +43,6 @@ _MOST_SLIPS, _ALIKE = 2, 0.85
 # In the place of a file of history.
 _OFF = "off"
 
-#: Under a variable of this name GitHub Actions names the file that shows a step's summary.
-_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-
 
 def read_settings(
     front: str, said: Namespace, *, here: Path, rootdir: Path, ini: Callable[[str], Any] = lambda _: "", **fixed: Any
@@ -73,10 +70,6 @@ def read_settings(
         "slurm": _slurm(ini),
         "width": _width(values["width_gpus"], values["plan"]),
     }
-    if values["price"] is not None:
-        from pytest_llmperf.analysis.cost import Price
-
-        values["price"] = Price(values["price"], values["currency"] or "EUR")
     if values["against"]:
         from pytest_llmperf.run.history import has_commit
 
@@ -88,8 +81,6 @@ def read_settings(
                 f"--perf-against {values['against']}: no such revision, and no git repository that has it, at "
                 f"{rootdir}; expected e.g. git:HEAD~1, or an interpreter"
             )
-    if front == PYTEST and (summary := os.environ.get(_STEP_SUMMARY)):
-        values["step_summary"] = Path(summary)
     return replace(Settings(**values), **fixed)
 
 
@@ -184,8 +175,6 @@ def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mappi
             raise UsageError(f"{here}; it goes with no {named[0]}")
     if values["plan"] is not None and values["width_gpus"] is None:
         raise UsageError("--perf-plan tells which tests are of a width; it goes with --perf-width")
-    if getattr(said, "perf_currency", None) is not None and values["price"] is None:
-        raise UsageError("--perf-currency says what --perf-price is in; give a price too, e.g. --perf-price 2.10")
 
 
 def _refuse_what_cannot_be(front: str, said: Namespace, values: Mapping[str, Any]) -> None:

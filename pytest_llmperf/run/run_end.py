@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,15 @@ from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.launch.slurm.controller import job_key
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.results_json import document, write_json
+from pytest_llmperf.report.exports import markdown_page
+from pytest_llmperf.report.results_json import ExportedRun, document, write_json
 from pytest_llmperf.run.findings import ALL, Coverage, Observer, file_of, unused_baselines
 from pytest_llmperf.run.history import keep, project_of
 from pytest_llmperf.run.static_check import record_static
 from pytest_llmperf.run.whole_run import (
     LateVerdict,
     WholeRun,
-    cost_document,
     judged_together,
-    priced,
     skip_lines,
     unjudged_line,
 )
@@ -74,10 +72,13 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
     whole_run = judged_together(run, findings.results)
     findings.results = list(whole_run.results)
     troubles = [*_troubles(run, whole_run), *([Trouble("replaced cases", replaced)] if replaced else [])]
-    if settings.markdown is not None or settings.step_summary is not None:
+    if settings.markdown is not None:
         lines = [line for trouble in troubles for line in trouble.lines]
-        refused = _write_markdown(run, run_document(run, whole_run, exit_code, stopped=False), lines)
-        troubles += [Trouble("--perf-markdown", [refused])] if refused else []
+        values = {**run_document(run, whole_run, exit_code, stopped=False), "troubles": lines}
+        try:
+            write_text(settings.markdown, "\n".join([*markdown_page(ExportedRun.read([document_of(values)])), ""]))
+        except OSError as error:
+            troubles.append(Trouble("--perf-markdown", [f"--perf-markdown {settings.markdown}: not written ({error})"]))
     exit_code = _failed(exit_code) if troubles else exit_code
     written = list(_written(run, whole_run, exit_code, stopped=stopped))
     return Finished(_failed(exit_code) if written else exit_code, whole_run, [*troubles, *written])
@@ -142,18 +143,13 @@ def _failed(exit_code: int) -> int:
     return 1 if exit_code in _GREEN else exit_code
 
 
-# GitHub refuses the whole summary of a step that is larger than a MiB, also what others wrote into it.
-_MOST_BYTES = 2**20
-
-
 def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) -> dict[str, Any]:
     """The run as ``--perf-json`` has it. ``stopped``: tests were left out once it had begun."""
     settings, findings = run.settings, run.findings
     spent, ended_at = findings.spent, datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    # A CPU has no GPU-hours, and so no price.
-    results = priced(findings.results, None if run.on_cpu else settings.price)
-    values = document(run.machine_document(), results, spent)
-    values |= {"exit_code": exit_code, "ended_at": ended_at} | cost_document(spent.gpu_seconds, settings.price)
+    values = document(run.machine_document(), findings.results, spent)
+    values |= {"exit_code": exit_code, "ended_at": ended_at}
+    values |= {"cost": {"gpu_hours": spent.gpu_seconds / 3600}} if spent.gpu_seconds > 0 else {}
     soaks = [result.soak for result in findings.results if result.soak]
     versions = next((one.environment.versions for one in soaks if one.environment), run.static_versions)
     told = {"tests": list(run.tests.values()), "command": run.command, "versions": dict(versions)}
@@ -183,37 +179,6 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
             "stopped": stopped,
         }
     return values | ({"unfinished": run.unfinished} if run.unfinished else {})
-
-
-def _write_markdown(run: Run, values: Mapping[str, Any], troubles: Sequence[str]) -> str:
-    """Write the pages of Markdown that are wanted; why ``--perf-markdown`` was not written."""
-    from pytest_llmperf.report.exports import markdown_page
-    from pytest_llmperf.report.results_json import ExportedRun
-
-    settings, refused = run.settings, ""
-    told = ExportedRun.read([document_of({**values, "troubles": list(troubles)})])
-    page = markdown_page(told)
-    if settings.markdown is not None:
-        try:
-            write_text(settings.markdown, "\n".join([*page, ""]))
-        except OSError as error:
-            refused = f"--perf-markdown {settings.markdown}: not written ({error})"
-    path, is_news = settings.step_summary, told.cases or told.skipped or told.troubles
-    if path is None or not is_news or settings.dry_run:
-        return refused
-    try:
-        size = path.stat().st_size if path.exists() else 0
-        text = re.sub(r" {2,}", " ", "\n".join([*([""] if size else []), *page, ""]))  # padding is of no use there
-        num, why = len(text.encode()), ""
-        if size + num > _MOST_BYTES:
-            why = f", it has {size} bytes and may have {_MOST_BYTES}, and this page has {num}"
-        else:
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-    except OSError as error:  # nobody asked for it: no reason for a run to fail
-        why = f" ({error})"
-    run.notes += [f"GITHUB_STEP_SUMMARY {path}: not written{why}"] if why else []
-    return refused
 
 
 def _entries(run: Run) -> list[Entry]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_llmperf.analysis.cost import Price, price_per_million, tokens_per_price
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.policy import Rule
 from pytest_llmperf.judge.run_effects import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
 from pytest_llmperf.judge.verdict import AT_THE_END
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, RATE
-from pytest_llmperf.records.result import FAILING, CaseResult, Check, Verdict, verdict_fails
+from pytest_llmperf.records.metrics import RATE
+from pytest_llmperf.records.result import FAILING, CaseResult, Verdict, verdict_fails
 from pytest_llmperf.records.results_document import Planned, Skipped
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import one_line
@@ -203,42 +202,6 @@ def unjudged_line(skipped: Sequence[Skipped]) -> str:
     return f"--perf-static: nothing was judged, all {len(skipped)} case(s) were skipped: {first}{more}"
 
 
-def priced(results: Sequence[CaseResult], price: Price | None) -> list[CaseResult]:
-    """``results`` of GPUs with what their tokens cost; not when they are judged, since no baseline knows a price."""
-    found = []
-    for result in results:
-        rate = result.check(RATE)
-        if price is None or rate is None or rate.value <= 0:
-            found.append(result)
-            continue
-        a_million = METRICS["price_per_million_tokens"].check(price_per_million(rate.value, price.gpu_hour))
-        tokens = tokens_per_price(rate.value, price.gpu_hour)
-        costs = (
-            replace(a_million, unit=price.currency),
-            Check(metric="tokens_per_price", value=tokens, unit=f"tokens/{price.currency}"),
-        )
-        found.append(replace(result, checks=(*result.checks, *costs)))
-    return found
-
-
-def cost_lines(gpu_seconds: float, price: Price | None) -> list[str]:
-    """``0.42 GPU-hours in launches, 0.88 EUR at 2.10 EUR a GPU-hour``; nothing where no GPU was used."""
-    if gpu_seconds <= 0:
-        return []
-    hours = gpu_seconds / _HOUR
-    line = f"{hours:.3g} GPU-hours in launches"
-    if price is not None:
-        each = f"{price.gpu_hour:.2f} {price.currency} a GPU-hour"
-        line += f", {hours * price.gpu_hour:.2f} {price.currency} at {each}"
-    return [line]
-
-
-def cost_document(gpu_seconds: float, price: Price | None) -> dict[str, Any]:
-    """The same for ``--perf-json``: its key ``cost``, or nothing."""
-    if gpu_seconds <= 0:
-        return {}
-    hours = gpu_seconds / _HOUR
-    cost: dict[str, Any] = {"gpu_hours": hours}
-    if price is not None:
-        cost |= {"gpu_hour": price.gpu_hour, "currency": price.currency, "total": hours * price.gpu_hour}
-    return {"cost": cost}
+def cost_lines(gpu_seconds: float) -> list[str]:
+    """``0.42 GPU-hours in launches``; nothing where no GPU was used."""
+    return [f"{gpu_seconds / _HOUR:.3g} GPU-hours in launches"] if gpu_seconds > 0 else []

@@ -23,7 +23,6 @@ _BYTES: Mapping[str, int] = {f"{prefix}IB": 1024**power for power, prefix in enu
 _HOURS: Mapping[str, float] = {"d": 24.0, "h": 1.0, "m": 1 / 60}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhm])")
 
-_LONGEST_CURRENCY = 8
 #: What somebody's own tolerance is. Above 1, per cent were meant: 3 would be 300 %, a gate that holds nothing.
 A_TOLERANCE = "a positive fraction of at most 1, e.g. 0.03 for 3 %"
 #: The same as text, in which a sign says what is meant.
@@ -96,12 +95,6 @@ def mail(text: str) -> str | None:
     """Addresses as the program mail takes them, or none: one that begins with - would be an option of it."""
     words = text.replace(",", " ").split()
     return text if text.isprintable() and not any(word.startswith("-") for word in words) else None
-
-
-def currency(text: str) -> str | None:
-    """``EUR``, ``€``: a short word that stands beside a number, and so has no digit and no space."""
-    is_word = text.isprintable() and not any(c.isspace() or c.isdigit() for c in text)
-    return text if is_word and 0 < len(text) <= _LONGEST_CURRENCY else None
 
 
 # Likenesses, from 0 to 1: below the first, names have little in common; from the second on, they differ by a slip.

@@ -37,8 +37,6 @@ OPTIONS = [
     "--perf-plan=FILE",
     "--perf-static",
     "--perf-markdown=FILE",
-    "--perf-price=PRICE",
-    "--perf-currency=NAME",
     "--perf-history=FILE|off",
     "--perf-timeout=SECONDS",
     "--perf-launches=N",

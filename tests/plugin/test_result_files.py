@@ -39,30 +39,6 @@ def test_each_case_is_told_in_junit_and_on_the_page(project: Project, workers: t
     assert len(table) == 4
 
 
-def test_a_step_summary_is_added_to(project: Project, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    path = project.path / "summary.md"
-    path.write_text("before\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
-    project.record()
-    golden(path.read_text())
-    before = path.stat().st_size
-    project.run("--perf-dry-run")
-    assert path.stat().st_size == before
-
-
-def test_a_summary_that_is_full_is_a_line_and_no_failure(
-    project: Project, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
-    project.record()
-    path = project.path / "summary.md"
-    path.write_text("x" * 2**20)
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
-    result = project.run()
-    assert result.ret == 0
-    assert path.stat().st_size == 2**20
-    golden.lines(result.stdout, "summary.md: not written,")
-
-
 def test_a_page_that_cannot_be_written_is_told_before_anything_runs(project: Project, golden: Golden) -> None:
     result = project.run("--perf-markdown", "missing/out.md")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

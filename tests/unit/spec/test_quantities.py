@@ -97,14 +97,6 @@ def test_an_argument_says_what_was_expected(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_one"),
-    [("EUR", True), ("€", True), ("", False), ("US dollar", False), ("E\nR", False), ("EUR2", False), ("E" * 9, False)],
-)
-def test_a_currency_is_a_short_word(text: str, is_one: bool) -> None:
-    assert user_input.currency(text) == (text if is_one else None)
-
-
-@pytest.mark.parametrize(
     ("text", "value"), [("0.03", 0.03), ("3 %", 0.03), ("3%", 0.03), ("1", 1.0), ("900 %", 9.0), (" 0.5 ", 0.5)]
 )
 def test_a_tolerance_is_a_fraction_or_has_its_sign(text: str, value: float) -> None:
