@@ -43,8 +43,12 @@ _CHECKPOINT_BYTES, _CHECKPOINT_TIMES = 2**20, 4
 # What only grows is higher in each part than in the one before, and goes on so: late by so much of what it did early.
 _PARTS, _GOES_ON, _LEAST_ENTRIES = 6, 0.5, 24
 _POINTS = 120
-# A level is no finding that is longer for want of a core: others have it.
-_OTHERS = ", most of it waiting for a core"
+# A level or a stall is no finding that is longer for want of a core: others have it.
+_OTHERS, _A_CORE = ", most of it waiting for a core", "a wait for a core"
+# What only happens, a busy host does, but for these.
+_OWN = ("garbage collection", "its loader", "a checkpoint")
+# What is none of these: the thread that trains was asleep, or it computed. On a GPU it computes while it waits for it.
+_A_WAIT, _WORK, _EITHER = "a wait (a file, a lock, a peer)", "more work", "more work of its host or GPU"
 # By which a CPU's steps may become longer.
 _CPU_TOLERANCE = 0.5
 
@@ -65,6 +69,8 @@ class Entry:
     """For a core, since the last entry."""
     peak_reserved_bytes: int = 0
     peak_allocated_bytes: int = 0
+    computed_seconds: float | None = None
+    """By the thread that trains, since the last entry; ``None`` in old ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +107,18 @@ class Diary:
 
     @cached_property
     def steps(self) -> Array:
-        """A row for each: seconds, of a loader, of garbage collection; its wait for a core; its end; its entry."""
+        """A row for each: seconds, of a loader, of garbage collection; its wait for a core; its end; its entry; of
+        computing, NaN where nobody knows."""
         rows = list[tuple[float, ...]]()
         for number, entry in enumerate(self.entries):
             whole, end = sum(step[0] for step in entry.steps) or 1.0, entry.time
-            found = list[tuple[float, ...]]()
+            found, computed = list[tuple[float, ...]](), _or_nan(entry.computed_seconds)
             for step in reversed(entry.steps):
-                found.append((*step, entry.waited_seconds * step[0] / whole, end, number))
+                share = step[0] / whole
+                found.append((*step, entry.waited_seconds * share, end, number, computed * share))
                 end -= step[0]
             rows += reversed(found)
-        return np.array(rows, dtype=float).reshape(-1, 6)
+        return np.array(rows, dtype=float).reshape(-1, 7)
 
     @property
     def began(self) -> float:
@@ -259,7 +267,15 @@ class _Steps:
         clocks = [self._clock(*(self.diary.kept[each[[0, -1]], 4])) for each in (before, after)]
         if all(clocks) and math.log(clocks[0] / clocks[1]) >= _MOST_OF_IT * math.log(b[0] / a[0]):
             return f", at a GPU clock of {clocks[1]:.0f} MHz after {clocks[0]:.0f}"
-        return ""
+        what = self._work_or_wait(b[6] - a[6], b[0] - a[0])
+        return f", in {what}{', at the same clock' if all(clocks) and what == _EITHER else ''}" if what else ""
+
+    def _work_or_wait(self, computed: float, longer: float) -> str:
+        """Which of both made it so much ``longer``, of which it ``computed`` for some; empty where nobody knows."""
+        if math.isnan(computed):
+            return ""
+        work = _WORK if self.rule.on_cpu else _EITHER
+        return work if computed >= _MOST_OF_IT * longer else _A_WAIT
 
     def _clock(self, start: float, end: float) -> float:
         known = [one.clock_mhz for one in self.sensed if one.clock_mhz and start <= one.time <= end]
@@ -278,7 +294,7 @@ class _Steps:
             if not cause and row[5] in written:  # by the longest stall of that time
                 written.remove(row[5])
                 cause = "a checkpoint"
-            found.setdefault(cause, []).append(number)
+            found.setdefault(cause or self._unnamed(int(row[5]), excess[number]), []).append(number)
         for cause, numbers in found.items():
             lost = float(excess[numbers].sum() / seconds.sum())
             large = sorted(each for each in numbers if excess[each] >= _MOST_OF_IT * np.quantile(excess[numbers], 0.75))
@@ -289,8 +305,21 @@ class _Steps:
             often = f"each {gap} steps" if is_periodic else formats.counted(len(numbers), "time")
             each = formats.seconds(float(np.median(excess[large])))
             what = f"{cause or 'something unknown'} stalls a step {often}, for {each}"
-            # What only happens, a busy host does.
-            yield f"{what}: {formats.share(lost)} of the time", lost > STALL_TOLERANCE and bool(cause or is_periodic)
+            is_held = cause in _OWN or (is_periodic and cause != _A_CORE)
+            yield f"{what}: {formats.share(lost)} of the time", lost > STALL_TOLERANCE and is_held
+
+    def _unnamed(self, number: int, longer: float) -> str:
+        """What its thread did in the entry of this ``number``, in which a step took so much ``longer``."""
+        entry = self.diary.entries[number]
+        if entry.waited_seconds >= _MOST_OF_IT * longer:
+            return _A_CORE
+        usual = float(np.nanmedian(self.diary.kept[:, 6] / self.diary.kept[:, 0])) if self._knows_work else math.nan
+        others = sum(step[0] for step in entry.steps) - longer
+        return self._work_or_wait(_or_nan(entry.computed_seconds) - usual * others, longer)
+
+    @cached_property
+    def _knows_work(self) -> bool:
+        return not np.isnan(self.diary.kept[:, 6]).all()
 
     def _checkpoints(self) -> set[float]:
         """Entries in whose time much was written."""
@@ -373,6 +402,10 @@ def _binned(ends: Array, rows: Sequence[Any], name: str) -> list[float | None]:
         value = getattr(row, name)
         found[at] = value if value is None else round(float(value), 3)
     return found
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def read_diaries(folder: Path) -> Iterator[Diary]:

@@ -335,8 +335,9 @@ class Diary(Measurement):
         """Ends of steps that the device need not have passed, with the seconds of garbage collection until then."""
         self._passed: deque[tuple[tuple[float, ...], int | None]] = deque()
         """Of each step that it has: its seconds, those of its loader and of garbage collection; what tensors held."""
-        self._waited: Mapping[str, float] = {}
-        """Seconds, by thread."""
+        self._looked: Mapping[str, tuple[float, float]] = {}
+        """Seconds on a core and of waits for one, by thread."""
+        self._thread = str(threading.get_native_id())
         self._collecting = self._collected = 0.0
         gc.callbacks.append(self._collects)
 
@@ -377,7 +378,7 @@ class Diary(Measurement):
         """The steps since the last one; the process now."""
         passed = [self._passed.popleft() for _ in range(len(self._passed))]
         threads = os.listdir("/proc/self/task")  # noqa: PTH208 - names alone
-        peaks = self._memory.peaks()
+        peaks, spent = self._memory.peaks(), self._spent(threads)
         return {
             "time": round(time.time(), 3),
             "steps": [seconds for seconds, _ in passed],
@@ -387,16 +388,18 @@ class Diary(Measurement):
             "open_files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - as above
             "threads": len(threads),
             "written_bytes": _told("io", "wchar:"),  # to whatever file
-            "waited_seconds": round(self._most_waited(threads), _DECIMALS),
+            "waited_seconds": round(max((waited for _, waited in spent.values()), default=0.0), _DECIMALS),
+            "computed_seconds": round(spent[self._thread][0], _DECIMALS) if self._thread in spent else None,
             "peak_reserved_bytes": peaks[0],
             "peak_allocated_bytes": peaks[1],
         }
 
-    def _most_waited(self, threads: Iterable[str]) -> float:
-        """For how long since the last look the thread that waited longest for a core did so: others wait for it."""
-        now = {thread: _waited_seconds(thread) for thread in islice(threads, _MOST_THREADS)}
-        before, self._waited = self._waited, now
-        return max((seconds - before.get(thread, seconds) for thread, seconds in now.items()), default=0.0)
+    def _spent(self, threads: Iterable[str]) -> dict[str, tuple[float, float]]:
+        """Seconds since the last look that each thread was on a core, and waited for one: others wait for it then."""
+        now = {thread: told for thread in islice(threads, _MOST_THREADS) if (told := _on_cores(thread))}
+        before, self._looked = self._looked, now
+        pairs = ((thread, before.get(thread, told), told) for thread, told in now.items())
+        return {thread: (b[0] - a[0], b[1] - a[1]) for thread, a, b in pairs}
 
 
 def _told(file: str, name: str) -> int:
@@ -408,8 +411,9 @@ def _told(file: str, name: str) -> int:
     return 0
 
 
-def _waited_seconds(thread: str) -> float:
-    """For how long a thread that could run has waited for a core so far."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
-    return 0.0
+def _on_cores(thread: str) -> tuple[float, float] | None:
+    """For how long a thread was on a core so far, and could have been and waited for one; ``None``: nobody counts."""
+    with suppress(OSError, ValueError):
+        told = Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="ascii").split()
+        return int(told[0]) / 1e9, int(told[1]) / 1e9
+    return None

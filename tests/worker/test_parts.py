@@ -288,7 +288,8 @@ def test_a_diary_asks_the_device_in_the_thread_that_trains_and_adds_up_the_waits
 ) -> None:
     """A capture of a CUDA graph ends where another thread asks for an event; a step may be longer than a look."""
     monkeypatch.setattr(measurement, "_WRITE_SECONDS", 0.01)
-    monkeypatch.setattr(measurement, "_waited_seconds", lambda _: time.monotonic())  # whoever there is waits always
+    # Whoever there is waits always, and is on a core for half of the time.
+    monkeypatch.setattr(measurement, "_on_cores", lambda _: (time.monotonic() / 2, time.monotonic()))
     monkeypatch.setattr(gc, "callbacks", [])
     (tmp_path / "diary").touch()
     diary = Diary(DeviceClock(), Memory(), tmp_path / "diary")
@@ -307,6 +308,7 @@ def test_a_diary_asks_the_device_in_the_thread_that_trains_and_adds_up_the_waits
         until(partial(has_written, number))
     assert [line["steps"] for line in lines()] == [[[1.0, 0.0, 0.0]]] * 2
     assert lines()[1]["waited_seconds"] > 0.2
+    assert lines()[1]["computed_seconds"] == pytest.approx(lines()[1]["waited_seconds"] / 2, abs=0.05)
 
 
 def test_pages_of_a_file_that_is_mapped_are_no_growth_of_a_process(tmp_path: Path) -> None:

@@ -153,6 +153,40 @@ def test_what_stalls_a_step_each_so_many_is_named(of: str, cause: str) -> None:
     assert "each 50 steps" in line
 
 
+def each_of(seconds: Sequence[float]) -> Callable[[int], float]:
+    """What an entry has of these, by the number of its last step."""
+    last = 0
+
+    def since(number: int) -> float:
+        nonlocal last
+        first, last = last, number + 1
+        return sum(seconds[first:last])
+
+    return since
+
+
+@pytest.mark.parametrize(
+    ("does", "on_cpu"), [("waits", True), ("waits", False), ("computes", True), ("computes", False)]
+)
+def test_where_no_part_is_to_blame_it_is_told_whether_the_thread_computed_or_waited(does: str, on_cpu: bool) -> None:
+    words = "a wait" if does == "waits" else "more work" if on_cpu else "host or GPU"
+    rule, usual = SoakRule(0.02, Spread(0.004, 8), on_cpu=on_cpu), steady(6000)
+    for longer in (range(3000, 6000), range(0, 6000, 50)):
+        seconds = [step + (0.1 if number in longer else 0) for number, step in enumerate(usual)]
+        computed = each_of(seconds if does == "computes" else usual)
+        (line,) = judged(diary(seconds, process={"computed_seconds": computed}), rule=rule).findings
+        assert words in line
+
+
+def test_stalls_of_which_most_is_a_wait_for_a_core_are_only_told() -> None:
+    at = range(0, 6000, 50)
+    seconds = [step + (0.2 if number in at else 0) for number, step in enumerate(steady(6000))]
+    waits = each_of([0.19 if number in at else 0 for number in range(6000)])
+    found = judged(diary(seconds, process={"waited_seconds": waits}))
+    assert found.findings == ()
+    assert found.unheld[0].startswith("a wait for a core")
+
+
 def test_stalls_at_no_distance_that_nobody_explains_are_only_told() -> None:
     chance = random.Random(3)
     at = set(chance.sample(range(6000), 120))
