@@ -32,6 +32,8 @@ from pytest_llmperf.support.interpreter import Array, np
 _WARM_UP, _WARM_UP_SECONDS = 0.1, 60.0
 # Windows of which levels are found, and steps of each at least; how many windows a chip's or a host's mood lasts.
 _MOST_WINDOWS, _LEAST_WINDOWS, _LEAST_STEPS, _LASTING = 60, 12, 8, 8
+# The share of a window's steps that are the shortest.
+_LOW = 0.1
 # A normal deviate's median of absolute deviations; of how many values it tells as much as so many squares.
 _NORMAL, _EFFICIENCY, _LEAST_SD = 1.4826, 0.37, 1e-4
 # Of its window's median, what a stall is beyond it; its least seconds; of the time, what stalls may cost.
@@ -228,14 +230,22 @@ class _Steps:
     sensed: Sequence[Sensed]
     rule: SoakRule
 
-    def slower(self) -> Iterator[tuple[str, bool]]:
+    def slower(self) -> Sequence[tuple[str, bool]]:
+        """Levels beyond the first, and whether each is a finding: by each window's shortest steps, which a host moves
+        least; where these stay, by its median, which some of the steps move too."""
+        low, middle = ([*self._levels(share)] for share in (_LOW, 0.5))
+        return low if any(is_held for _, is_held in low) or not middle else middle
+
+    def _levels(self, share: float) -> Iterator[tuple[str, bool]]:
         """The level that is furthest above the first, and the last one; whether each is beyond tolerance."""
-        logs = [math.log(np.median(self.diary.kept[each, 0])) for each in self.diary.windows]
+        logs = [math.log(np.quantile(self.diary.kept[each, 0], share)) for each in self.diary.windows]
         scatter = self._scatter(logs)
         first, *others = levels_between(logs, scatter, find_changes(logs, scatter, range(len(logs))))
+        # A host moves medians up and down again.
+        is_a_hosts = share > _LOW and any(b.log < a.log for a, b in pairwise([first, *others]))
         for level in dict.fromkeys([max(others, key=lambda level: level.log), others[-1]] if others else ()):
             before, after = (np.concatenate(self.diary.windows[each.start : each.end]) for each in (first, level))
-            a, b = (float(np.median(self.diary.kept[each, 0])) for each in (before, after))
+            a, b = (float(np.quantile(self.diary.kept[each, 0], share)) for each in (before, after))
             if b <= a:
                 continue
             start = int(after[0]) + len(self.diary.steps) - len(self.diary.kept) + 1
@@ -246,9 +256,9 @@ class _Steps:
             line += f"{formats.seconds(a)} -> {formats.seconds(b)}"
             # What is over, or has just begun, a host's mood may be: it is held by what it cost, as stalls are.
             is_long = is_last and level.end - level.start >= len(logs) / _PARTS
-            why, costs = self._why(before, after), is_long or lost > STALL_TOLERANCE
+            why, costs = self._why(before, after, share), is_long or lost > STALL_TOLERANCE
             line += why if is_last else f"{why}, {formats.share(lost)} of the time"
-            yield line, loss > self.rule.tolerance and costs and why != _OTHERS
+            yield line, loss > self.rule.tolerance and costs and why != _OTHERS and not is_a_hosts
 
     def _scatter(self, logs: Sequence[float]) -> Covariance:
         """Of windows by themselves, as their differences show it, and of what lasts for several of them."""
@@ -258,9 +268,10 @@ class _Steps:
         lasting = self.rule.noise.sd**2 * np.exp(-apart * _LASTING / number)
         return Covariance(((sd**2 * np.eye(number), _EFFICIENCY * (number - 1)), (lasting, self.rule.noise.df)))
 
-    def _why(self, before: Array, after: Array) -> str:
-        """Where most of the difference is, as far as that is known."""
-        a, b = (self.diary.kept[each].mean(axis=0) for each in (before, after))
+    def _why(self, before: Array, after: Array, share: float) -> str:
+        """Where most of the difference is, as far as that is known: of the shortest steps, where these tell of it."""
+        both = [self.diary.kept[each] for each in (before, after)]
+        a, b = (rows[rows[:, 0] <= np.quantile(rows[:, 0], 2 * share)].mean(axis=0) for rows in both)
         for column, what in ((3, _OTHERS), (1, ", in its loader"), (2, ", in garbage collection")):
             if b[column] - a[column] >= _MOST_OF_IT * (b[0] - a[0]):
                 return what
