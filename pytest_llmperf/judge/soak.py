@@ -302,8 +302,9 @@ class _Steps:
         for number in sorted(np.flatnonzero(stalled).tolist(), key=lambda each: -float(excess[each])):
             row, least = self.diary.kept[number], _MOST_OF_IT * excess[number]
             cause = "garbage collection" if row[2] >= least else "its loader" if row[1] - fetched >= least else ""
-            if not cause and row[5] in written:  # by the longest stall of that time
-                written.remove(row[5])
+            meanwhile = written & {row[5], row[5] - 1}  # whose line may have been written within the step
+            if not cause and meanwhile:  # by the longest stall of that time
+                written -= meanwhile
                 cause = "a checkpoint"
             found.setdefault(cause or self._unnamed(int(row[5]), excess[number]), []).append(number)
         for cause, numbers in found.items():
@@ -324,13 +325,9 @@ class _Steps:
         entry = self.diary.entries[number]
         if entry.waited_seconds >= _MOST_OF_IT * longer:
             return _A_CORE
-        usual = float(np.nanmedian(self.diary.kept[:, 6] / self.diary.kept[:, 0])) if self._knows_work else math.nan
+        usual = float(np.median(self.diary.kept[:, 6] / self.diary.kept[:, 0]))
         others = sum(step[0] for step in entry.steps) - longer
         return self._work_or_wait(_or_nan(entry.computed_seconds) - usual * others, longer)
-
-    @cached_property
-    def _knows_work(self) -> bool:
-        return not np.isnan(self.diary.kept[:, 6]).all()
 
     def _checkpoints(self) -> set[float]:
         """Entries in whose time much was written."""

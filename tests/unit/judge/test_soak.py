@@ -153,6 +153,13 @@ def test_what_stalls_a_step_each_so_many_is_named(of: str, cause: str) -> None:
     assert "each 50 steps" in line
 
 
+def test_a_checkpoint_is_named_whose_bytes_the_line_before_has() -> None:
+    at = range(10, 6000, 61)  # each the first of its line
+    seconds = [step + (0.6 if number in at else 0) for number, step in enumerate(steady(6000, step=0.0505, sd=0))]
+    before = {number - 1: 3 * 2**20 for number in at}
+    assert judged(diary(seconds, written=before)).findings[0].startswith("a checkpoint stalls a step each 61")
+
+
 def each_of(seconds: Sequence[float]) -> Callable[[int], float]:
     """What an entry has of these, by the number of its last step."""
     last = 0
