@@ -47,7 +47,12 @@ _LARGE: dict[str, Any] = {"optimizer": "adamw_torch_fused", "micro_batch_size": 
 _ILLEGAL = "torch 2.11 with liger-kernel 0.8.5: an illegal memory access in the first step"
 
 # What a CPU has, too.
-_EVERYWHERE = (*(replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm")),)
+_EVERYWHERE = (
+    *(replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm")),
+    replace(_PLAIN, loss="chunked"),
+)
+# All of Liger but its loss.
+_LAYERS_OF_LIGER = replace(_BASE, liger_kernels="rope+rms_norm+swiglu")
 
 _ON_GPU = (
     # What compiles comes first: where several run at once, the longest should not begin last.
@@ -79,6 +84,7 @@ _ON_GPU = (
         checkpointing_policy="selective",
     ),
     replace(_BASE, gradient_accumulation_steps=4, steps=16),
+    *(replace(_LAYERS_OF_LIGER, loss=loss) for loss in ("chunked", "cut")),
     replace(_BASE, model_precision="fp32"),
     replace(_BASE, model_precision="fp32", mixed_precision="fp16"),
     replace(_BASE, mixed_precision="no"),

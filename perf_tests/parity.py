@@ -33,6 +33,7 @@ def _kernels() -> Iterator[TrainSpec]:
         for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")
     )
     yield replace(_LIGER, optimizer="adamw_torch_8bit")
+    yield replace(_PLAIN, loss="cut")
     yield replace(
         _LIGER,
         liger_kernels="rms_norm+swiglu+fused_linear_cross_entropy",
@@ -55,6 +56,7 @@ def _everywhere() -> Iterator[TrainSpec]:
     yield replace(_PLAIN, gpus=2)
     yield replace(_PLAIN, gpus=2, gradient_accumulation_steps=2)
     yield replace(_PLAIN, mixed_precision="no")
+    yield replace(_PLAIN, loss="chunked")
     yield from (replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm"))
 
 

@@ -136,6 +136,7 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "device_type": "cpu",
         "world_size": spec.gpus,
         "attention": spec.attention,
+        **({} if spec.loss == "model" else {"loss": spec.loss}),
         **({} if spec.experts == "auto" else {"experts": spec.experts}),
         "parameter_dtypes": {dtype[spec.model_precision]: 1000},
         "autocast_dtype": None if spec.mixed_precision == "no" else dtype[spec.mixed_precision],

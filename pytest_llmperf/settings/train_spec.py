@@ -63,6 +63,8 @@ class TrainSpec(Spec):
     """Liger kernels through ``TrainingArguments(use_liger_kernel=True)``."""
     liger_kernels: str = field(default="all", metadata=_LATER)
     """Which of them, by Liger's words joined by ``+``; ``all``: what Liger switches on for the model by itself."""
+    loss: str = field(default="model", metadata=_LATER)
+    """The ``model``'s own, over all logits at once; ``chunked`` or ``cut``, which never hold them all."""
     torch_compile: bool = False
     torch_compile_mode: str = field(default="default", metadata=_LATER)
     """``mode`` of ``torch.compile``."""

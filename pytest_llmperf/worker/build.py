@@ -23,11 +23,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import arguments, compilation, data, experts, liger, parallelism, precision
+from pytest_llmperf.worker.settings import arguments, compilation, data, experts, liger, loss, parallelism, precision
 from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
 
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
@@ -111,6 +110,7 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
         raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
     check_direction(model.config)
     precision.to_fp8(spec, model)
+    loss.replace_loss(spec, model)
     return model
 
 
@@ -126,7 +126,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         # Constant: a schedule over the number of steps would make what is learnt depend on how long one measures.
         lr_scheduler_type="constant",
         seed=spec.seed,
-        use_cpu=not is_gpu(device),
+        use_cpu=device.type == "cpu",
         save_strategy="no",
         eval_strategy="no",
         logging_strategy="no",

@@ -177,6 +177,11 @@ def sharded(**values: Any) -> dict[str, int]:
 ROUNDING = 40 * 512
 
 
+def test_a_chunked_loss_never_holds_all_logits() -> None:
+    own, chunked = parts(micro_batch_size=32), parts(micro_batch_size=32, loss="chunked")
+    assert sum(chunked.values()) < sum(own.values()) - 0.8 * own["logits"]
+
+
 def test_sharding_divides_what_the_optimizer_works_on() -> None:
     whole, quarter = parts(mixed_precision="no"), sharded()
     for part in ("weights", "optimizer"):

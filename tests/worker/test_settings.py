@@ -48,6 +48,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     ("setting", "seen"),
     [
         ({"sdpa_backend": "math"}, {"attention_kernel": ""}),
+        ({"loss": "chunked"}, {"loss": "chunked"}),
         (
             {"gradient_checkpointing": True, "checkpointing_policy": "selective"},
             {"checkpointing_policy": "selective", "gradient_checkpointing": True},

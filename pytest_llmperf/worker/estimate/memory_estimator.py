@@ -33,6 +33,7 @@ from pytest_llmperf.worker.settings import experts
 from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
+from pytest_llmperf.worker.settings.loss import replace_loss
 from pytest_llmperf.worker.settings.precision import DTYPES
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
@@ -66,6 +67,7 @@ def plan(
         given = {"attn_implementation": attention, **experts.arguments(spec)}
         model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **given)
         check_direction(model.config)
+        replace_loss(spec, model)
         model.train()
         fused, size = spec.sdpa_backend != "math", counter.vocabulary_size
         functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
@@ -102,6 +104,8 @@ def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradi
 def _refuse_unmodelled(spec: TrainSpec) -> None:
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
+    if spec.loss == "cut":
+        raise ValueError("loss='cut' is not modelled: its kernels run on a GPU alone; known: model, chunked")
     if spec.fp8 != "no":
         raise ValueError(
             f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
