@@ -93,6 +93,13 @@ GAINS = [
         {"throughput_at_least": 1.1, "memory_at_most": 0.85, "loss_within": 0.1},
     ),
     Gain(
+        "fused-adamw",
+        _BEST,
+        replace(_BEST, optimizer="adamw_torch_fused"),
+        # transformers' own default; 71.7k to 72.2k on H200.
+        {"throughput_at_least": 1.0, "memory_at_most": 1.01, "loss_within": 0.01},
+    ),
+    Gain(
         "recompute-some",
         _BEST,
         replace(

@@ -83,6 +83,8 @@ _ON_GPU = (
         gradient_checkpointing=True,
         checkpointing_policy="selective",
     ),
+    replace(_BASE, offloading="activations"),
+    replace(_BASE, gradient_checkpointing=True, offloading="activations"),
     replace(_BASE, gradient_accumulation_steps=4, steps=16),
     *(replace(_LAYERS_OF_LIGER, loss=loss) for loss in ("chunked", "cut")),
     replace(_BASE, model_precision="fp32"),

@@ -34,6 +34,7 @@ def _kernels() -> Iterator[TrainSpec]:
     )
     yield replace(_LIGER, optimizer="adamw_torch_8bit")
     yield replace(_PLAIN, loss="cut")
+    yield replace(_LIGER, offloading="activations")
     yield replace(
         _LIGER,
         liger_kernels="rms_norm+swiglu+fused_linear_cross_entropy",

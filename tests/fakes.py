@@ -136,6 +136,7 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "device_type": "cpu",
         "world_size": spec.gpus,
         "attention": spec.attention,
+        **({} if spec.offloading == "no" else {"offloaded_bytes": 2**20}),
         **({} if spec.loss == "model" else {"loss": spec.loss}),
         **({} if spec.experts == "auto" else {"experts": spec.experts}),
         "parameter_dtypes": {dtype[spec.model_precision]: 1000},

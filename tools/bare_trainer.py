@@ -23,7 +23,7 @@ from pytest_llmperf.cli.asked_run import named
 from pytest_llmperf.observe.device import own_device
 from pytest_llmperf.worker.build import build_model, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, training_data
-from pytest_llmperf.worker.settings.compilation import compile_layers
+from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.precision import force_tf32
 
 BASELINES = Path(__file__).parents[1] / "baselines"
@@ -63,7 +63,7 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(spec, Path(folder), device, steps)
         model = build_model(spec, spec.architecture.config, device)
-        compile_layers(spec, model)
+        prepare_layers(spec, model)
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
         stopwatch = Stopwatch(steps)
         callbacks = [stopwatch] if "--clock" in words else []

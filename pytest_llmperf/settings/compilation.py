@@ -1,4 +1,4 @@
-"""Compilation: torch.compile, of the whole model or layer by layer; recomputation: activations made again."""
+"""Compilation: torch.compile, of the whole model or layer by layer; activations made again, or kept by the host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.settings.liger import replaces_rope
+from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
 
 # ``layers`` compiles each repeated layer by itself and leaves the rest alone: PyTorch's regional compilation.
@@ -135,4 +136,44 @@ RECOMPUTATION = Setting(
     axis=_recomputed_axis,
     evidence=RecomputationEvidence,
     checks={"gradient_checkpointing": _recomputation},
+)
+
+
+# Offloading: activations that wait for the backward pass in the host's memory.
+
+
+def _offloading_clash(spec: TrainSpec) -> str | None:
+    if spec.offloading == "no":
+        return None
+    if spec.torch_compile:
+        return "compiled code keeps its activations to itself; leave torch_compile or offloading out"
+    if is_sharded(spec):
+        return f"offloading would move the weights that {spec.parallelism} gathers, too; use parallelism='ddp'"
+    return None
+
+
+@dataclass(frozen=True)
+class OffloadingEvidence:
+    """What was moved."""
+
+    offloaded_bytes: int | None = None
+    """By the last forward pass; nothing where it was not asked for."""
+
+
+def _offloading(spec: TrainSpec, evidence: Evidence) -> str | None:
+    moved = evidence.offloading.offloaded_bytes or 0
+    is_as_asked = (spec.offloading != "no") == (moved > 0)
+    return None if is_as_asked else f"asked for offloading={spec.offloading!r}, {moved} bytes were moved"
+
+
+OFFLOADING = Setting(
+    name="offloading",
+    fields=("offloading",),
+    values={"offloading": ("no", "activations")},
+    in_id={"offloading": "offload-{}"},
+    clash=_offloading_clash,
+    why_not_on_cpu=lambda spec: None if spec.offloading == "no" else "a CPU has its activations in its memory already",
+    plain=at_default("offloading"),
+    evidence=OffloadingEvidence,
+    checks={"offloading": _offloading},
 )

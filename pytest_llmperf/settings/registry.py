@@ -23,14 +23,14 @@ _KNOWN = {
 }
 #: In the order in which a search decides.
 _DECIDED = (
-    "precision attention experts liger loss compilation optimizer recomputation parallelism batch data weights "
-    "arguments duration"
+    "precision attention experts liger loss compilation optimizer recomputation offloading parallelism batch data "
+    "weights arguments duration"
 )
 SETTINGS = tuple(_KNOWN[name] for name in _DECIDED.split())
 # In the order of ids, which is older.
 _SAID = (
-    "precision attention experts liger loss compilation recomputation optimizer batch parallelism data weights "
-    "arguments duration"
+    "precision attention experts liger loss compilation recomputation offloading optimizer batch parallelism data "
+    "weights arguments duration"
 )
 _IN_ID = tuple(_KNOWN[name] for name in _SAID.split())
 

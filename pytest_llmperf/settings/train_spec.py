@@ -79,6 +79,8 @@ class TrainSpec(Spec):
     """Activation recomputation in the backward pass."""
     checkpointing_policy: str = field(default="full", metadata=_LATER)
     """What is recomputed: ``full`` layers, or, ``selective``, all but matrix products and attention."""
+    offloading: str = field(default="no", metadata=_LATER)
+    """Whether ``activations`` wait for the backward pass in the host's memory."""
     parallelism: str = "ddp"
     """``ddp``, or FSDP2 through accelerate: ``fsdp`` (over all ranks), ``fsdp_hybrid`` (replicas of shards)."""
     data: str = "random"

@@ -104,6 +104,8 @@ def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradi
 def _refuse_unmodelled(spec: TrainSpec) -> None:
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
+    if spec.offloading != "no":
+        raise ValueError(f"offloading={spec.offloading!r} is not modelled; known: no")
     if spec.loss == "cut":
         raise ValueError("loss='cut' is not modelled: its kernels run on a GPU alone; known: model, chunked")
     if spec.fp8 != "no":

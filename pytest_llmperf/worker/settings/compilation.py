@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.utils as dynamo
 from torch import nn
 from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from pytest_llmperf.settings.compilation import CompilationEvidence, RecomputationEvidence
+from pytest_llmperf.observe.device import is_gpu
+from pytest_llmperf.settings.compilation import CompilationEvidence, OffloadingEvidence, RecomputationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings import Training
@@ -31,8 +33,10 @@ def arguments(spec: TrainSpec) -> Mapping[str, Any]:
     }
 
 
-def compile_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
-    """Compile each repeated layer in place, by PyTorch's recipe of regional compilation: they share their code."""
+def prepare_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
+    """Offload activations, or compile each repeated layer in place, by PyTorch's recipe of regional compilation."""
+    if spec.offloading != "no":
+        _offload(model)
     if not spec.torch_compile or spec.torch_compile_scope != "layers":
         return
     repeated = set(model._no_split_modules or ())  # noqa: SLF001 - transformers' one list of them
@@ -123,7 +127,47 @@ def _seen_recomputation(training: Training) -> RecomputationEvidence:
     )
 
 
+# Offloading: smaller ones are not worth a copy; and where the model has what its last forward pass moved.
+_LEAST_BYTES, _MOVED = 2**20, "_llmperf_offloaded"
+
+
+class Offloaded(saved_tensors_hooks):
+    """A forward pass in here keeps its large activations in pinned memory; copies are of the stream that computes."""
+
+    def __init__(self, model: nn.Module, least_bytes: int = _LEAST_BYTES) -> None:
+        super().__init__(self._to_host, self._back)
+        # A product keeps its weights, which are there anyway.
+        self._weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        self._least_bytes, self.moved = least_bytes, 0
+
+    def _to_host(self, tensor: torch.Tensor) -> Any:
+        size = tensor.numel() * tensor.element_size()
+        if size < self._least_bytes or tensor.untyped_storage().data_ptr() in self._weights:
+            return tensor
+        self.moved += size
+        host = torch.empty(tensor.size(), dtype=tensor.dtype, pin_memory=is_gpu(tensor.device))
+        return host.copy_(tensor, non_blocking=True), tensor.device
+
+    def _back(self, packed: Any) -> torch.Tensor:
+        return packed if isinstance(packed, torch.Tensor) else packed[0].to(packed[1], non_blocking=True)
+
+
+def _offload(model: PreTrainedModel) -> None:
+    own = model.forward
+
+    @wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        offloaded = Offloaded(model)
+        with offloaded:
+            output = own(*args, **kwargs)
+        setattr(model, _MOVED, offloaded.moved)
+        return output
+
+    model.forward = forward
+
+
 WITNESSES = {
+    "offloading": lambda _, model: lambda __: OffloadingEvidence(offloaded_bytes=getattr(model, _MOVED, None)),
     "compilation": lambda *_: lambda training: seen_compilation(training.wrapped),
     "recomputation": lambda *_: _seen_recomputation,
 }

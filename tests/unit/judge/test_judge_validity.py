@@ -129,6 +129,11 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
             "asked for sdpa's flash kernel, the run had aten._scaled_dot_product_cudnn_attention.default",
         ),
         (APART, {"documents": "mixed"}, "asked for rows packed_apart, and tokens saw those of other documents"),
+        (
+            replace(SPEC, offloading="activations"),
+            {"offloaded_bytes": 0},
+            "asked for offloading='activations', 0 bytes were moved",
+        ),
         (MIXTURE, {"experts": ""}, "asked for experts grouped_mm, the run had another implementation"),
         (
             MIXTURE,

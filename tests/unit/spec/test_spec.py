@@ -73,6 +73,11 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
             "sdpa's flash kernel takes no fp32",
         ),
         ({"sdpa_backend": "efficient"}, "takes no shared key-value heads"),
+        ({"offloading": "activations", "torch_compile": True}, "leave torch_compile or offloading out"),
+        (
+            {"offloading": "activations", "gpus": 2, "parallelism": "fsdp", "mixed_precision": "no"},
+            "would move the weights",
+        ),
         ({"loss": "chunked"}, "replaces what Liger does"),
         (
             {"loss": "cut", "liger_kernels": "rope", "model_precision": "fp32", "mixed_precision": "no"},
@@ -236,6 +241,7 @@ CHANGES_OF_WORK: list[dict[str, Any]] = [
     {"gradient_checkpointing": True},
     {"liger": False, "gradient_checkpointing": True, "checkpointing_policy": "selective"},
     {"sdpa_backend": "cudnn"},
+    {"offloading": "activations"},
     {"liger": False, "loss": "chunked"},
     {"model": "mixtral-like-0.6b", "liger": False, "experts": "batched_mm"},
     {"liger_kernels": "rope"},

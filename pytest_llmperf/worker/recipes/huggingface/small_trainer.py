@@ -23,7 +23,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import GIB
 from pytest_llmperf.worker.build import build_model, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
-from pytest_llmperf.worker.settings.compilation import compile_layers
+from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.precision import DTYPES, force_tf32
 
 
@@ -229,7 +229,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
             model.double()
         if gathered != "no":
             as_gathered(model, DTYPES[gathered])
-        compile_layers(spec, model)
+        prepare_layers(spec, model)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         seen = SmallSteps(device=place_for(num_parameters, spec.steps, device))
         if not spec.torch_compile:  # a look from inside would change what is compiled

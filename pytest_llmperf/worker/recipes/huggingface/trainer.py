@@ -29,7 +29,7 @@ from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
-from pytest_llmperf.worker.settings.compilation import compile_layers
+from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.data import bind_workers, explained
 from pytest_llmperf.worker.settings.precision import force_tf32
 
@@ -54,7 +54,7 @@ def train(
     observed = ObservedTraining(plan, device, beat, [("inspecting", inspection)] if inspection else ())
     model = build_model(spec, request.model_config, device)
     remarks = list(unused_settings(request.model_config, model))
-    compile_layers(spec, model)
+    prepare_layers(spec, model)
     checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if spec.save_checkpoint else None
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)

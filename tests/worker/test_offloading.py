@@ -1,0 +1,33 @@
+"""Activations that wait in the host's memory are those that the backward pass needs."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pytest_llmperf.worker.settings.compilation import Offloaded  # noqa: E402 - it needs torch
+
+
+def test_what_is_moved_comes_back_and_weights_stay() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
+    rows = torch.randn(8, 16)
+    model(rows).square().sum().backward()
+    kept = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    offloaded = Offloaded(model, least_bytes=1)
+    with offloaded:
+        loss = model(rows).square().sum()
+    loss.backward()
+    assert all(torch.equal(own.grad, other) for own, other in zip(model.parameters(), kept, strict=True))
+    # The rows, what the activation and the last layer were given, and the squared numbers.
+    assert offloaded.moved == 4 * (8 * 16 + 2 * 8 * 32 + 8 * 4)
+
+
+def test_what_is_small_stays() -> None:
+    model = torch.nn.Linear(4, 4)
+    offloaded = Offloaded(model)
+    with offloaded:
+        model(torch.randn(2, 4)).sum().backward()
+    assert offloaded.moved == 0
