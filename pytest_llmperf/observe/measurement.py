@@ -55,9 +55,6 @@ class Clock:
         """Keep ``instant``, or this one, as one that ``seconds`` goes by."""
         self._marks.append(self.instant() if instant is None else instant)
 
-    def forget(self) -> None:
-        self._marks.clear()
-
     def so_far(self) -> tuple[float, ...]:
         """The times, in seconds, between the marks that the work has passed by now; waits for nothing."""
         passed = takewhile(self.has_passed, self._marks)

@@ -1,4 +1,4 @@
-"""A run for other tools: a page of Markdown, samples for Prometheus and GitLab, and a test's properties for JUnit."""
+"""A run for other tools: a page of Markdown, samples for Prometheus, and a test's properties for JUnit."""
 
 from __future__ import annotations
 
@@ -83,11 +83,10 @@ _EXACT = 2**53
 Labels = tuple[tuple[str, str], ...]
 
 
-def families(run: ExportedRun, *, compared: bool) -> dict[str, tuple[str, dict[Labels, float]]]:
-    """Samples of all of ``run`` by name, each of which its labels tell from the others, and the name's help. With
-    baselines, changes and the run's own figures where they are ``compared`` nowhere else; all are gauges."""
+def _families(run: ExportedRun) -> dict[str, tuple[str, dict[Labels, float]]]:
+    """Samples of all of ``run`` by name, each of which its labels tell from the others, and the name's help."""
     found: dict[str, tuple[str, dict[Labels, float]]] = {}
-    for name, told, labels, value in (*(_of_the_run(run) if compared else ()), *_of_cases(run, compared=compared)):
+    for name, told, labels, value in (*_of_the_run(run), *_of_cases(run)):
         # What is empty is as good as absent there. What two hostile names share stays the first one's: a second sample
         # of the same labels is no valid text.
         own = tuple((key, text) for key, text in labels.items() if text)
@@ -117,7 +116,7 @@ def _of_the_run(run: ExportedRun) -> Iterator[_Sample]:
             yield "last_launch_timestamp_seconds", told, {"machine": machine}, last
 
 
-def _of_cases(run: ExportedRun, *, compared: bool) -> Iterator[_Sample]:
+def _of_cases(run: ExportedRun) -> Iterator[_Sample]:
     for case in run.cases:
         labels = {"case": case.name, "machine": case.machine, "verdict": case.verdict}
         yield "verdict", "1 for the verdict of a case, which its label has", labels, 1.0
@@ -127,44 +126,27 @@ def _of_cases(run: ExportedRun, *, compared: bool) -> Iterator[_Sample]:
             name = _NO_NAME.sub("_", metric)
             told = f"{label(metric)} of the case, {figure.unit if figure.unit not in ('', '1') else 'a number'}"
             yield name, told, labels, float(value)
-            if compared and figure.baseline is not None:
+            if figure.baseline is not None:
                 yield f"{name}_baseline", f"baseline of {_GAUGE}{name}", labels, float(figure.baseline)
-            if compared and figure.change is not None:
+            if figure.change is not None:
                 yield f"{name}_change_ratio", f"{_GAUGE}{name} by its baseline, less 1", labels, float(figure.change)
 
 
-def sample(name: str, labels: Iterable[tuple[str, str]], value: str) -> str:
+def _sample(name: str, labels: Iterable[tuple[str, str]], value: str) -> str:
     """A line. No blank stands between labels: some who read it take the first blank for the name's end."""
     inside = ",".join(f'{label}="{text.translate(_ESCAPED)}"' for label, text in labels)
     return f"{name}{{{inside}}} {value}" if inside else f"{name} {value}"
 
 
-def exact(value: float) -> str:
+def _exact(value: float) -> str:
     """``value`` with every digit that it has."""
     return str(int(value)) if value.is_integer() and abs(value) < _EXACT else repr(value)
 
 
 def prometheus(run: ExportedRun) -> Iterator[str]:
     """Prometheus' text format, by lines; no sample has a time: node_exporter's textfile collector would refuse it."""
-    for name, (told, samples) in families(run, compared=True).items():
+    for name, (told, samples) in _families(run).items():
         yield "# HELP {} {}".format(name, told.replace("\\", r"\\"))
         yield f"# TYPE {name} gauge"
         for labels, value in samples.items():
-            yield sample(name, labels, exact(value))
-
-
-# GitLab's metrics report, which is OpenMetrics' text: a merge request shows what differs from the target branch.
-_DIGITS = 6
-
-
-def gitlab_metrics(run: ExportedRun) -> Iterator[str]:
-    """The lines of ``metrics.txt``, without baselines: GitLab compares with the target branch by itself. It takes all
-    behind a ``#`` for a comment, also inside a label, whose quotation mark would then be missing."""
-    for name, (_, samples) in families(run, compared=False).items():
-        yield f"# TYPE {name} gauge"
-        for labels, value in samples.items():
-            told = [(label, text.replace("#", "%23")) for label, text in labels]
-            # Shown as it stands, and as changed where any digit is: whole numbers (bytes) are exact, others rounded.
-            short = value if value.is_integer() else float(f"{value:.{_DIGITS}g}")
-            yield sample(name, told, exact(short))
-    yield "# EOF"
+            yield _sample(name, labels, _exact(value))

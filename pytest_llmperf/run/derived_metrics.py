@@ -7,11 +7,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from pytest_llmperf.analysis import cost, formulas
 from pytest_llmperf.analysis.waits import communication_share, data_wait
@@ -22,7 +25,8 @@ from pytest_llmperf.records.result import Check
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.files import cache_folder, write_text
+from pytest_llmperf.support import codec
+from pytest_llmperf.support.files import cache_folder
 
 
 def figures(spec: Spec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
@@ -115,9 +119,7 @@ class ModelFlops:
             except CountError as error:
                 self._known[key] = error
                 continue
-            path, facts = _kept_at(spec)
-            with suppress(OSError):  # a home that cannot be written costs the next run a count
-                write_text(path, json.dumps({"flops_per_token": flops, **facts}, indent=1) + "\n", lasts=False)
+            codec.keep(_kept_at(spec), _Count(flops))  # a home that cannot be written costs the next run a count
         self.close()
 
     def per_token(self, spec: TrainSpec) -> float | None:
@@ -144,7 +146,9 @@ class ModelFlops:
         model, length, key = spec.architecture, spec.sequence_length, _key(spec)
         if key in self._known or key in self._asked:
             return
-        known = model.flops_per_token(length) or _kept(spec)
+        known = model.flops_per_token(length)
+        if known is None and (kept := codec.load(_Count, _kept_at(spec))):
+            known = kept.flops_per_token
         if known is not None:
             self._known[key] = known
             return
@@ -156,6 +160,11 @@ def _key(spec: TrainSpec) -> _Key:
     return spec.architecture.fingerprint, spec.sequence_length
 
 
+@dataclass(frozen=True)
+class _Count:
+    flops_per_token: Annotated[float, Meta(gt=0)]
+
+
 @cache
 def _counted_by() -> Mapping[str, Any]:
     found = {"torch": "", "transformers": ""}
@@ -165,17 +174,8 @@ def _counted_by() -> Mapping[str, Any]:
     return {**found, "counter": hashlib.sha256(_COUNTER.read_bytes()).hexdigest()[:16]}
 
 
-def _kept_at(spec: TrainSpec) -> tuple[Path, dict[str, Any]]:
+def _kept_at(spec: TrainSpec) -> Path:
     model = spec.architecture
     facts = {"config": dict(model.config), "sequence_length": spec.sequence_length, **_counted_by()}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return cache_folder("flops") / f"{model.slug}-{digest[:16]}.json", facts
-
-
-def _kept(spec: TrainSpec) -> float | None:
-    try:
-        flops = json.loads(_kept_at(spec)[0].read_text(encoding="utf-8"))["flops_per_token"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # whatever it is, it can be counted anew
-        return None
-    is_number = isinstance(flops, int | float) and not isinstance(flops, bool)
-    return float(flops) if is_number and math.isfinite(flops) and flops > 0 else None
+    return cache_folder("flops") / f"{model.slug}-{digest[:16]}.json"

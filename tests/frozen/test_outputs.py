@@ -48,7 +48,7 @@ def test_wide(perf):
     perf.check(TrainSpec(model="llama-tiny", gpus=64))
 """
 FILES = ("--perf-json=out.json", "--perf-report=out.html", "--perf-markdown=out.md", "--junit-xml=out.xml")
-FORMATS = ("gitlab", "markdown", "prometheus")
+FORMATS = ("markdown", "prometheus")
 COMMANDS = (
     "baselines list",
     "baselines show llama-tiny-bf16-sdpa-seq16-mbs1-gpus1",

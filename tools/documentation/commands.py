@@ -17,7 +17,7 @@ from tools.documentation.blocks import REPOSITORY
 
 #: Programs of others, which are only named.
 _OTHERS = frozenset(
-    "gh git sed salloc scontrol sacct tail echo cd exit export sleep crontab torchfrtrace command".split()
+    "gh git sed salloc scontrol sacct tail cat echo cd exit export sleep crontab torchfrtrace command".split()
 )
 _ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<"))
 _INCOMPLETE = re.compile(r"(is|are) required|expected (one|at least one) argument|invalid choice: 'COMMAND'")

@@ -16,7 +16,7 @@ from pytest_llmperf.cli.answer import DIGEST, Answer, CaseError, Screen, add_opt
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.report.exports import gitlab_metrics, markdown_page, prometheus
+from pytest_llmperf.report.exports import markdown_page, prometheus
 from pytest_llmperf.report.results_json import ExportedRun
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.history import History, level_columns, of_project, project_of, scattering
@@ -256,11 +256,7 @@ def _level(one: Segment) -> dict[str, Any]:
 
 
 # ``llmperf export``: the same results for another tool.
-_FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {
-    "markdown": markdown_page,
-    "gitlab": gitlab_metrics,
-    "prometheus": prometheus,
-}
+_FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {"markdown": markdown_page, "prometheus": prometheus}
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exports import gitlab_metrics, markdown_page, prometheus
+from pytest_llmperf.report.exports import markdown_page, prometheus
 from pytest_llmperf.report.results_json import ExportedRun
 from tests.examples import examples
 from tests.golden import Golden
@@ -73,22 +72,11 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 def test_whatever_names_and_figures_there_are_each_consumer_reads_its_text(found: list[dict[str, Any]]) -> None:
     told = ExportedRun.read(list(map(document_of, found)))
     assert all(math.isfinite(sample.value) for sample in samples(list(prometheus(told)), "parser"))
-    samples(list(gitlab_metrics(told)), "openmetrics.parser")
     page = markdown_page(told)
     assert all("\n" not in line for line in page)
     rows = [line for line in page if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in rows}) <= 1
     assert len(rows) == (len(told.cases) + 2 if told.cases else 0)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_gitlab_takes_each_line_apart_as_a_shell_does(name: str) -> None:
-    for line in gitlab_metrics(run(document(result(name)))):
-        words = shlex.split(re.sub("#.*$", "", line))
-        if words:
-            assert words[0].startswith("llmperf_")
-            assert math.isfinite(float(words[1]))
-            assert len(words) == 2
 
 
 def test_a_case_keeps_its_name_through_prometheus() -> None:
@@ -154,7 +142,7 @@ def test_where_speed_is_no_gate_the_page_says_so(is_told: bool) -> None:
     assert all("4 times slower" in line for line in told)
 
 
-FORMATS = ("markdown", "gitlab", "prometheus")
+FORMATS = ("markdown", "prometheus")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -201,7 +189,6 @@ def test_the_files_of_docs_ci_are_what_the_page_shows(pytestconfig: pytest.Confi
         assert "--perf-strict" in json.dumps(jobs["perf-gpu"])
         assert all("--perf-report" in json.dumps(jobs[name]) for name in ("perf-static", "perf-gpu"))
         assert "--update-baselines" in json.dumps(jobs["perf-record"])
-    assert "llmperf export" in json.dumps(gitlab["perf-gpu"])
     steps = [step for job in github["jobs"].values() for step in job["steps"]]
     checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert [step["with"]["persist-credentials"] for step in checkouts] == [False, False, True]
@@ -211,4 +198,4 @@ def test_the_files_of_docs_ci_are_what_the_page_shows(pytestconfig: pytest.Confi
     given += [line for job in gitlab.values() for name in ("script", "after_script") for line in job.get(name, ())]
     assert sum("pytest" in line for line in given) >= 4
     assert not [told for line in given for told in troubles(line, pytestconfig._parser)]
-    assert gitlab["perf-gpu"]["artifacts"]["reports"] == {"junit": "perf-gpu.xml", "metrics": "metrics.txt"}
+    assert gitlab["perf-gpu"]["artifacts"]["reports"] == {"junit": "perf-gpu.xml"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exports import gitlab_metrics, markdown_page, prometheus
+from pytest_llmperf.report.exports import markdown_page, prometheus
 from pytest_llmperf.report.results_json import ExportedRun, write_json
 from pytest_llmperf.report.text import escaped
 from tests.pages import made
@@ -43,7 +43,7 @@ def test_a_page_and_its_copied_commands_have_none(run: Any) -> None:
     assert _is_harmless(page.replace("\t", " "))
 
 
-@pytest.mark.parametrize("form", [markdown_page, prometheus, gitlab_metrics])
+@pytest.mark.parametrize("form", [markdown_page, prometheus])
 def test_an_export_has_none(run: Any, form: Any) -> None:
     text = "\n".join(form(ExportedRun.read([document_of(run)])))
     assert _is_harmless(text)
