@@ -213,7 +213,7 @@ def by_machine(stored: Iterable[Stored[Baseline]]) -> list[tuple[str, list[Store
 
 
 def figure(baseline: Baseline, metric: str) -> float:
-    """A metric of all launches of ``baseline``, as a verdict is held against them."""
+    """A metric of the launches of ``baseline``, all alike; a verdict weighs each by how sure it is."""
     return METRICS[metric].read(baseline.launches)
 
 

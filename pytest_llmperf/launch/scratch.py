@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from pytest_llmperf.support.files import is_left, mark, private_folder
 
 #: Names the folder that each node has for itself.
@@ -34,6 +36,7 @@ _UNTOUCHED_SECONDS = 2 * 24 * 3600.0
 _SUFFIXES = (".so", ".o", ".gch", ".pch")
 # Where torch builds extensions from source, DeepSpeed's say: for whose lock is left there it waits for ever.
 _EXTENSIONS, _LOCK = "TORCH_EXTENSIONS_DIR", ("lock",)
+_OF_A_NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "afs", "fuse", "9p", "wekafs", "panfs")
 _TRITONS = "triton"
 # Records and logs of a launch need more than this: with less left, it is what broke it.
 _NEEDED_BYTES = 64 * 1024
@@ -73,6 +76,8 @@ def scratch(*, of_job: bool = False) -> Iterator[Scratch]:
     inductor, began = Path(os.environ.get(_INDUCTOR) or mine[_INDUCTOR]), time.time()
     users = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '')}/.cache"
     extensions = Path(os.environ.get(_EXTENSIONS) or f"{users}/torch_extensions")
+    if _is_of_many_hosts(extensions):  # one of them may hold a lock of it now
+        extensions = step
     place = Scratch({"TMPDIR": str(step)} | mine)
     try:
         if home is not None:
@@ -83,6 +88,14 @@ def scratch(*, of_job: bool = False) -> Iterator[Scratch]:
             drop_unfinished(inductor, began)
             drop_unfinished(extensions, began, _LOCK)
         shutil.rmtree(step, ignore_errors=True)
+
+
+def _is_of_many_hosts(path: Path) -> bool:
+    """Whether it may lie on a network's file system."""
+    real = Path(os.path.realpath(path))
+    mounts = [one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)]
+    kind = max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else ""
+    return kind.startswith(_OF_A_NETWORK)
 
 
 def remove_of_job() -> None:

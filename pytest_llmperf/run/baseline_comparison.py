@@ -45,7 +45,7 @@ from pytest_llmperf.settings.compilation import is_compiled
 from pytest_llmperf.settings.registry import LEARNING, lost
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.formats import first_n, memory
+from pytest_llmperf.support.formats import first_n, memory, seconds
 
 #: Of a case whose speed stays undecided.
 ONE_SESSION = (
@@ -261,6 +261,8 @@ def contradictions(spec: Spec, launches: tuple[Launch, ...], inactive: frozenset
 
 # Of a step: from here on they are worth a note.
 _MOST_STALLED, _NOTABLE_WAIT = 0.01, 0.05
+# Of a step's time in two launches of one case, on whatever hardware.
+_APART = 2.0
 
 _MOST_DIFFERENT, _MOST_FILES = 2, 3
 
@@ -269,6 +271,9 @@ def steps_notes(launches: Sequence[Launch], baseline: Baseline | None, policy: P
     """How the steps of ``launches`` went, as far as that is no news of a change."""
     if seen := horizon(launches)[1]:  # no launch took all its steps
         yield f"{seen}: stalls, drift and growth of memory that come later are not judged"
+    slow, fast = (edge((one.median_step_seconds for one in launches), default=1.0) for edge in (max, min))
+    if slow > _APART * fast:
+        yield f"its launches are {slow / fast:.1f} times apart: steps of {seconds(fast)} and of {seconds(slow)}"
     was_bimodal = baseline and any(launch.steady.bimodal for launch in baseline.launches)
     if any(launch.steady.bimodal for launch in launches) and not was_bimodal:
         yield f"step times are bimodal (noise or a periodic task); {USUAL}"

@@ -291,3 +291,10 @@ def test_a_case_that_ran_and_lacks_a_package_now_is_no_green_night(
     skipped = json.loads((project.path / "out.json").read_text())["skipped"]
     assert sorted(case["lost"] for case in skipped) == [False, True]
     assert project.run(*workers, "--perf-strict").ret == 1
+
+
+def test_launches_that_are_far_apart_are_told_where_they_are_recorded(project: Project, golden: Golden) -> None:
+    project.fake(sequence=[{"step_seconds": 0.1}, {"step_seconds": 0.3}])
+    result = project.run("--update-baselines=new", "--perf-launches", "2", "-k", "sdpa")
+    result.assert_outcomes(passed=1, deselected=1)
+    golden.lines(result.stdout, "times apart")

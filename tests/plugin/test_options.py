@@ -141,6 +141,9 @@ def test_baselines_that_are_not_there_are_told_before_anything_runs(project: Pro
         golden.lines(result.stderr, "no such folder")
     assert len(project.launches) == before
     result = project.run("--perf-baselines=of-ci", "-k", "eager")
+    assert (result.ret, len(project.launches)) == (pytest.ExitCode.USAGE_ERROR, before)
+    golden.lines(result.stderr, "no such folder")
+    result = project.run("--perf-baselines=of-ci", "-k", "eager", "--perf-dry-run")
     golden.lines(result.stdout, "no such folder")
     result = project.run("--perf-baselines=of-ci", "-k", "eager", "--update-baselines")
     golden.lines(result.stdout, "no such folder")

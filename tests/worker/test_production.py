@@ -88,6 +88,24 @@ def test_a_watched_run_keeps_its_output_and_exit_code_and_leaves_a_row(here: Pat
     assert "a real run of 300 steps, watched; its last quarter against its first: " in shown.stdout
 
 
+def test_a_command_without_torch_says_that_it_left_no_row(here: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest_llmperf.cli",
+        "script",
+        "--observe",
+        "--",
+        sys.executable,
+        "-c",
+        "print(1)",
+    ]
+    done = subprocess.run(
+        command, cwd=here, env=_environment(here), capture_output=True, text=True, check=True, timeout=120
+    )
+    assert (done.stdout, "no row: " in done.stderr) == ("1\n", True)
+
+
 @pytest.mark.parametrize(
     ("steps", "trace_at", "told"),
     [

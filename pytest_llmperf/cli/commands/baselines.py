@@ -282,11 +282,12 @@ def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[
         Column("change", [formats.percent(change(other, one)) for one, other in pairs.values()]),
     ]
     lines += ["", *table(columns, screen)]
-    old, new = mine.launches[-1], theirs.launches[-1]
+    old, new, asked = mine.launches[-1], theirs.launches[-1], settings_differences(mine.spec, theirs.spec)
+    named = {line.partition(":")[0] for line in asked}  # a script's evidence has its command too
     for title, found in (
-        ("settings", settings_differences(mine.spec, theirs.spec)),
+        ("settings", asked),
         ("environment of the newest launches", [plain(line) for line in old.differences(new)]),
-        ("what was active", [plain(line) for line in changes([new], [old])]),
+        ("what was active", [plain(one) for one in changes([new], [old]) if one.partition(":")[0] not in named]),
     ):
         lines += ["", title, *(f"  {line}" for line in found or ["no difference"])]
     return lines

@@ -158,6 +158,7 @@ def _lines(  # noqa: PLR0913, PLR0917 - what is asked, and of what
     except (CaseFailedError, RunEndedError) as error:
         troubles.append(str(error).splitlines()[0])
     finally:
+        troubles += run.bad_ends
         run.finish(0, terminal)
 
 

@@ -128,7 +128,8 @@ def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
 
 # The page of one case: its levels as a table, and what changed with each.
 _MOST_WATCHED = 5
-# Of a step that is no change point.
+# Of a change point without a rate; of a step that is no change point.
+_OTHER_WORK = "other work"
 _WITH_HOST = "the host changed with it: cannot be told apart"
 
 
@@ -226,7 +227,8 @@ def _latest(one: CaseHistory) -> tuple[str, str, str]:
     different, more = "nothing that is recorded", len(latest.different) - 1
     if latest.different:
         different = plain(latest.different[0]) + (f" (+{more})" if more else "")
-    return formats.percent(latest.change.rate if latest.change else None), latest.results[0].began[:10], different
+    what = formats.percent(latest.change.rate) if latest.change else _OTHER_WORK
+    return what, latest.results[0].began[:10], different
 
 
 def _run(one: PastResult) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Tune:
         except (CaseFailedError, RunEndedError, UsageError) as error:
             self.troubles.append(str(error))
         finally:
+            self.troubles += self.run.bad_ends
             self.run.finish(0, Terminal())
 
     def _report(self, tuning: Tuning) -> Iterator[str]:

@@ -20,6 +20,7 @@ from pytest_llmperf.records.result import Candidate
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.bisection import Bisection
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import install
 from tests.golden import Golden
@@ -110,6 +111,15 @@ def test_a_range_is_told_with_the_reason_of_each_that_was_skipped(
     out, err = capsys.readouterr()
     golden(out)
     golden(err.splitlines()[-1])
+
+
+def test_a_launch_that_ended_with_an_error_after_its_record_fails_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "bad_ends", property(lambda _: ["a launch: ended with 1"]))
+    fake(**more_from(3))
+    assert bisect(*COMMAND, *ENDS) == 1
+    assert "ended with 1" in capsys.readouterr().err
 
 
 def test_ctrl_c_prints_what_is_known_and_exits_as_shells_expect(

@@ -32,7 +32,9 @@ def shelf(tmp_path: Path) -> Path:
     results = []
     for tokens, spec in SPECS.items():
         fake = Fake(
-            trace=TRACE, losses=() if tokens == "unknown" else None, evidence={"tokens": tokens, "losses": "unknown"}
+            trace=TRACE,
+            losses=() if tokens == "unknown" else None,
+            evidence={"tokens": tokens, "losses": "unknown", "command": spec.command},
         )
         launches = [replace(launch_of(spec, fake), started_at=f"2026-01-0{day}T00:00:00Z") for day in (1, 2)]
         checks = judge(launches, None, Policy.for_gpu()).checks

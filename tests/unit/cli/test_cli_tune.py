@@ -17,6 +17,7 @@ from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.findings import Concluded
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import Space, axes_of
@@ -170,6 +171,17 @@ def test_an_interrupted_search_ends_as_shells_expect(
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == FAST.id
     golden(err.splitlines()[-2:])
+
+
+def test_a_trial_that_ended_with_an_error_after_its_record_fails_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    monkeypatch.setattr(Run, "bad_ends", property(lambda _: ["a launch: ended with 1"]))
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning())
+    assert main(["tune", "llama-tiny", "--gpus", "0"]) == 1
+    assert "ended with 1" in capsys.readouterr().err
 
 
 def test_the_test_of_a_winner_checks_the_very_spec() -> None:

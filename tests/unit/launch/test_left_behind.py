@@ -8,7 +8,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from pytest_llmperf.launch.scratch import drop_unfinished, remove_of_job, scratch
@@ -118,6 +120,15 @@ class TestScratch:
                 (built / name).touch()
             place.is_whole = is_whole
         assert {path.name for path in built.iterdir()} == {"shm_comm.so", *({"lock"} if is_whole else ())}
+
+    def test_a_lock_that_another_host_may_hold_stays(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(base), fstype="nfs4")]
+        monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(base / "extensions"))
+        (base / "extensions").mkdir()
+        with scratch():
+            (base / "extensions" / "lock").touch()
+        assert (base / "extensions" / "lock").exists()
 
     def test_a_killed_launcher_is_cleaned_up_after(self, base: Path, gone: int) -> None:
         home = base / f"llmperf-{os.getuid()}"

@@ -95,9 +95,19 @@ def _fail(folder: str, error: BaseException) -> None:
         json.dump(failure, file)
 
 
+def _untold() -> None:
+    """Say at the end of the command's own process why there is no row."""
+    if any(isinstance(one, _WaitsForTorch) for one in sys.meta_path):
+        sys.stderr.write("llmperf: no row: this process imported no torch\n")
+
+
 _is_launched = bool(os.environ.get(_LAUNCHED))
 if _is_launched:
     _seen("hook")
+elif os.environ.get(_OBSERVED, "").endswith(f"-{os.getpid()}"):  # by which its folder is named
+    import atexit
+
+    atexit.register(_untold)
 _is_there = any(type(one).__name__ == _WaitsForTorch.__name__ for one in sys.meta_path)
 if (_is_launched or os.environ.get(_OBSERVED)) and not _is_there:
     sys.meta_path.insert(0, _WaitsForTorch())
