@@ -80,6 +80,7 @@ _COMMANDS = {
     "history": "what a case took, run by run, and where that changed; without one all, worst first",
     "plan": "the memory that specs will need, predicted without a GPU",
     "scale": "what a step takes of each of many ranks, without a GPU: collectives, their bytes, memory, arithmetic",
+    "expect": "the rate that a training should reach on a GPU, by what is stored, and where a measured one stands",
     "report": "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung; "
     "and runs, as a page",
     "check": "launch specs until they are decided against their baselines, as pytest does, without pytest",

@@ -39,7 +39,7 @@ from pytest_llmperf.records.steady_state import PassingRanges, takes_all_steps
 from pytest_llmperf.records.trace import COUNTED, Trace, new_places
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import Scaling
-from pytest_llmperf.run.derived_metrics import figures
+from pytest_llmperf.run.derived_metrics import figures, first_guess
 from pytest_llmperf.run.runner import LaunchRetry, Runner, Turn
 from pytest_llmperf.settings.compilation import is_compiled
 from pytest_llmperf.settings.registry import LEARNING, lost
@@ -211,7 +211,9 @@ class BaselineComparison:
             result = replace(result, notes=(*result.notes, *told))
         if judgement.verdict == "new":
             near = nearest_line(self._spec, self._caller.nodeid, run.stored_baselines, judgement.checks)
-            return replace(result, reason="; ".join(filter(None, [result.reason, near])))
+            guess = () if run.on_cpu else first_guess(self._spec, run.machine_kind, run.settings.baselines, launches)
+            reason = "; ".join(filter(None, [result.reason, near]))
+            return replace(result, reason=reason, notes=(*result.notes, *guess))
         if baseline is None or judgement.verdict == "pass":
             return result
         slow = self._held_up(launches) if not self._held_up(baseline.newest) else ()

@@ -22,6 +22,7 @@ from pytest_llmperf.launch.prediction import CountError, FlopCounts
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE, measured, pooled_tokens_per_second
 from pytest_llmperf.records.result import Check
+from pytest_llmperf.run.expectations import first_guess as first_guess  # noqa: PLC0414 - it is one of these too
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec

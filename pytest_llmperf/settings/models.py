@@ -109,13 +109,18 @@ class Model:
         window = self.config.get("sliding_window")
         return isinstance(window, int) and window < sequence_length
 
-    @cached_property
+    @property
     def geometry(self) -> Geometry | None:
         """Sizes for the arithmetic; ``None`` for a family whose arithmetic is not known here (MoE, state space)."""
+        return self.sizes if self.model_type in _OF_THE_FORMULA else None
+
+    @cached_property
+    def sizes(self) -> Geometry | None:
+        """As a configuration has them, of any family: no arithmetic follows from them; ``None``: one is missing."""
         config = self.config
         layers, hidden, heads = _first(config, _LAYERS), _first(config, _HIDDEN), _first(config, _HEADS)
         vocabulary = _first(config, _VOCABULARY)
-        if self.model_type not in _OF_THE_FORMULA or not (layers and hidden and heads and vocabulary):
+        if not (layers and hidden and heads and vocabulary):
             return None
         return Geometry(
             num_layers=layers,

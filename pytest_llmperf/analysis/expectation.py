@@ -1,0 +1,307 @@
+"""Expectation: how long a step should take on a kind of GPU, by what other cases took, there and on other kinds. Pure.
+
+A step is the sum of its kinds of work, and each is scaled by itself from the most alike cases. What another kind of GPU
+took is worth what cases that both kinds have say of that work; where there are none, what the chips gave to the same
+products and copies, which is a range. How far all that may be off is what it is off of each stored case, told by the
+others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import mul
+from statistics import median
+
+from pytest_llmperf.analysis.formulas import peak_bandwidth, peak_flops
+from pytest_llmperf.analysis.likely_causes import ATTENTION, COMMUNICATION, LOSS, MATRIX, OPTIMIZER, likely_causes
+from pytest_llmperf.analysis.step_difference import DATA, HOST, ORDER, parts_of
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trace import StaticStep, Trace
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.formats import compact
+
+Parts = Mapping[str, float]
+"""By kind of work."""
+
+# How unlike two cases are, as the logarithm of what one says of the other: another kind of GPU, another model, a
+# setting, and once more where that decides the kind of work, twice as many tokens. Ratios of two kinds of GPU differ
+# less from case to case. Chosen by how far off stored cases are (``tools/expected.py``).
+_KIND, _MODEL, _SETTING, _DECIDES, _DOUBLED, _RATIO = 0.2, 12.0, 5.0, 5.0, 1.0, 0.5
+
+_SIZES = "model micro_batch_size sequence_length gradient_accumulation_steps seed weights text split tokenizer"
+_MEASURING = "steps min_steps warmup_steps throughput_tolerance memory_tolerance save_checkpoint"
+_NO_SETTINGS = frozenset(f"{_SIZES} {_MEASURING}".split())
+_TYPES = "model_precision mixed_precision tf32 fp8"
+_DECIDE: Mapping[str, frozenset[str]] = dict.fromkeys(
+    ORDER, frozenset(f"{_TYPES} attention liger liger_kernels torch_compile".split())
+) | {
+    MATRIX: frozenset(_TYPES.split()),
+    ATTENTION: frozenset(f"{_TYPES} attention sdpa_backend".split()),
+    OPTIMIZER: frozenset(f"{_TYPES} optimizer".split()),
+    COMMUNICATION: frozenset({"gpus", "parallelism"}),
+    HOST: frozenset(),
+    DATA: frozenset({"data"}),
+}
+# One of so many may be further off than is told; cases whose nearest is about as unlike judge one another, if so many.
+_OUTSIDE, _ALIKE, _FEWEST = 10, 2.5, 10
+# A step of so many times less or more arithmetic than any stored one is nothing that they tell of.
+_BEYOND = 8
+# A part of less says nothing of two kinds of GPU.
+_LEAST_SECONDS = 5e-4
+# Of a step: what is lost, or idle, below this is told to nobody; and so many parts at most.
+_TOLD, _MOST_PARTS = 0.03, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A case on one kind of GPU; without seconds it is what is asked for."""
+
+    spec: TrainSpec
+    kind: str
+    step_seconds: float = 0.0
+    trace: Trace | None = None
+    static: StaticStep | None = None
+    """Of any machine: no chip changes it."""
+    rates: tuple[float, float] | None = None
+    """What the chip gave to products and to copies that never change."""
+    scaled: Parts = field(default_factory=dict)
+    """Seconds by kind of work, where no trace tells."""
+
+    @cached_property
+    def digest(self) -> str:
+        return self.spec.digest
+
+    @cached_property
+    def settings(self) -> frozenset[tuple[str, str]]:
+        return frozenset((name, repr(each)) for name, each in self.spec.to_dict().items() if name not in _NO_SETTINGS)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of a step and GPU."""
+        return self.spec.sequences_per_step * self.spec.sequence_length // self.spec.gpus
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Of its steps, of which traced ones differ by what their host has to do beside."""
+        if not self.trace:
+            return self.scaled
+        parts = dict.fromkeys(ORDER, 0.0) | parts_of(self.trace)
+        parts[HOST] = max(0.0, parts[HOST] + self.step_seconds - sum(parts.values()))
+        return _of_sum(parts, self.step_seconds)
+
+    @property
+    def speed(self) -> float:
+        """The published rate of its products beside bf16's, of its kind of GPU; 1: nobody knows."""
+        own, usual = (peak_flops(self.kind, each) for each in (self.spec.compute_precision, "bf16"))
+        return own / usual if own and usual else 1.0
+
+    @cached_property
+    def work(self) -> Parts | None:
+        """How much there is of each kind in a step of one GPU; ``None``: nothing tells."""
+        spec, tokens, sizes = self.spec, self.tokens, self.spec.architecture.sizes
+        if sizes is None or (self.static is None and spec.architecture.geometry is None):
+            return None
+        scores = float(tokens * spec.sequence_length * sizes.num_layers * sizes.num_heads * sizes.head_size)
+        width = 4 * sizes.hidden_size + sizes.num_feed_forward_matrices * sizes.feed_forward_size
+        if self.static:
+            products = float(sum(n for name, n in self.static.flops.items() if "attention" not in name))
+        else:
+            again = spec.gradient_checkpointing and spec.checkpointing_policy == "full"
+            products = tokens * sizes.weights * (8.0 if again else 6.0) + 12 * scores * (spec.attention == "eager")
+        calls = float(spec.gradient_accumulation_steps * sizes.num_layers)
+        return {
+            **dict.fromkeys(ORDER, float(tokens * sizes.num_layers * width)),
+            MATRIX: products / self.speed,
+            ATTENTION: scores,
+            LOSS: float(tokens * sizes.vocabulary_size),
+            OPTIMIZER: sizes.weights / (spec.gpus if spec.parallelism != "ddp" else 1),
+            COMMUNICATION: float(sizes.weights),
+            HOST: calls,
+            DATA: float(spec.gradient_accumulation_steps),
+        }
+
+    def is_of(self, other: Case) -> bool:
+        """Whether both are of one model."""
+        return self.spec.architecture.fingerprint == other.spec.architecture.fingerprint
+
+    def far(self, other: Case) -> Parts:
+        """How unlike ``other`` is, by kind of work."""
+        differ = {name for name, _ in self.settings ^ other.settings}
+        far = _SETTING * len(differ) + _DOUBLED * abs(math.log2(self.tokens / other.tokens))
+        far += _MODEL * (not self.is_of(other)) + _KIND * (self.kind != other.kind)
+        return {name: far + _DECIDES * len(differ & decide) for name, decide in _DECIDE.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """Of a step."""
+
+    asked: Case
+    parts: Parts
+    """Seconds by kind of work."""
+    nearest: Case
+    """That said most of it, and how unlike it is."""
+    far: float
+    error: float = 0.0
+    """As a logarithm: but for one of ten, stored cases that others told of as well are no further off."""
+    judged_by: int = 0
+    """How many of them there are."""
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def rate(self) -> float:
+        """Tokens/s per GPU."""
+        return self.asked.tokens / self.step_seconds
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.rate / math.exp(self.error), self.rate * math.exp(self.error)
+
+    @property
+    def mfu(self) -> float | None:
+        """The use of the chip; ``None``: its peak or the model's arithmetic is not known."""
+        spec = self.asked.spec
+        peak = peak_flops(self.asked.kind, spec.compute_precision)
+        flops = spec.architecture.flops_per_token(spec.sequence_length)
+        return self.rate * flops / peak if peak and flops else None
+
+
+def expected(asked: Case, stored: Sequence[Case]) -> Expectation | None:
+    """What ``stored`` cases, of which it is none, say of ``asked``; ``None``: nothing."""
+    cases = filled(stored)
+    products = [(one.work or {})[MATRIX] for one in cases]
+    found = estimated(asked, cases)
+    if found is None or not min(products) / _BEYOND <= (asked.work or {})[MATRIX] <= max(products) * _BEYOND:
+        return None
+    return with_error(found, judged(cases))
+
+
+def with_error(found: Expectation, errors: Sequence[tuple[float, float]]) -> Expectation:
+    """``found`` by the errors of cases that are known as well as it, or of all that are known as badly at least."""
+    near = [error for far, error in errors if abs(far - found.far) <= _ALIKE]
+    if len(near) < _FEWEST:
+        near = [error for _, error in sorted(errors, key=lambda each: abs(each[0] - found.far))[:_FEWEST]]
+    error = sorted(near)[-1 - len(near) // _OUTSIDE] if near else 0.0
+    return replace(found, error=found.error + error, judged_by=len(near))
+
+
+def judged(cases: Sequence[Case]) -> list[tuple[float, float]]:
+    """How unlike each case's nearest is, and how far off it is then: told by all others, by those of other settings,
+    and by those of other models."""
+    found = []
+    for case in cases:
+        own = [one for one in cases if one is not case]
+        settings = [one for one in own if one.digest != case.digest]
+        told = (estimated(case, some) for some in (own, settings, [one for one in settings if not one.is_of(case)]))
+        found += [(each.far, abs(math.log(each.step_seconds / case.step_seconds))) for each in told if each]
+    return found
+
+
+def filled(stored: Sequence[Case]) -> list[Case]:
+    """Those that can serve; what no trace tells of one is of which work its seconds were: the others say that."""
+    usable = [one for one in stored if one.work and one.step_seconds]
+    traced = [one for one in usable if one.trace]
+    found = list(traced)
+    for one in usable:
+        told = None if one.trace else estimated(one, [each for each in traced if each.kind == one.kind])
+        found += [replace(one, scaled=_of_sum(told.parts, one.step_seconds))] if told else []
+    return found
+
+
+def estimated(asked: Case, cases: Sequence[Case]) -> Expectation | None:
+    """What ``cases``, which are filled, say of ``asked``; its error is of what nobody has measured alone."""
+    work = asked.work
+    if not (work and cases):
+        return None
+    ratios, spread = {}, 0.0
+    for kind in {one.kind for one in cases} - {asked.kind}:
+        if told := _ratios(asked, kind, cases):
+            ratios[kind] = told
+    known = [one for one in cases if one.kind == asked.kind or one.kind in ratios]
+    if not known:
+        return None
+    far = [asked.far(one) for one in known]
+    parts = {}
+    for name in ORDER:
+        least = min(each[name] for each in far)
+        sums = [0.0, 0.0]
+        for one, each in zip(known, far, strict=True):
+            weight = math.exp(least - each[name]) / one.step_seconds
+            there = ratios[one.kind][name][0] if one.kind != asked.kind else 1.0
+            sums[0] += weight * one.parts[name] * there
+            sums[1] += weight * (one.work or {})[name]
+        parts[name] = work[name] * sums[0] / sums[1]
+    nearest = min(range(len(known)), key=lambda number: far[number][MATRIX])
+    kind = known[nearest].kind
+    if kind != asked.kind:
+        spread = sum(seconds * ratios[kind][name][1] for name, seconds in parts.items()) / sum(parts.values())
+    return Expectation(asked=asked, parts=parts, nearest=known[nearest], far=far[nearest][MATRIX], error=spread)
+
+
+def _ratios(asked: Case, kind: str, cases: Sequence[Case]) -> dict[str, tuple[float, float]] | None:
+    """By kind of work, how much longer it takes on ``asked``'s kind of GPU than on ``kind``, and as a logarithm how
+    much more or less that may be, where no case has told."""
+    own = {one.digest: one for one in cases if one.kind == asked.kind and one.trace}
+    pairs = [(one, own[one.digest]) for one in cases if one.kind == kind and one.trace and one.digest in own]
+    if not pairs:
+        measured = next((one.rates for one in cases if one.kind == kind and one.rates), None), asked.rates
+        there, here = measured if all(measured) else (_published(kind), _published(asked.kind))
+        if not (there and here):
+            return None
+        products, copies = (then / now for then, now in zip(there, here, strict=True))
+        # All but products is bound by the memory, or not.
+        between = math.sqrt(products * copies), abs(math.log(products / copies)) / 2
+        return dict.fromkeys(ORDER, between) | {MATRIX: (products, 0.0), HOST: (1.0, 0.0), DATA: (1.0, 0.0)}
+    far, found = [asked.far(here) for _, here in pairs], {}
+    for name in ORDER:
+        told = [(a.parts[name], b.parts[name]) for a, b in pairs]
+        several = [b / a for a, b in told if min(a, b) > _LEAST_SECONDS]
+        found[name] = (median(several) if several else 1.0), 0.0
+        if name not in (HOST, DATA):
+            least = min(each[name] for each in far)
+            both = zip(far, pairs, strict=True)
+            weights = [math.exp(_RATIO * (least - each[name])) / a.step_seconds for each, (a, _) in both]
+            then, now = (math.fsum(map(mul, weights, each)) for each in zip(*told, strict=True))
+            found[name] = (now / then if then else found[name][0]), 0.0
+    return found
+
+
+def has_published_rates(kind: str) -> bool:
+    return _published(kind) is not None
+
+
+def _published(kind: str) -> tuple[float, float] | None:
+    products, copies = peak_flops(kind, "bf16"), peak_bandwidth(kind)
+    return (products, copies) if products and copies else None
+
+
+def _of_sum(parts: Parts, seconds: float) -> dict[str, float]:
+    scale = seconds / sum(parts.values())
+    return {name: each * scale for name, each in parts.items()}
+
+
+def standing(found: Expectation, launch: Launch) -> str:
+    """What ``launch``, of the same work, reaches of what was ``found``, and where the rest is lost, as far as its trace
+    tells: ``plausible: 59k tokens/s per GPU, expected 57.1k to 60.8k``."""
+    rate, (low, high) = launch.tokens_per_second_per_gpu, found.range
+    text = f"{compact(rate)} tokens/s per GPU, expected {compact(low)} to {compact(high)}"
+    if low <= rate <= high:
+        return f"plausible: {text}"
+    text = f"at {rate / found.rate * 100:.0f} % of what is expected: {text}"
+    if rate > high or not launch.trace:
+        return text
+    spec, seconds = found.nearest.spec, found.asked.tokens / rate
+    parts = Case(spec=spec, kind="", step_seconds=seconds, trace=launch.trace).parts
+    more = {name: (each - found.parts[name]) / seconds for name, each in parts.items() if name != HOST}
+    worst = [name for name in sorted(more, key=lambda name: -more[name]) if more[name] >= _TOLD][:_MOST_PARTS]
+    causes = likely_causes(found.nearest.trace or Trace(), launch.trace) if worst and found.nearest.trace else ()
+    told = [f"lost in {', '.join(f'{name} {more[name] * 100:.0f} %' for name in worst)} of a step"] if worst else []
+    told[-1:] = [f"{each} ({causes[0]})" for each in told[-1:]] if causes else told
+    idle = parts[HOST] / seconds
+    told += [f"{idle * 100:.0f} % idle for the host"] if idle >= _TOLD else []
+    return "; ".join([text, *told])

@@ -1,0 +1,119 @@
+"""``llmperf expect``: the rate that a training should reach on a kind of GPU, and where a measured one stands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.analysis.expectation import Case, Expectation, has_published_rates, standing
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, plain
+from pytest_llmperf.cli.asked_run import named
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.results_document import ResultsError, read_values
+from pytest_llmperf.report.results_json import RunDocument
+from pytest_llmperf.run.expectations import expectation, newest_launch, stored_cases
+from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import formats
+from pytest_llmperf.support.user_input import hint
+
+_MOST_PARTS = 4
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_place(parser)
+    words = "an id of a stored case, or a spec in key=value pairs; gpu=NAME is the GPU, e.g. gpu=h100"
+    parser.add_argument("specs", metavar="SPEC", nargs="+", help=words)
+    what = "what was measured: a --perf-json file, whose case of these settings, or only case, is held beside it"
+    parser.add_argument("--results", metavar="FILE", type=Path, help=f"{what} (left out: what is stored)")
+    add_option(parser, "--json")
+    parser.set_defaults(answer=_answer, usage=parser.error)
+
+
+def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
+    root, cases = arguments.perf_baselines, stored_cases(arguments.perf_baselines)
+    words = [word for word in arguments.specs if not word.startswith("gpu=")]
+    gpus = [word.removeprefix("gpu=") for word in arguments.specs if word not in words]
+    if len(gpus) > 1 or not words or len([word for word in words if "=" not in word]) != ("=" not in words[-1]):
+        arguments.usage("expected one case, by its id or in pairs, and one gpu=NAME at most")
+    # Of an id, which several GPUs may have, the settings are the same on all.
+    own: list[Spec] = [one.spec for one in cases if one.spec.id == words[0]]
+    (spec,) = own[:1] or [one.spec for one in named(words, root, arguments.machine)]
+    if not isinstance(spec, TrainSpec):
+        raise CaseError(
+            f"{spec.id}: a script, whose work is not known; name what it trains in pairs, e.g. "
+            "model=llama-3.2-1b micro_batch_size=8, and its results with --results FILE"
+        )
+    kind = _kind(spec, gpus[0] if gpus else arguments.machine, cases)
+    launches = _measured(arguments.results, spec) if arguments.results else []
+    found = expectation(spec, kind, cases, launches)
+    if found is None:
+        raise CaseError(
+            f"{spec.id} on {kind}: nothing stored tells of it, expected baselines of this GPU, or of another one and "
+            "the rates of both chips, steps of about its size, and a model whose arithmetic is known"
+        )
+    newest = next((one for one in reversed(launches) if one.trace), launches[-1] if launches else None)
+    newest = newest or newest_launch(spec, kind, root)
+    if arguments.json:
+        return Answer([json.dumps(_document(found, newest))], for_programs=True)
+    return Answer(_page(found, newest))
+
+
+def _kind(spec: TrainSpec, name: str | None, cases: Sequence[Case]) -> str:
+    """The kind of GPU of this name: a stored one, or one of published rates."""
+    known = sorted({one.kind for one in cases})
+    words = {*(name or "").lower().replace(" ", "-").split("-")}
+    found = [name] if name in known else [one for one in known if not name or words <= {*one.split("-")}]
+    if len(found) == 1 or (known and name and not found and has_published_rates(name)):
+        return found[0] if found and found[0] else name or ""
+    what = f"gpu={name}: {'several are' if found else 'no'} such GPU" if name else f"{spec.id}: no GPU is named"
+    told = ", ".join(map(plain, known)) or "none: no baselines of a GPU are stored"
+    raise CaseError(f"{what}{hint(name or '', known)}, expected gpu= and one of {told}")
+
+
+def _measured(path: Path, spec: TrainSpec) -> list[Launch]:
+    try:
+        results = RunDocument(read_values(path)).results
+    except ResultsError as error:
+        raise CaseError(str(error)) from error
+    own = [one for one in results if one.record.digest == spec.digest] or (results if len(results) == 1 else ())
+    launches = [launch for one in own for launch in one.launches]
+    if not launches:
+        raise CaseError(
+            f"{path}: no launch of {spec.id}, expected a case of its settings, or one case alone; it has "
+            f"{formats.first_n([one.id for one in results], _MOST_PARTS) or 'none'}"
+        )
+    return launches
+
+
+def _page(found: Expectation, launch: Launch | None) -> Iterator[str]:
+    parts = sorted(found.parts.items(), key=lambda each: -each[1])
+    shown = [f"{name} {each / found.step_seconds * 100:.0f} %" for name, each in parts[:_MOST_PARTS]]
+    yield f"{found.asked.spec.id} on {plain(found.asked.kind)}"
+    low, high = map(formats.compact, found.range)
+    use = f", MFU {formats.share(found.mfu)}" if found.mfu else ""
+    yield f"  expected  {low} to {high} tokens/s per GPU{use}"
+    yield f"            nine of ten stored cases that others told of as well ({found.judged_by}) were within it"
+    yield f"  a step    {formats.seconds(found.step_seconds)}, limited by {parts[0][0]}: {', '.join(shown)}"
+    yield f"  told by   {found.nearest.spec.id} on {plain(found.nearest.kind)}, most of it"
+    yield f"  measured  {standing(found, launch) if launch else 'nothing: --results FILE names some'}"
+
+
+def _document(found: Expectation, launch: Launch | None) -> dict[str, Any]:
+    return {
+        "id": found.asked.spec.id,
+        "digest": found.asked.digest,
+        "machine": found.asked.kind,
+        "tokens_per_second_per_gpu": found.rate,
+        "range": found.range,
+        "judged_by": found.judged_by,
+        "step_seconds": found.step_seconds,
+        "parts": dict(found.parts),
+        "nearest": {"id": found.nearest.spec.id, "machine": found.nearest.kind},
+        "mfu": found.mfu,
+        "measured": launch.tokens_per_second_per_gpu if launch else None,
+        "standing": standing(found, launch) if launch else None,
+    }

@@ -1,0 +1,150 @@
+"""What stored cases say of one that is not among them: how far off that is, and what it may not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from pytest_llmperf.analysis.expectation import Case, Expectation, estimated, expected, filled, standing
+from pytest_llmperf.records.launch import OLDER
+from pytest_llmperf.records.trace import Trace, TraceRow
+from pytest_llmperf.run.expectations import newest_launch, rates_of, stored_cases
+from pytest_llmperf.settings.train_spec import TrainSpec
+from tests.fakes import Fake, launch_of
+from tests.golden import Golden
+from tools.expected_rates import BASELINES, WAYS, Told, summary, told
+
+H200, H100 = "nvidia-h200-140gib", "nvidia-h100-80gb-hbm3-80gib"
+SPEC = TrainSpec(model="llama-3.2-1b", micro_batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def stored() -> list[Case]:
+    return stored_cases(BASELINES)
+
+
+@pytest.fixture(scope="module")
+def found(stored: list[Case]) -> Mapping[str, list[Told]]:
+    """All ways, of the cases that both kinds of GPU have."""
+    return told(stored)
+
+
+def trace_of(seconds: float, **kernels: float) -> Trace:
+    rows = tuple(TraceRow("kernel", name, 1, each) for name, each in sorted(kernels.items()))
+    return Trace(rows=rows, steps=3, step_seconds=seconds, busy_seconds=sum(kernels.values()))
+
+
+def case(spec: TrainSpec, seconds: float, kind: str = H200, **kernels: float) -> Case:
+    return Case(spec=spec, kind=kind, step_seconds=seconds, trace=trace_of(seconds, **kernels))
+
+
+def found_of(asked: Case, *stored: Case) -> Expectation:
+    found = estimated(asked, filled(stored))
+    assert found is not None
+    return found
+
+
+@pytest.mark.simulated
+def test_each_stored_case_is_told_by_all_others(found: Mapping[str, list[Told]]) -> None:
+    cases, near, median, most, inside = summary(found["all others"])
+    assert int(near) / int(cases) >= 0.87
+    assert (float(median[:-2]) <= 1.8, float(most[:-2]) <= 6.5) == (True, True)
+    assert 0.87 <= int(inside) / int(cases) <= 0.95
+
+
+@pytest.mark.simulated
+def test_a_first_launch_on_a_gpu_without_baselines_is_in_its_range(found: Mapping[str, list[Told]]) -> None:
+    first = [one for one in found["another kind of GPU"] if one.case.kind == H100]
+    assert len(first) == 29
+    assert sum(one.is_within for one in first) >= 26
+    assert max(one.found.error for one in first if one.found.far < 1) < 0.2, "a range that says something"
+
+
+@pytest.mark.simulated
+def test_what_is_less_alike_has_a_wider_range(found: Mapping[str, list[Told]]) -> None:
+    widths = [summary(found[way])[3] for way in WAYS]
+    assert float(widths[0][:-2]) < float(widths[1][:-2])
+
+
+def test_each_kind_of_work_is_scaled_by_itself() -> None:
+    one = case(SPEC, 0.1, gemm=0.06, adamw=0.04)
+    parts = found_of(Case(spec=replace(SPEC, micro_batch_size=8), kind=H200), one).parts
+    assert parts["matrix products"] == pytest.approx(0.12)
+    assert parts["optimizer"] == pytest.approx(0.04)
+
+
+def test_what_decides_a_kind_of_work_tells_most_of_it() -> None:
+    eager = case(replace(SPEC, attention="eager", liger=True), 0.2, gemm=0.1, softmax=0.1)
+    fused = case(replace(SPEC, optimizer="sgd"), 0.11, gemm=0.1, flash_fwd=0.01)
+    parts = found_of(Case(spec=SPEC, kind=H200), eager, fused).parts
+    assert parts["attention"] == pytest.approx(0.01, rel=0.1)
+
+
+def test_another_kind_of_gpu_is_worth_what_common_cases_say_of_each_kind_of_work() -> None:
+    other = replace(SPEC, micro_batch_size=8)
+    here, there = case(other, 0.2, gemm=0.1, adamw=0.1), case(other, 0.25, H100, gemm=0.1, adamw=0.15)
+    parts = found_of(Case(spec=SPEC, kind=H100), here, there, case(SPEC, 0.14, gemm=0.06, adamw=0.08)).parts
+    assert parts["optimizer"] == pytest.approx(0.12 * 1.0, rel=0.3)
+    assert parts["optimizer"] > 0.09
+
+
+def test_without_a_common_case_the_chips_rates_make_a_range() -> None:
+    known = replace(case(SPEC, 0.14, gemm=0.06, adamw=0.08), rates=(8e14, 4e12))
+    asked = Case(spec=SPEC, kind="new", rates=(8e14, 2e12))
+    found = found_of(asked, known)
+    assert found.parts["matrix products"] == pytest.approx(0.06)
+    assert found.parts["optimizer"] == pytest.approx(0.08 * math.sqrt(2))
+    assert found.error == pytest.approx(math.log(2) / 2 * found.parts["optimizer"] / found.step_seconds)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Case(spec=SPEC, kind="some chip"),
+        Case(spec=replace(SPEC, model="llama-tiny"), kind=H200),
+        Case(spec=replace(SPEC, model="mixtral-tiny"), kind=H200),
+    ],
+    ids=["a chip that nobody knows", "a step far from all others", "a model whose arithmetic nobody counted"],
+)
+def test_of_what_nothing_is_known_nothing_is_said(asked: Case) -> None:
+    assert expected(asked, [case(SPEC, 0.1, gemm=0.1)]) is None
+
+
+def test_what_no_trace_tells_is_divided_as_others_are() -> None:
+    bare = Case(spec=replace(SPEC, micro_batch_size=8), kind=H200, step_seconds=0.32)
+    (_, one) = filled([case(SPEC, 0.1, gemm=0.06, adamw=0.04), bare])
+    assert one.parts["matrix products"] == pytest.approx(0.32 * 0.12 / 0.16)
+
+
+def test_a_slow_launch_is_told_where_it_loses(stored: list[Case], golden: Golden) -> None:
+    """Asked for fused attention, trained with eager, and its host waited."""
+    fused, eager = (
+        next(one for one in stored if one.kind == H200 and one.spec.id == f"llama-3.2-1b-bf16-{how}-mbs7-gpus1")
+        for how in ("sdpa", "eager")
+    )
+    found = estimated(fused, [one for one in filled(stored) if one is not fused])
+    launch = newest_launch(eager.spec, H200, BASELINES)
+    assert found is not None
+    assert launch is not None
+    golden(standing(found, launch))
+    trace = replace(launch.trace, step_seconds=2 * launch.trace.step_seconds)
+    ranks = tuple(replace(one, step_seconds=tuple(2 * each for each in one.step_seconds)) for one in launch.ranks)
+    golden(standing(found, replace(launch, trace=trace, ranks=ranks)))
+    golden(standing(found, replace(launch, trace=Trace(none=OLDER))))
+
+
+def test_what_is_within_the_range_is_plausible(golden: Golden) -> None:
+    one = case(SPEC, 0.1, gemm=0.1)
+    found = replace(found_of(Case(spec=SPEC, kind=H200), one), error=0.02)
+    launch = launch_of(SPEC, Fake(step_seconds=0.101))
+    golden(standing(found, launch))
+    golden(standing(found, launch_of(SPEC, Fake(step_seconds=0.05))))
+
+
+def test_rates_of_a_chip_are_those_of_its_launches() -> None:
+    launch = replace(launch_of(SPEC), canary={"matmul_flops": 8e14, "copy_bytes_per_second": 4e12})
+    assert rates_of([launch, launch_of(SPEC)]) == (8e14, 4e12)
+    assert rates_of([launch_of(SPEC)]) is None
