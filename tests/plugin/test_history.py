@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -112,7 +111,8 @@ def test_a_case_that_never_launched_is_not_there(project: Project) -> None:
     assert kept(project) == []
 
 
-def test_pytest_loads_no_database_where_nothing_is_kept(project: Project, tmp_path: Path) -> None:
+def test_pytest_loads_no_database_where_nothing_is_kept(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMPERF_TEST_FRESH", "1")  # what is forked has it loaded
     project.pytester.makeconftest(
         "import sys\n\nfrom tests.fakes import install\n\ninstall()\n\n\n"
         "def pytest_unconfigure(config):\n"

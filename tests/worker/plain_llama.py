@@ -1,15 +1,13 @@
-"""``python -m tests.worker.plain_llama FOLDER``: a small Llama trained by its formulas, beside the truth in ``FOLDER``.
+"""A small Llama trained by its formulas, beside the truth of a launch.
 
 Nothing of transformers computes here, and no optimizer or loss of PyTorch's: attention, norms, rotation, the loss over
-shifted labels, clipping and AdamW are written out, in double precision. Its output is the JSON of how far the truth is
-from that: the largest relative error of any loss, and of any gradient of each step.
+shifted labels, clipping and AdamW are written out, in double precision.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -75,8 +73,8 @@ def loss(weights: Weights, tokens: torch.Tensor, labels: torch.Tensor) -> torch.
     return total / counted
 
 
-def main(folder: Path) -> None:
-    """Train, and compare."""
+def compared(folder: Path) -> dict[str, Any]:
+    """Of the truth in ``folder``, by step, the relative error of its loss and the largest one of its gradients."""
     model = AutoModelForCausalLM.from_config(hf_config_of(CONFIG), dtype=torch.float32)
     set_initial_weights(model, SEED)
     weights = {name: one.detach().double().requires_grad_() for name, one in model.named_parameters()}
@@ -90,7 +88,7 @@ def main(folder: Path) -> None:
         value = loss(weights, *(torch.stack([row[name] for row in batch]) for name in ("input_ids", "labels")))
         found = dict(zip(weights, torch.autograd.grad(value, list(weights.values())), strict=True))
         true = truth.gradients[step - 1]
-        losses.append(abs(truth.losses[step - 1] / float(value) - 1))
+        losses.append(abs(truth.losses[step - 1] / float(value.detach()) - 1))
         gradients.append(max(float((true[name] - one).norm() / one.norm()) for name, one in found.items()))
         length = sum(float(one.pow(2).sum()) for one in found.values()) ** 0.5
         for name, gradient in found.items():
@@ -102,9 +100,4 @@ def main(folder: Path) -> None:
             old = weights[name].detach()
             weights[name] = (old - RATE * (mean / (square.sqrt() + EPSILON) + decay * old)).requires_grad_()
     same = sorted(weights) == sorted(truth.gradients[0])
-    told = {"losses": losses, "gradients": gradients, "names": same}
-    print(json.dumps(told))  # noqa: T201 - whoever started this reads it
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return {"losses": losses, "gradients": gradients, "names": same}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +16,10 @@ from pytest_llmperf.settings.registry import plainest
 from tests.worker.engine import checks
 from tests.worker.parity import AS_ON_GPUS, NO_CHANGE, Plain, figures
 from tests.worker.parity_faults import FAULTS
-from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
+
+from tests.worker import plain_llama
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(400)]
 
@@ -50,10 +48,7 @@ def plain_of(tmp_path_factory: pytest.TempPathFactory) -> PlainOf:
 
 
 def test_the_plain_form_is_what_the_formulas_say(plain_of: PlainOf) -> None:
-    words = [sys.executable, "-W", "ignore", "-m", "tests.worker.plain_llama", str(plain_of(FP32).folder / "run")]
-    ended = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    told = json.loads(ended.stdout.splitlines()[-1])
+    told = plain_llama.compared(plain_of(FP32).folder / "run")
     assert told["names"]
     assert max(*told["losses"], *told["gradients"]) < 1e-9
 
@@ -70,7 +65,7 @@ SOUND: Mapping[str, tuple[TrainSpec, tuple[str, str]]] = {
 }
 
 
-# To compile takes ten seconds: a fault of what is compiled is held below, and test_settings trains compiled layers.
+# To compile takes ten seconds: test_settings trains compiled layers, and their fault is wide too.
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[pytest.mark.wide] if each == "compiled layers" else []) for each in SOUND]
 )
@@ -82,7 +77,10 @@ def test_a_sound_training_is_let_be(name: str, plain_of: PlainOf, tmp_path: Path
     assert all(0 < share < 1 for share in figures(parity).values())
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.wide] if "torch_compile" in FAULTS[each].spec else []) for each in FAULTS],
+)
 def test_a_fault_is_named(name: str, plain_of: PlainOf, tmp_path: Path) -> None:
     fault = FAULTS[name]
     spec = replace(FP32, **fault.spec)

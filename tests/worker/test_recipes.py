@@ -48,6 +48,7 @@ class Loop:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.observed.begin()
         while not self.is_over:
+            assert self.num_steps < 10 * PLAN.steps
             self.observed.batches_asked()
             for _ in range(_PASSES):
                 self.observed.pass_began(model.parameters())

@@ -132,6 +132,13 @@ for step in range({steps}):
     weight.sum().backward()
     {each}
 """
+# Until it was taken for the rank; a launch that waits in vain fails by what is asserted.
+HELPER_BEGAN = """
+for _ in range(600):
+    if [*pathlib.Path(os.environ["LLMPERF_SCRIPT"]).glob("rank-0.pid")]:
+        break
+    time.sleep(0.1)
+"""
 HELPERS = {
     "goes backward": ("run", HELPER.format(steps=1, each="")),
     "ends early": ("run", HELPER.format(steps=3, each="torch.optim.SGD([weight]).step()")),
@@ -144,8 +151,7 @@ HELPERS = {
 def test_a_helper_that_goes_backward_first_is_no_rank(tmp_path: Path, helper: str) -> None:
     how, code = HELPERS[helper]
     before = f"import subprocess\nsubprocess.{how}([sys.executable, '-c', {code!r}])\n"
-    wait = "while not [*pathlib.Path(os.environ['LLMPERF_SCRIPT']).glob('rank-0.pid')]: time.sleep(0.05)"
-    project = loop(tmp_path / "project", before=before + (wait if how == "Popen" else ""))
+    project = loop(tmp_path / "project", before=before + (HELPER_BEGAN if how == "Popen" else ""))
     record = launch(project)
     assert isinstance(record, Launch), record
     assert record.parameters == 16 * 16 + 16 + 16 + 1
@@ -154,8 +160,7 @@ def test_a_helper_that_goes_backward_first_is_no_rank(tmp_path: Path, helper: st
 
 def test_a_helper_that_lives_on_tells_nothing_of_how_far_the_training_is(tmp_path: Path) -> None:
     code = HELPER.format(steps=1, each="time.sleep(100)")
-    wait = "while not [*pathlib.Path(os.environ['LLMPERF_SCRIPT']).glob('rank-0.pid')]: time.sleep(0.05)"
-    before = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {code!r}])\n{wait}"
+    before = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {code!r}])\n{HELPER_BEGAN}"
     steps: list[int] = []
     project = loop(tmp_path / "project", before=before, each="time.sleep(0.3)")
     record = launch(project, steps=10, watch=lambda progress: steps.append(progress.step))

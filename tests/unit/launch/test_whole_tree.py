@@ -95,7 +95,8 @@ def test_nothing_of_it_runs_after_its_end(folder: Path, way: str, neighbour: sub
 
 
 def test_what_stayed_in_the_background_ends_with_the_command(folder: Path) -> None:
-    words = ["bash", "-c", f"setsid {sys.executable} one.py {folder}/pid & while [ ! -s {folder}/pid ]; do :; done"]
+    until_there = f"for _ in {{1..300}}; do [ -s {folder}/pid ] && break; sleep 0.1; done"
+    words = ["bash", "-c", f"setsid {sys.executable} one.py {folder}/pid & {until_there}"]
     ended = process.watch(
         lambda: process.start(words, environment={**os.environ, "OF": "it"}, log=folder / "log", folder=folder),
         timeout_seconds=30.0,
