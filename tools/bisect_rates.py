@@ -29,7 +29,7 @@ _CHANGES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05)
 class _Timed:
     median_step_seconds: float
     median_error: float = 0.0
-    is_script: bool = False
+    is_uneven: bool = False
 
 
 def _search(num: int, change: float, chance: random.Random) -> tuple[str, int]:

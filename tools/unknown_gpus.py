@@ -79,7 +79,7 @@ class Record:
     median_error: float = 0.0
     clock_mhz: float = 0.0
     canary: Mapping[str, float] = field(default_factory=dict)
-    is_script: bool = False
+    is_uneven: bool = False
 
     @classmethod
     def of(cls, launch: Launch) -> Record:

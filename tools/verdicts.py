@@ -46,7 +46,7 @@ class Record:
     warmup_steps: int = 4
     host: str = ""
     canary: Mapping[str, float] = field(default_factory=dict)
-    is_script: bool = False
+    is_uneven: bool = False
 
     @cached_property
     def median_error(self) -> float:

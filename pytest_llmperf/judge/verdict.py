@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high, median_low
+from typing import Any
 
 from pytest_llmperf.judge import policy as policies
 from pytest_llmperf.judge import stats
@@ -72,10 +73,14 @@ def _judged(
     found = []
     for name, metric in measured([*launches, *held.launches]).items():
         check = _new(metric, launches, policy.tolerances.get(name))
+        if metric.alike is not None and check.tolerance is not None:
+            tolerance = _of_alike(metric, launches, held, check.tolerance)
+            check = replace(check, tolerance=tolerance, verdict=None if tolerance is None else check.verdict)
         if metric.rule == "speed":
             found.append(_speed(check, launches, difference, policy, policy.on_known.get(name)))
         else:
             found.append((_confirmed if metric.rule == "confirmed" else _exact)(metric, check, launches, held, policy))
+    found = _told(found)
     checks = [each.check for each in found]
     gating = [check for check in checks if check.verdict is not None]
     verdict = worst_of(check.verdict for check in gating)
@@ -141,6 +146,11 @@ WAITS = (
     " few other cases): decided at the run's end; a calibration (--perf-calibration auto, the default) tells at once"
 )
 
+#: Of memory that is reserved, where what is allocated is as before.
+PLACED = "peak memory changes by where the allocator places the same blocks: the peak of allocated bytes is as before"
+# So many times its tolerance is no more told alone.
+_MUCH = 5.0
+
 #: Of a speed that is undecided, in a strict run.
 AT_THE_END = "its speed was undecided when it was launched: the run's end decides, by what other cases tell of its GPU"
 
@@ -184,6 +194,35 @@ def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: H
     return Decided(check, policy.rule.budget >= CONFIRMED_BY)
 
 
+def _of_alike(metric: Metric, launches: Sequence[Launch], held: Held, tolerance: float) -> float | None:
+    """The tolerance of a figure that repeats itself where versions and kind of GPU are the same; ``None`` where what it
+    is held against shows that it does not. One that somebody chose stays."""
+
+    def kind(launch: Launch) -> tuple[Any, ...]:
+        return (launch.environment.gpu, *sorted(launch.environment.versions.items()))
+
+    last = kind(held.newest[-1])
+    values = [metric.read([launch]) for launch in held.launches if kind(launch) == last]
+    if len(values) < CONFIRMED_BY or median_high(values) > limit(metric, min(values), metric.alike or 0.0):
+        return None
+    is_alike = all(kind(launch) == last for launch in launches)
+    return metric.alike if is_alike and tolerance == metric.gpu else tolerance
+
+
+def _told(found: Sequence[Decided]) -> list[Decided]:
+    """``found``, where what has changed beside an unchanged one that it depends on is told, and fails nothing."""
+    verdicts = {each.check.metric: each.check.verdict for each in found}
+
+    def told(each: Decided) -> Decided:
+        check, row = each.check, METRICS[each.check.metric]
+        if check.verdict in (None, "pass") or verdicts.get(row.told_by) != "pass":
+            return each
+        is_much = (check.change or 0.0) > _MUCH * (check.tolerance or 0.0)
+        return Decided(replace(check, verdict="changed" if is_much else "pass", detail=PLACED))
+
+    return [told(each) for each in found]
+
+
 def _exact(metric: Metric, check: Check, launches: Sequence[Launch], held: Held, policy: Policy) -> Decided:
     # Of two that differ the rest tells which one is odd.
     newest = [metric.read([launch]) for launch in held.newest]
@@ -191,7 +230,8 @@ def _exact(metric: Metric, check: Check, launches: Sequence[Launch], held: Held,
     check = _beside(check, reference)
     if check.tolerance is None:
         return Decided(check)
-    worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
+    worse = limit(metric, reference, check.tolerance)
+    better = min(reference / (1 + check.tolerance), reference - metric.slack)
     values = [metric.read([launch]) for launch in launches]
     beyond, leaner = (sum(value > worse for value in values), sum(value < better for value in values))
     enough = min(CONFIRMED_BY, policy.rule.budget)

@@ -21,6 +21,7 @@ from pytest_llmperf.judge.repeats import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.stats import disagreement
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import (
+    PLACED,
     WAITS,
     Judgement,
     PhaseChecks,
@@ -190,7 +191,7 @@ class BaselineComparison:
         """Diagnosed by what the newest trace does that the stored one did not, or a rank that all wait for, if new."""
         launches, run = self._launches, self._run
         result = self._caller.result(Case.of(self._spec), judgement.verdict, judgement.reason, judgement.checks)
-        waits = dict.fromkeys(check.detail for check in judgement.checks if check.detail in (WAITS, LEARN_ANEW))
+        waits = dict.fromkeys(check.detail for check in judgement.checks if check.detail in (WAITS, LEARN_ANEW, PLACED))
         # Whether another session of the baseline would have helped its speed to decide; on a CPU that is noise.
         is_open = any(check.metric == RATE and check.verdict == "inconclusive" for check in judgement.checks)
         is_young = baseline is not None and is_open and baseline.sessions == 1 and not run.on_cpu

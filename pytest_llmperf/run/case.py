@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import Terms
-from pytest_llmperf.records.metrics import MEMORY, RATE
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
 from pytest_llmperf.records.results_document import Elsewhere, Planned, Skipped
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
@@ -175,7 +175,10 @@ class Caller:
         policy = replace(policy, noise=run.experience.noise, rule=run.rule, knowledge=run.knowledge)
         of_spec = {RATE: spec.throughput_tolerance, MEMORY: spec.memory_tolerance}
         said = {metric: value for metric, value in of_spec.items() if value is not None}
-        for tolerances in (run.settings.tolerances, said, self.terms.tolerances):
+        for named in (run.settings.tolerances, said, self.terms.tolerances):
+            # Who allows more memory means all of it.
+            tolerances = {row.told_by: named[name] for name, row in METRICS.items() if row.told_by and name in named}
+            tolerances |= named
             for metric, tolerance in tolerances.items():
                 if tolerance >= 1 and not run.on_cpu:
                     raise CaseFailedError(

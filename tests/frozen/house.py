@@ -77,6 +77,7 @@ def _slower(launch: Launch, times: float) -> Launch:
             rank,
             step_seconds=tuple(seconds * times for seconds in rank.step_seconds),
             peak_reserved_bytes=int(rank.peak_reserved_bytes * times),
+            peak_allocated_bytes=int(rank.peak_allocated_bytes * times),
         )
         for rank in launch.ranks
     ]

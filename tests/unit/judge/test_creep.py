@@ -98,7 +98,7 @@ class TestSmallSteps:
     def test_memory_that_grows_a_little_at_a_time_needs_a_reason(self, golden: Golden) -> None:
         grown = [on("a", reserved_bytes=round(2**30 * 1.009**n)) for n in range(1, 21)]
         number, baseline, said = refused_at(refreshed(None, on("a")), grown)
-        assert number == 2
+        assert number == 1  # beyond what is the same in two launches
         golden(said)
         assert judged(baseline, grown[0])[1] == ()
 

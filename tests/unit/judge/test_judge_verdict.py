@@ -233,6 +233,51 @@ def test_memory_is_held_within_its_tolerance_both_ways(factor: float, verdict: s
     assert (judgement.verdict, check_of(judgement, MEMORY).verdict) == (verdict, verdict)
 
 
+GIB, ALLOCATED = 2**30, "peak_allocated_bytes"
+LARGE = 40 * GIB  # of which a block's rounding is little
+
+
+def peaks(allocated: int, reserved: int = LARGE, torch: str = "2.11") -> Launch:
+    run = of_one_rank(launch())
+    ranks = (replace(run.ranks[0], peak_allocated_bytes=allocated, peak_reserved_bytes=reserved),)
+    return replace(run, ranks=ranks, environment=replace(run.environment, versions={"torch": torch}))
+
+
+@pytest.mark.parametrize(
+    ("now", "verdict", "of_reserved"),
+    [
+        (peaks(GIB * 36), "pass", "pass"),
+        (peaks(GIB * 36 + 2**23), "pass", "pass"),
+        (peaks(int(GIB * 36 * 1.001)), "regressed", "pass"),
+        (peaks(int(GIB * 36 * 0.999)), "improved", "pass"),
+        (peaks(int(GIB * 36 * 1.001), torch="2.13"), "pass", "pass"),  # another version rounds otherwise
+        (peaks(int(GIB * 36 * 1.02), torch="2.13"), "regressed", "pass"),
+        # What the allocator does with the same blocks is told, and fails where it is much.
+        (peaks(GIB * 36, int(LARGE * 0.98)), "pass", "pass"),
+        (peaks(GIB * 36, int(LARGE * 1.02)), "pass", "pass"),
+        (peaks(GIB * 36, int(LARGE * 1.06)), "pass", "changed"),
+    ],
+)
+def test_allocated_memory_that_repeats_itself_is_held_to_a_blocks_rounding(
+    now: Launch, verdict: str, of_reserved: str
+) -> None:
+    judgement = judge([now] * 2, baseline_of(*[peaks(GIB * 36)] * 2), POLICY)
+    assert (check_of(judgement, ALLOCATED).verdict, check_of(judgement, MEMORY).verdict) == (verdict, of_reserved)
+
+
+@pytest.mark.parametrize("stored", [[peaks(GIB * 36)], [peaks(GIB * 36), peaks(GIB * 37)]])
+def test_allocated_memory_that_was_not_seen_to_repeat_itself_gates_nothing(stored: list[Launch]) -> None:
+    judgement = judge([peaks(GIB * 38, int(LARGE * 1.02))] * 2, baseline_of(*stored), POLICY)
+    assert check_of(judgement, ALLOCATED).verdict is None
+    assert check_of(judgement, MEMORY).verdict == "regressed"
+
+
+def test_a_tolerance_that_was_chosen_for_memory_stays() -> None:
+    policy = POLICY.merged({ALLOCATED: 0.1})
+    judgement = judge([peaks(GIB * 38)] * 2, baseline_of(*[peaks(GIB * 36)] * 2), policy)
+    assert check_of(judgement, ALLOCATED).verdict == "pass"
+
+
 def test_limits_follow_the_direction_in_which_a_metric_gets_worse() -> None:
     judgement = judge([launch()], BASELINE, Policy({RATE: 0.25, "step_seconds": 0.25}))
     rate, limit = check_of(judgement, RATE), check_of(judgement, "step_seconds").limit

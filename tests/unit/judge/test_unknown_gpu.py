@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -145,10 +146,8 @@ def test_what_is_known_and_what_no_gpu_does_waits_for_nobody(world: World, knowl
 
 def test_memory_waits_for_no_gpu(world: World, knowledge: Knowledge, stored: Cases) -> None:
     launches = [world.launch(0, UNSEEN, slower=SLOWER) for _ in "ab"]
-    more = [
-        replace(each, ranks=tuple(replace(r, peak_reserved_bytes=2 * r.peak_reserved_bytes) for r in each.ranks))
-        for each in launches
-    ]
+    twice: dict[str, Any] = {"peak_reserved_bytes": 2**40, "peak_allocated_bytes": 2**40}
+    more = [replace(each, ranks=tuple(replace(rank, **twice) for rank in each.ranks)) for each in launches]
     found = judged(more, stored[0], policy_of(knowledge))
     assert found.verdict == "regressed"
     assert RATE not in found.reason
