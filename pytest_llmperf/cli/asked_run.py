@@ -19,14 +19,11 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.static_steps import StepStore
 from pytest_llmperf.report.text import LaunchLines, Numbered
 from pytest_llmperf.run.findings import UsageError
-from pytest_llmperf.run.reading import read_settings, unmade_baselines
+from pytest_llmperf.run.reading import read_settings
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import ScriptSpec, Spec, read_spec, within
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.user_input import hint
-
-# What no option says.
-_USUAL = Path("baselines")
 
 
 def asked_run(arguments: argparse.Namespace, front: str, **fixed: Any) -> Run:
@@ -34,9 +31,6 @@ def asked_run(arguments: argparse.Namespace, front: str, **fixed: Any) -> Run:
     with usage_errors(arguments):
         run = Run(read_settings(front, arguments, here=Path.cwd(), rootdir=Path.cwd(), **fixed), rootdir=Path.cwd())
         _ = run.machine_kind
-    named = getattr(arguments, "perf_baselines", None)
-    if line := unmade_baselines(named if named != _USUAL else None, run.settings):
-        Terminal().say(line)
     return run
 
 

@@ -13,7 +13,7 @@ import pytest
 from pytest_llmperf.plugin import is_case
 from pytest_llmperf.plugin.reports import DidNotTrain
 from pytest_llmperf.run.findings import Width
-from pytest_llmperf.run.reading import unmade_baselines, without_effect
+from pytest_llmperf.run.reading import without_effect
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.files import baselines_above
 
@@ -131,6 +131,5 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
     hidden = "" if session.settings.against else baselines_further_up(session.config)
     ignored = without_effect(session.config.option) if session.settings.static else ""
-    unmade = unmade_baselines(session.config.option.perf_baselines, session.settings)
     shown = f"{cases} case(s) on {session.machine_kind}, {where}, baselines {baselines}"
-    return [f"llmperf: {line}" for line in (shown, ignored, unmade, hidden) if line]
+    return [f"llmperf: {line}" for line in (shown, ignored, hidden) if line]

@@ -156,14 +156,6 @@ def _misspelt(path: Path) -> str:
     return f"{path}: no such folder, and {near} beside it has baselines: name that, or make the new one first (mkdir)"
 
 
-def unmade_baselines(named: object, settings: Settings) -> str:
-    """A line about a folder that was ``named``, on the command line, and is not there yet; empty where it is."""
-    if not named or settings.baselines.is_dir() or settings.against or settings.soak_minutes:
-        return ""
-    then = "it is made for the first case that is recorded" if settings.update in ("new", "all") else "each case is new"
-    return f"--perf-baselines {named}: no such folder yet, {then}"
-
-
 def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mapping[str, Any]) -> None:
     if values["reason"].strip() and values["update"] is None:
         raise UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
@@ -179,10 +171,10 @@ def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mappi
 
 def _refuse_what_cannot_be(front: str, said: Namespace, values: Mapping[str, Any]) -> None:
     named, place = getattr(said, "perf_baselines", None), values["baselines"]
-    is_read = not any(values[each] for each in ("against", "soak_minutes", "dry_run"))
-    is_read &= values["update"] not in ("new", "all")
+    is_read = not (values["against"] or values["soak_minutes"] or values["update"] in ("new", "all"))
     if front in (PYTEST, CHECK) and named not in (None, Path("baselines")) and is_read and not place.is_dir():
-        raise UsageError(f"--perf-baselines {named}: no such folder; name one that is there, or record into it first")
+        otherwise = "name one that is there, or record with --update-baselines, which makes it"
+        raise UsageError(f"--perf-baselines {named}: no such folder; {otherwise}")
     least, most = values["launches"], getattr(said, "perf_max_launches", None)
     if most is not None and least > most:
         raise UsageError(

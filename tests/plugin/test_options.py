@@ -143,10 +143,7 @@ def test_baselines_that_are_not_there_are_told_before_anything_runs(project: Pro
     result = project.run("--perf-baselines=of-ci", "-k", "eager")
     assert (result.ret, len(project.launches)) == (pytest.ExitCode.USAGE_ERROR, before)
     golden.lines(result.stderr, "no such folder")
-    result = project.run("--perf-baselines=of-ci", "-k", "eager", "--perf-dry-run")
-    golden.lines(result.stdout, "no such folder")
     result = project.run("--perf-baselines=of-ci", "-k", "eager", "--update-baselines")
-    golden.lines(result.stdout, "no such folder")
     result.assert_outcomes(passed=1, deselected=1)
     assert "no such folder" not in project.run("--perf-baselines=of-ci", "-k", "eager").stdout.str()
 
