@@ -75,6 +75,7 @@ def words_of(name: str, option: Option, front: str) -> list[str]:
 @pytest.mark.parametrize(("name", "front"), SHARED)
 def test_a_shared_option_sets_the_same_in_each_front_end(name: str, front: str, tmp_path: Path) -> None:
     option = OPTIONS[name]
+    (tmp_path / "figures").mkdir()  # a run that compares has baselines
     found = [getattr(settings(front, words_of(name, option, front), tmp_path), name)]
     if PYTEST in option.fronts:
         found.append(getattr(settings(PYTEST, words_of(name, option, PYTEST), tmp_path), name))
