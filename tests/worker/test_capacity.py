@@ -30,6 +30,7 @@ SPEC = replace(engine.SPEC, model_precision="fp32", mixed_precision="no", attent
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.timeout(900)
 def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted: list[Any] = []  # by one process for both

@@ -134,6 +134,7 @@ def job(_light: None, _shared: Job) -> Job:
     return _shared
 
 
+@pytest.mark.wide
 def test_launches_on_both_nodes_are_forked_and_are_what_a_cold_one_is(full: Job, cold_pair: ColdPair) -> None:
     job, cold = full, cold_pair.record
     warm = [job.launch(cold_pair.spec) for _ in range(2)]

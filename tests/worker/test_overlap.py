@@ -104,7 +104,7 @@ def lingering(folder: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{REPOSITORY}")
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.wide)])
 def test_overlapped_launches_are_as_those_that_are_not(tmp_path: Path, gpus: int) -> None:
     spec, found = replace(SPEC, gpus=gpus), dict[bool, list[Launch]]()
     for overlap in (True, False):
@@ -195,10 +195,14 @@ def test_a_former_launch_whose_server_is_replaced_ends_by_itself(turns: Turns, m
 def test_ctrl_c_in_the_overlap_leaves_nothing(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     lingering(turns.folder, monkeypatch, "time.sleep(3)")
     turns.launch()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what began in the background ignores it
     interrupt = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
     interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-        turns.launch()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            turns.launch()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ranks(turns.run) == []
     turns.site.close()
     assert ranks(turns.folder / "run-1") == []

@@ -51,6 +51,7 @@ def test_a_wait_a_step_is_found_by_the_small_form_and_its_line_is_named(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_what_does_not_repeat_is_not_claimed(tmp_path: Path) -> None:
     script = TRAIN.replace("import sys\n", "import sys, time\n")
     script = script.replace("    loss.backward()\n", f"{UNREPEATED}    loss.backward()\n")

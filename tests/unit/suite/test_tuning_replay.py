@@ -21,6 +21,7 @@ def test_it_ends_within_one_per_cent_of_the_best_of_a_measured_grid(name: str) -
     assert sum(far <= 0.01 for far, _ in by_luck) < 85
 
 
+@pytest.mark.wide
 def test_families_on_which_nothing_was_chosen_end_near_their_best() -> None:
     families = [one for one in FAMILIES if one.name not in CHOSEN_ON][:2]
     found = [gap(world(one, 7), by_ascent, 480.0, 7, anywhere=False)[0] for one in families]
