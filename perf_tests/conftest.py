@@ -10,6 +10,7 @@ import pytest
 
 from perf_tests.capacity import CAPACITIES
 from perf_tests.families import FAMILIES, Family
+from perf_tests.fine_tuning import FINE_TUNING, FINE_TUNING_ON_CPU, FineTuning
 from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.input_pipeline import INPUT_PIPELINE, INPUT_PIPELINE_ON_CPU
 from perf_tests.ladder import LADDER, Rung
@@ -63,6 +64,11 @@ def _case(rung: Rung) -> Any:
     return pytest.param(rung, id=rung.spec.id, marks=marks)
 
 
+def _fine_tuning(case: FineTuning) -> Any:
+    marks = [pytest.mark.expects_oom(below_gib=case.oom_below_gib)] if case.oom_below_gib else []
+    return pytest.param(case, id=case.spec.id, marks=marks)
+
+
 def _family(family: Family) -> Any:
     marks = [pytest.mark.expects_inactive(*family.inactive)] if family.inactive else []
     return pytest.param(family, id=family.spec.id, marks=marks)
@@ -109,6 +115,7 @@ _CASES: Mapping[str, Callable[[bool], list[Any]]] = {
     "optimisation": lambda cpu: [_optimisation(one) for one in (OPTIMISATIONS_ON_CPU if cpu else OPTIMISATIONS)],
     "largest": lambda _: [pytest.param(spec, id=spec.capacity_id) for spec in CAPACITIES],
     "rung": lambda cpu: [_case(rung.on_cpu() if cpu else rung) for rung in LADDER],
+    "fine_tuning": lambda cpu: [_fine_tuning(one) for one in (FINE_TUNING_ON_CPU if cpu else FINE_TUNING)],
     "family": lambda cpu: [_family(one.on_cpu() if cpu else one) for one in FAMILIES],
     "text_case": lambda cpu: [_text_case(one) for one in (REAL_DATA_ON_CPU if cpu else REAL_DATA)],
     "input_case": _specs(INPUT_PIPELINE, INPUT_PIPELINE_ON_CPU),

@@ -147,6 +147,8 @@ def why_none(spec: TrainSpec) -> str | None:
     """Why ``spec`` cannot be predicted in this environment, where that is known without asking."""
     if spec.liger and find_spec("liger_kernel") is None:
         return "Liger is not installed; pip install 'pytest-llmperf[liger]'"
+    if spec.lora and find_spec("peft") is None:
+        return "PEFT is not installed; pip install 'pytest-llmperf[lora]'"
     return None
 
 

@@ -80,10 +80,10 @@ def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_f
 
 
 def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterator[Check]:
-    """The chip's memory: only where every weight takes part in every step: not all of a mixture's experts may."""
+    """The chip's memory: only where each step changes every weight: not all of a mixture's experts may take part."""
     bandwidth = formulas.peak_bandwidth(gpu)
     is_known = formulas.peak_flops(gpu, spec.compute_precision) is not None
-    if spec.architecture.geometry is None or bandwidth is None or not is_known:
+    if spec.architecture.geometry is None or bandwidth is None or not is_known or spec.unmade_flops_per_token != 0:
         return
     moved = formulas.least_traffic(launches[0].parameters, bytes_each(spec))
     fastest = min(launch.median_step_seconds for launch in launches)
@@ -128,8 +128,8 @@ class ModelFlops:
         self._ask(spec)
         if _key(spec) not in self._known:
             self.settle()
-        known = self._known[_key(spec)]
-        return None if isinstance(known, CountError) else known
+        known, unmade = self._known[_key(spec)], spec.unmade_flops_per_token
+        return None if isinstance(known, CountError) or unmade is None else known - unmade
 
     def notes(self, *specs: Spec) -> Iterator[str]:
         """A line for each whose FLOPs were asked for in vain."""

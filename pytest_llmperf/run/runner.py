@@ -41,7 +41,7 @@ from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import MadeTrainings
 from pytest_llmperf.run.findings import CaseFailedError, LaunchObserver, RunEndedError
 from pytest_llmperf.run.hardware import UNFINISHED
-from pytest_llmperf.settings.optimizer import least_states
+from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
@@ -294,9 +294,8 @@ def need_room(spec: TrainSpec, host_bytes: int) -> None:
     geometry = spec.architecture.geometry
     if geometry is None:
         return
-    copies = 2 + least_states(spec)  # weights, gradients, states
     shards = 1 if is_sharded(spec) else spec.gpus  # each rank has its own, or its share
-    least = geometry.weights * bytes_each(spec) * copies * shards
+    least = geometry.weights * bytes_each(spec) * least_copies(spec) * shards
     if least > host_bytes:
         raise CaseFailedError(
             f"{spec.id}: training needs at least {memory(least)} for weights, gradients and optimizer states, and this "

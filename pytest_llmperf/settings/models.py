@@ -162,7 +162,7 @@ def changed(model: Model, values: Mapping[str, Any]) -> Model:
     config = {**model.config, **values}
     if model.model_type in _OF_THE_FORMULA and (problem := _size_problem(config)):
         raise ValueError(problem)
-    return replace(model, config=config)
+    return replace(model, config=config, fingerprint=_fingerprint(config))
 
 
 @cache
@@ -212,19 +212,23 @@ def _load(path: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, Any], str]:
     """The configuration and its fingerprint; a file that was changed, or another one of its name, is read anew."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        work = {key: config[key] for key in config if key not in _NOT_WORK} if isinstance(config, dict) else {}
-        described = json.dumps(work, sort_keys=True, separators=(",", ":"))
+        fingerprint = _fingerprint(config)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"model config {path}: cannot be read ({error})") from error
     except ValueError as error:  # broken, or a number of thousands of digits
         raise ValueError(f"model config {path}: not JSON ({error})") from error
     except RecursionError as error:
         raise ValueError(f"model config {path}: nested too deeply ({error})") from None
-    if not isinstance(work.get("model_type"), str):
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f'model config {path}: not a Hugging Face configuration, it has no "model_type"')
     if config["model_type"] in _OF_THE_FORMULA and (problem := _size_problem(config)):  # others may say what they like
         raise ValueError(f"model config {path}: {problem}")
-    return config, hashlib.sha256(described.encode()).hexdigest()[:16]
+    return config, fingerprint
+
+
+def _fingerprint(config: Any) -> str:
+    work = {key: config[key] for key in config if key not in _NOT_WORK} if isinstance(config, dict) else {}
+    return hashlib.sha256(json.dumps(work, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
 def _size_problem(config: Mapping[str, Any]) -> str:

@@ -61,9 +61,11 @@ def learnt_by(spec: TrainSpec) -> str:
     return true_optimizer(spec) or spec.optimizer
 
 
-def least_states(spec: TrainSpec) -> int:
-    """How many numbers it keeps for each weight, at least."""
-    return 2 if "adam" in spec.optimizer and "bit" not in spec.optimizer else 0
+def least_copies(spec: TrainSpec) -> float:
+    """How many numbers there are for each weight, at least: itself, its gradient, the optimizer's states."""
+    if spec.lora:
+        return 1 if spec.lora_base == "as_is" else 0.25
+    return 2 + (2 if "adam" in spec.optimizer and "bit" not in spec.optimizer else 0)
 
 
 def keeps_states_short(spec: TrainSpec) -> bool:

@@ -14,7 +14,7 @@ from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.user_input import first_few, hint
 
 # Files of this folder; a few have a second setting.
-_FILES = "precision attention experts liger loss compilation optimizer parallelism batch data arguments"
+_FILES = "precision attention experts liger loss lora compilation optimizer parallelism batch data arguments"
 _KNOWN = {
     each.name: each
     for file in _FILES.split()
@@ -23,14 +23,14 @@ _KNOWN = {
 }
 #: In the order in which a search decides.
 _DECIDED = (
-    "precision attention experts liger loss compilation optimizer recomputation offloading parallelism batch data "
-    "weights arguments duration"
+    "precision attention experts liger loss lora compilation optimizer recomputation offloading parallelism batch "
+    "data weights arguments duration"
 )
 SETTINGS = tuple(_KNOWN[name] for name in _DECIDED.split())
 # In the order of ids, which is older.
 _SAID = (
-    "precision attention experts liger loss compilation recomputation offloading optimizer batch parallelism data "
-    "weights arguments duration"
+    "precision attention experts liger loss lora compilation recomputation offloading optimizer batch parallelism "
+    "data weights arguments duration"
 )
 _IN_ID = tuple(_KNOWN[name] for name in _SAID.split())
 

@@ -12,7 +12,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from pytest_llmperf.settings import arguments, models, registry, text_files
+from pytest_llmperf.settings import arguments, lora, models, registry, text_files
 from pytest_llmperf.settings.data import PADDED
 from pytest_llmperf.settings.parallelism import on_fewer
 from pytest_llmperf.settings.precision import precision_fields, precision_of
@@ -65,6 +65,14 @@ class TrainSpec(Spec):
     """Which of them, by Liger's words joined by ``+``; ``all``: what Liger switches on for the model by itself."""
     loss: str = field(default="model", metadata=_LATER)
     """The ``model``'s own, over all logits at once; ``chunked`` or ``cut``, which never hold them all."""
+    lora: bool = field(default=False, metadata=_LATER)
+    """PEFT's adapters are trained, in the spec's precision, and the model's weights stay as they are."""
+    lora_base: str = field(default="as_is", metadata=_LATER)
+    """How the linear layers' weights are kept: ``as_is``, or in four bits, ``nf4``, by bitsandbytes."""
+    lora_rank: int = field(default=16, metadata=_LATER)
+    lora_targets: str = field(default="all-linear", metadata=_LATER)
+    """The layers that have adapters, by their own names joined by ``+``; ``all-linear``: all but the vocabulary's."""
+    lora_dropout: float = field(default=0.0, metadata=_LATER)
     torch_compile: bool = False
     torch_compile_mode: str = field(default="default", metadata=_LATER)
     """``mode`` of ``torch.compile``."""
@@ -192,6 +200,11 @@ class TrainSpec(Spec):
         if self.mixed_precision != "no":
             return self.mixed_precision
         return "tf32" if self.tf32 and self.model_precision == "fp32" else self.model_precision
+
+    @property
+    def unmade_flops_per_token(self) -> float | None:
+        """FLOPs of a full training that this one does not need; ``None``: not known."""
+        return lora.unmade_flops_per_token(self)
 
     @property
     def compiles(self) -> bool:

@@ -25,8 +25,9 @@ from transformers import (
 
 from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.worker import settings
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import arguments, compilation, data, experts, liger, loss, parallelism, precision
+from pytest_llmperf.worker.settings import arguments, compilation, data, experts, liger, parallelism, precision
 from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
 
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
@@ -109,8 +110,8 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     else:
         raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
     check_direction(model.config)
-    precision.to_fp8(spec, model)
-    loss.replace_loss(spec, model)
+    for twin in settings.twins():
+        getattr(twin, "PREPARE", lambda *_: None)(spec, model)
     return model
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import pkgutil
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -40,8 +38,8 @@ last_kernels = attention.last_kernels
 def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
     """Let each setting's witness watch a training, before its Trainer is made; the answer gives what they saw, once."""
     makers: dict[str, settings.Witness] = dict(settings.WITNESSES)
-    for twin in pkgutil.iter_modules(settings.__path__):
-        makers |= getattr(import_module(f"{settings.__name__}.{twin.name}"), "WITNESSES", {})
+    for twin in settings.twins():
+        makers |= getattr(twin, "WITNESSES", {})
     witnesses: Mapping[str, Callable[[Training], Any]] = {
         "run": _run,
         **{each.name: makers[each.name](spec, model) for each in SETTINGS if each.name in makers},

@@ -169,3 +169,34 @@ def test_the_defaults_that_differ_are_those_of_the_documentation() -> None:
         assert made == kept
     else:
         assert [row[:3] for row in made[1:]] == [row[:3] for row in kept[1:] if row[1] != row[2]]
+
+
+class TestLora:
+    """Adapters alone are trained, over weights as they are or in four bits."""
+
+    ASKED = replace(PLAIN, model_precision="bf16", lora=True, lora_rank=8, lora_targets="q_proj+down_proj")
+
+    @pytest.fixture(autouse=True)
+    def packages(self) -> None:
+        pytest.importorskip("peft")
+
+    def test_the_layers_that_were_named_have_adapters(self, tmp_path: Path) -> None:
+        record = launch(self.ASKED, tmp_path / "run")
+        seen = record.evidence["lora"]
+        assert seen["targets"] == ["down_proj", "q_proj"]
+        assert (seen["rank"], seen["base"], seen["dropout"]) == (8, "as_is", 0.0)
+        assert seen["trained"] == seen["adapters"] == record.parameters - 125_248
+        assert list(unlearnt(self.ASKED, record)) == []
+        for other in ({"lora_rank": 4}, {"lora_targets": "q_proj"}, {"lora_dropout": 0.1}, {"lora_base": "nf4"}):
+            (_line,) = contradictions(replace(self.ASKED, **other), Evidence.read(record.evidence), frozenset())
+        full = replace(PLAIN, model_precision="bf16")
+        assert list(contradictions(full, Evidence.read(record.evidence), frozenset()))
+
+    def test_all_linear_layers_in_four_bits_and_made_again(self, tmp_path: Path) -> None:
+        pytest.importorskip("bitsandbytes")
+        spec = replace(
+            self.ASKED, lora_base="nf4", lora_targets="all-linear", lora_dropout=0.05, gradient_checkpointing=True
+        )
+        seen = launch(spec, tmp_path / "run").evidence
+        assert (seen["lora"]["base"], seen["lora"]["left"], seen["lora"]["dropout"]) == ("nf4", 0, 0.05)
+        assert seen["parameter_dtypes"].keys() == {"torch.bfloat16", "torch.uint8"}

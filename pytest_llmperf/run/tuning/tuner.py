@@ -18,7 +18,7 @@ from pytest_llmperf.run.tuning.trials import STEPS, Trials, Tried, Tuning
 from pytest_llmperf.run.tuning.winner import FULL_STEPS, Final, proof_seconds
 from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.compilation import is_autotuned
-from pytest_llmperf.settings.optimizer import least_states
+from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
 
@@ -70,10 +70,10 @@ class MemoryForecast:
 def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
     """The one whose settings ask for the least memory: to predict all would take minutes."""
 
-    def asks_for(spec: TrainSpec) -> tuple[int, ...]:
+    def asks_for(spec: TrainSpec) -> tuple[float, ...]:
         recomputes = spec.gradient_checkpointing * (1 + (spec.checkpointing_policy == "full"))
         tokens, is_whole = spec.micro_batch_size * spec.sequence_length, spec.parallelism == "ddp"
-        states, scores = (1 + (spec.model_precision == "fp32")) * (2 + least_states(spec)), spec.attention == "eager"
+        states, scores = (1 + (spec.model_precision == "fp32")) * least_copies(spec), spec.attention == "eager"
         return (tokens, is_whole, -recomputes, states, -spec.liger, scores, spec.torch_compile)
 
     return min(specs, key=asks_for)

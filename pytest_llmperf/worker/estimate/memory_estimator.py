@@ -28,8 +28,15 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, hf_config_of
 from pytest_llmperf.worker.estimate import arithmetic
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, replaced
-from pytest_llmperf.worker.estimate.storages import GRANULE, Recording, StorageCounter, on_this_rank, parts_at_peak
-from pytest_llmperf.worker.settings import experts
+from pytest_llmperf.worker.estimate.storages import (
+    GRANULE,
+    Change,
+    Recording,
+    StorageCounter,
+    on_this_rank,
+    parts_at_peak,
+)
+from pytest_llmperf.worker.settings import experts, lora
 from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
@@ -68,6 +75,8 @@ def plan(
         model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **given)
         check_direction(model.config)
         replace_loss(spec, model)
+        with replaced(torch.nn.Module, to=lambda module, *_, **__: module):  # what is fake cannot be moved
+            lora.attach(spec, model, lora.CountedNf4)
         model.train()
         fused, size = spec.sdpa_backend != "math", counter.vocabulary_size
         functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
@@ -79,14 +88,15 @@ def plan(
                 arithmetic.shard(spec, model, ranks)
         gradients: list[torch.nn.Parameter] = []
         if operators is not None and ranks is None:
-            for parameter in model.parameters():
+            for parameter in (each for each in model.parameters() if each.requires_grad):
                 parameter.register_post_accumulate_grad_hook(gradients.append)
         recording = _train(spec, model, counter, functions)
         if operators is not None and spec.gpus > 1:
             _exchange(model, counter, operators, gradients[-len({*gradients}) :])
     parts = parts_at_peak(recording, _WORKSPACES)
     if spec.gpus > 1 and ranks is None:  # DDP reduces in buckets of its own, beside the gradients
-        parts["buckets"] = parts["weights"]
+        trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+        parts["buckets"] = trained if spec.lora else parts["weights"]
     return parts
 
 
@@ -159,7 +169,8 @@ def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Call
         weights = counter.take()
         optimizer = _OPTIMIZERS[spec.optimizer](updated, foreach=True)
         _update(optimizer, counter)
-        first_update = counter.take()
+        is_fused = spec.optimizer.endswith("_fused")  # one kernel, which needs nothing beside the states
+        first_update = _lasting(counter.take()) if is_fused else counter.take()
         counter.part = "activations"
         ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
         num_micro_batches = min(2, spec.gradient_accumulation_steps)
@@ -183,14 +194,21 @@ def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Call
             own.grad = gradient
         with counter.times(1):
             _update(optimizer, counter)
-        return Recording(weights, first_update, micro_batches, counter.take(), pieces)
+        update = _lasting(counter.take()) if is_fused else counter.take()
+        return Recording(weights, first_update, micro_batches, update, pieces)
+
+
+def _lasting(changes: list[Change]) -> list[Change]:
+    """Without what is made and let go of."""
+    gone = {change.number for change in changes if not change.num_bytes}
+    return [change for change in changes if change.number not in gone]
 
 
 def _updated(model: Any, counter: StorageCounter) -> tuple[list[torch.nn.Parameter], dict[int, int]]:
-    """What stands for the model's parameters where the optimizer works on them, with gradients; none of it is counted.
-    An optimizer works element by element: parameters of one shape are as good as one as large as all of them, if they
+    """What stands for the parameters where the optimizer works on them, with gradients; none of it is counted. An
+    optimizer works element by element: parameters of one shape are as good as one as large as all of them, if they
     fill whole blocks. That leaves a tenth of the calls. Beside them: by its bytes, how many each stands for."""
-    own = [on_this_rank(parameter) for parameter in model.parameters()]
+    own = [on_this_rank(parameter) for parameter in model.parameters() if parameter.requires_grad]
     numbers = collections.Counter((tuple(each.shape), each.dtype) for each in own)
     found: list[torch.nn.Parameter] = []
     pieces: dict[int, int] = {}

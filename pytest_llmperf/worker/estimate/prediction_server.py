@@ -42,6 +42,8 @@ def prepare(request: Mapping[str, Any]) -> None:
             ops = importlib.import_module("liger_kernel.ops")
             for info in pkgutil.iter_modules(ops.__path__):
                 importlib.import_module(f"{ops.__name__}.{info.name}")
+        if spec.get("lora"):
+            importlib.import_module("peft")
         if spec.get("parallelism", "ddp") != "ddp":
             importlib.import_module("torch.distributed.fsdp")
 
@@ -60,8 +62,6 @@ def identity(request: Mapping[str, Any]) -> str:
         return json.dumps(request, sort_keys=True, default=str)
     spec = {name: value for name, value in request["spec"].items() if name not in _WITHOUT_EFFECT}
     spec.pop("model", None)  # its configuration says what it is
-    if spec.get("optimizer") == "adamw_torch_fused":
-        spec["optimizer"] = "adamw_torch"
     if spec.get("parallelism") == "ddp":  # each rank's buckets are there or not
         spec["gpus"] = min(2, spec["gpus"])
     if spec.get("sdpa_backend") != "math":  # one kernel is as another

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -54,3 +56,8 @@ def seen_optimizer(optimizer: Any) -> OptimizerEvidence:
 #: Of a spec and its model: what a training shows of a setting. A twin has those of its settings, by their names.
 Witness: TypeAlias = Callable[[Any, Any], Callable[[Training], Any]]
 WITNESSES: Mapping[str, Witness] = {"optimizer": lambda *_: lambda training: seen_optimizer(training.optimizer)}
+
+
+def twins() -> Iterator[Any]:
+    """Each module here. It may have ``WITNESSES``, and ``PREPARE``, which changes a spec's model once it is built."""
+    return (import_module(f"{__name__}.{twin.name}") for twin in pkgutil.iter_modules(__path__))

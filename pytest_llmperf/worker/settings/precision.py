@@ -107,6 +107,9 @@ def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
     made = {name: p.dtype for name, p in twin.named_parameters()}
     kept = Counter[str]()
     for name, p in other.items():
+        if type(p).__name__ == "Params4bit":  # LoRA's evidence tells of them
+            kept[str(p.dtype)] += p.numel()
+            continue
         is_named = p.dtype == torch.float32 and any(re.search(rf"(^|\.){each}($|\.)", name) for each in patterns)
         if is_named or p.dtype == made.get(name):
             kept[str(p.dtype)] += p.numel()
@@ -137,3 +140,4 @@ def _tf32_rounds(device: torch.device) -> bool:
 
 
 WITNESSES = {"precision": Witness}
+PREPARE = to_fp8

@@ -20,6 +20,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.settings.arguments import known_arguments
 from pytest_llmperf.settings.attention import ATTENTIONS
 from pytest_llmperf.settings.data import OF_A_TEXT
+from pytest_llmperf.settings.lora import unmade_flops_per_token
 from pytest_llmperf.settings.optimizer import OPTIMIZERS, UNSUPPORTED_OPTIMIZERS
 from pytest_llmperf.settings.precision import PRECISIONS
 from pytest_llmperf.settings.train_spec import SpecError, precision_fields
@@ -135,6 +136,16 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"micro_batch_size": "4"}, "must be int, not str"),
         ({"gpus": True}, "must be int, not bool"),
         ({"liger": 1}, "must be bool, not int"),
+        ({"lora_rank": 8}, "lora_rank=8 without lora=True changes nothing"),
+        ({"lora": True, "lora_rank": 0}, "lora_rank=0 must be at least 1"),
+        ({"lora": True, "lora_targets": "q_proj,v_proj"}, "expected all-linear, or names"),
+        ({"lora": True, "lora_dropout": 1.0}, "at least 0 and below 1"),
+        ({"lora": True, "lora_base": "int8"}, "unknown lora_base 'int8'"),
+        ({"lora": True, "fp8": "rowwise"}, "LoRA's are not; use fp8='no'"),
+        (
+            {"lora": True, "lora_base": "nf4", "gpus": 2, "mixed_precision": "no", "parallelism": "fsdp"},
+            "four bits are not sharded",
+        ),
         ({"training_arguments": 3}, "must be str | Mapping[str, Any], not int"),
         ({"training_arguments": "beta"}, "training_arguments='beta': expected names with values as JSON has them"),
         ({"training_arguments": {"x": float("nan")}}, "expected names with values as JSON has them"),
@@ -257,6 +268,11 @@ CHANGES_OF_WORK: list[dict[str, Any]] = [
     {"data_workers": 2, "data_prefetch": 4},
     {"data_pinned": False},
     {"data": "text", "rows": "padded", "tokenise": "on_the_fly"},
+    {"lora": True},
+    {"lora": True, "lora_base": "nf4"},
+    {"lora": True, "lora_rank": 8},
+    {"lora": True, "lora_targets": "q_proj+v_proj"},
+    {"lora": True, "lora_dropout": 0.05},
     {"training_arguments": {"adam_beta2": 0.95}},
     {"model_kwargs": {"num_hidden_layers": 4}},
 ]
@@ -319,12 +335,22 @@ def test_open_settings_are_one_however_they_are_written() -> None:
     assert re.search(r"-mbs37-args-[0-9a-f]{8}-gpus1$", nested.id)
 
 
+def test_adapters_need_a_third_fewer_products_of_the_weights() -> None:
+    geometry = SPEC.architecture.geometry
+    assert geometry is not None
+    assert unmade_flops_per_token(SPEC) == 0
+    assert unmade_flops_per_token(replace(SPEC, lora=True)) == 2 * geometry.weights
+    assert unmade_flops_per_token(TrainSpec(model="mixtral-tiny", lora=True)) is None
+    assert replace(SPEC, lora=True, lora_base="nf4").id == "llama-3.2-1b-bf16-sdpa-liger-lora-nf4-mbs37-gpus1"
+
+
 def test_a_changed_configuration_is_the_one_that_is_built_and_counted() -> None:
     few = replace(SPEC, model_kwargs={"num_hidden_layers": 4}).architecture
     assert few.config["num_hidden_layers"] == 4
     assert few.geometry is not None
     assert few.geometry.num_layers == 4
-    assert (few.slug, few.fingerprint) == (SPEC.architecture.slug, SPEC.architecture.fingerprint)
+    assert few.slug == SPEC.architecture.slug
+    assert few.fingerprint != SPEC.architecture.fingerprint  # by which counts of its arithmetic are kept
 
 
 def test_arguments_are_those_of_the_installed_transformers(

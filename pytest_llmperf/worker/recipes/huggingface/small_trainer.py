@@ -182,8 +182,8 @@ class _Watch(TrainerCallback):
 
 
 def whole(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:
-    """Its parameters in double precision on ``device``, gathered from whoever holds parts of them."""
-    return {plain_name(name): _kept(parameter, device) for name, parameter in model.named_parameters()}
+    """What it trains in double precision on ``device``, gathered from whoever holds parts of it."""
+    return {plain_name(name): _kept(each, device) for name, each in model.named_parameters() if each.requires_grad}
 
 
 def gradients_of(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:

@@ -1,0 +1,119 @@
+"""LoRA: adapters that are trained in the place of a model's weights, which may be kept in four bits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_llmperf.settings.models import slugged
+from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, equal
+
+#: As they are, or quantised by bitsandbytes: QLoRA's NormalFloat (Dettmers et al. 2023), its scales quantised too.
+BASES = ("as_is", "nf4")
+#: PEFT's word for every linear layer but the vocabulary's.
+ALL_LINEAR = "all-linear"
+_SWITCHED = ("lora_base", "lora_rank", "lora_targets", "lora_dropout")
+
+_PEFT = Package("peft", "PEFT", "'pytest-llmperf[lora]'")
+_BITSANDBYTES = Package("bitsandbytes", "bitsandbytes", "'pytest-llmperf[lora]' bitsandbytes")
+
+
+def targets(spec: TrainSpec) -> str | list[str]:
+    """As PEFT takes them."""
+    return ALL_LINEAR if spec.lora_targets == ALL_LINEAR else spec.lora_targets.split("+")
+
+
+def unmade_flops_per_token(spec: TrainSpec) -> float | None:
+    """FLOPs of a full training that this one does not need: the gradients of the matrices, which do not change. Those
+    of the adapters, under a hundredth, are left out. ``None``: of a family whose arithmetic only a count can tell."""
+    geometry = spec.architecture.geometry if spec.lora else None
+    if spec.lora and geometry is None:
+        return None
+    return 0.0 if geometry is None else 2.0 * geometry.weights
+
+
+def _problems(spec: TrainSpec) -> Iterator[str]:
+    if not re.fullmatch(r"\w+(\+\w+)*|all-linear", spec.lora_targets):
+        yield (
+            f"TrainSpec: lora_targets={spec.lora_targets!r}: expected {ALL_LINEAR}, or names of linear layers, e.g. "
+            "q_proj+v_proj"
+        )
+    if not 0 <= spec.lora_dropout < 1:
+        yield f"TrainSpec: lora_dropout={spec.lora_dropout} must be at least 0 and below 1"
+
+
+def _clash(spec: TrainSpec) -> str | None:
+    if not spec.lora:
+        return None
+    if spec.fp8 != "no":
+        return f"fp8={spec.fp8!r} converts layers whose weights are trained, and LoRA's are not; use fp8='no'"
+    if spec.lora_base == "nf4" and spec.parallelism != "ddp":
+        return f"weights in four bits are not sharded: use parallelism='ddp', or lora_base={BASES[0]!r}"
+    return None
+
+
+@dataclass(frozen=True)
+class LoraEvidence:
+    """Which adapters were trained."""
+
+    lora: Mapping[str, Any] = field(default_factory=dict)
+    """``targets`` (names of the layers that have one), ``left`` (how many linear layers have none), ``rank``,
+    ``dropout``, ``base``, and how many parameters are trained in all and in adapters; empty: there are none."""
+
+
+def _active(spec: TrainSpec, evidence: Evidence) -> str | None:
+    seen = evidence.lora.lora
+    if not spec.lora:
+        return f"lora was not asked for, and {', '.join(seen['targets'])} have adapters" if seen else None
+    if not seen:
+        return "asked for lora, no layer has an adapter"
+    return equal("trained parameters, the adapters'", seen["adapters"], seen["trained"])
+
+
+def _targets(spec: TrainSpec, evidence: Evidence) -> str | None:
+    seen = evidence.lora.lora
+    if not seen or not spec.lora:
+        return None
+    if spec.lora_targets == ALL_LINEAR:
+        return equal("lora_targets", ALL_LINEAR, ALL_LINEAR if not seen["left"] else f"all but {seen['left']} layers")
+    return equal("lora_targets", sorted(spec.lora_targets.split("+")), sorted(seen["targets"]))
+
+
+def _same(name: str) -> Any:
+    def check(spec: TrainSpec, evidence: Evidence) -> str | None:
+        seen = evidence.lora.lora
+        return equal(f"lora_{name}", getattr(spec, f"lora_{name}"), seen[name]) if seen and spec.lora else None
+
+    return check
+
+
+SETTING = Setting(
+    name="lora",
+    fields=("lora", *_SWITCHED),
+    values={"lora_base": BASES},
+    least={"lora_rank": 1},
+    in_id={
+        "lora": "lora",
+        "lora_base": "{}",
+        "lora_rank": "r{}",
+        "lora_targets": lambda spec: "" if spec.lora_targets == ALL_LINEAR else slugged(spec.lora_targets, ""),
+        "lora_dropout": "dropout{}",
+    },
+    problems=_problems,
+    switch="lora",
+    switched=_SWITCHED,
+    clash=_clash,
+    needs=lambda spec: _BITSANDBYTES if spec.lora_base == "nf4" else _PEFT if spec.lora else None,
+    # Its updates are its own; what is drawn anew, as weights of a small training are, is nothing that was quantised.
+    small=lambda _: {"lora_base": BASES[0], "lora_dropout": 0.0},
+    evidence=LoraEvidence,
+    checks={
+        "lora": _active,
+        "lora_targets": _targets,
+        "lora_base": _same("base"),
+        "lora_rank": _same("rank"),
+        "lora_dropout": _same("dropout"),
+    },
+)
