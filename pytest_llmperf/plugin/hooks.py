@@ -36,7 +36,7 @@ _Report = TypeVar("_Report", pytest.CollectReport, pytest.TestReport)
 
 #: As `pytest --markers` shows them.
 MARKERS = (
-    "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
+    "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9'), or of your own: 'LoRA: 2'",
     "perf_tolerance(throughput=…, memory=…): fractions by which this test's cases may get worse",
     "perf_scaling(efficiency_at_least=…, tolerance=…): a floor of the scaling efficiency, and how far it may fall",
     "expects_oom(below_gib): the case must run out of memory on a GPU with less memory than this",

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from pytest_llmperf.analysis import cost, formulas
+from pytest_llmperf.analysis import formulas
 from pytest_llmperf.analysis.waits import communication_share, data_wait
 from pytest_llmperf.launch.prediction import CountError, FlopCounts
 from pytest_llmperf.records.launch import Launch
@@ -42,8 +42,7 @@ def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     # Of all GPUs while they trained; nothing where no counter told it, as ``llmperf report --purpose`` has it.
     watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
     if watts and measured(launches)[RATE].name == RATE:
-        joules = cost.joules_per_token(fmean(watts), pooled_tokens_per_second(launches))
-        yield METRICS["joules_per_token"].check(joules)
+        yield METRICS["joules_per_token"].check(fmean(watts) / pooled_tokens_per_second(launches))
     if spec.passes_per_step > 1:
         seconds = METRICS["step_seconds"].read(launches) / spec.passes_per_step
         yield METRICS["micro_batch_seconds"].check(seconds)

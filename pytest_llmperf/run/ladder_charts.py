@@ -86,7 +86,7 @@ def notes_of(results: Iterable[Result]) -> tuple[str, ...]:
 
 
 def ladder_section(results: Sequence[Result], stored: Baselines) -> Section | None:
-    """The ladder of every model with two rungs or more; ``None`` where there is none."""
+    """The ladder of every model, and each that has a name, with two rungs or more; ``None`` where there is none."""
     charts: list[Chart] = []
     machines = dict.fromkeys(result.machine for result in results)
     for machine in machines:
@@ -97,7 +97,8 @@ def ladder_section(results: Sequence[Result], stored: Baselines) -> Section | No
 
 
 def _ladders(results: Iterable[Result], machine: str, stored: Baselines) -> Mapping[str, list[_Step]]:
-    measured = {result.record.digest: result for result in results if result.record.rung}
+    marked = [result for result in results if result.record.rung]
+    measured = {result.record.digest: result for result in marked if not ladder_of(result)}
     found: dict[str, list[_Step]] = {}
     of_the_chapter = {rung.spec.digest for rungs in LADDERS for rung in rungs}
     for rungs in LADDERS:
@@ -105,13 +106,20 @@ def _ladders(results: Iterable[Result], machine: str, stored: Baselines) -> Mapp
             found[rungs[0].spec.model] = [
                 _step(rung, measured.get(rung.spec.digest), stored.get((machine, rung.spec.digest))) for rung in rungs
             ]
-    others = [result for digest, result in measured.items() if digest not in of_the_chapter]
+    others = [result for result in marked if ladder_of(result) or result.record.digest not in of_the_chapter]
     for result in sorted(others, key=lambda one: (_order(one.record.rung), one.id)):
-        found.setdefault(CaseName.parse(result.id).model or "cases", []).append(_step(None, result, None))
+        name = ladder_of(result) or CaseName.parse(result.id).model or "cases"
+        found.setdefault(name, []).append(_step(None, result, None))
     return found
 
 
+def ladder_of(result: Result) -> str:
+    """The name of a user's own ladder, before its rung: ``LoRA: 2``; empty: it has none."""
+    return result.record.rung.rpartition(":")[0].strip()
+
+
 def _order(number: str) -> tuple[int, ...]:
+    number = number.rpartition(":")[2].strip()
     return tuple(int(part) for part in number.split(".") if part.isdigit() and len(part) < 7)  # noqa: PLR2004
 
 
@@ -124,7 +132,7 @@ def _step(rung: Rung | None, result: Result | None, baseline: Baseline | None) -
         next(filter(None, (each.peak_reserved_bytes for each in references)), None),
     )
     case, number = (rung.spec.id, rung.number) if rung else (result.id, "") if result else ("", "")
-    name = (result.record.rung if result else number, CaseName.parse(case).rung)
+    name = (result.record.rung.rpartition(":")[2].strip() if result else number, CaseName.parse(case).rung)
     ran_out = rung is not None and rung.ran_out_of_memory
     if result is None:
         return _Step(name, ran_out, stored, _Figures(), published, is_stored=baseline is not None)

@@ -50,13 +50,15 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         history = usual_history() if said is None else None if said == "off" else Path(said)
         return _written(path, results, arguments.perf_baselines, history)
     shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
-    scaled = scalings(shelf)
+    is_text, machines = arguments.format == "text", sorted({one.baseline.machine for one in shelf.stored})
+    where = screen if is_text else None
     try:
-        machine, found = ladders(shelf)
+        if len(machines) > 1:
+            lines = side_by_side(shelf, machines, where)
+        else:
+            lines = page(machines[0] if machines else "", ladders(shelf), scalings(shelf), commands(shelf), where)
     except CaseError as error:
         return Answer([], [*shelf.troubles, str(error)])
-    is_text = arguments.format == "text"
-    lines = page(machine, found, scaled, commands(shelf), screen if is_text else None)
     return Answer(lines, shelf.troubles, for_programs=not is_text)
 
 
@@ -128,14 +130,8 @@ class Rungs(Generic[_Side]):
         return [Column(heading, [shown(side) for side in self.ours]), Column("published", published)]
 
 
-def ladders(shelf: Shelf) -> tuple[str, list[Rungs[Side]]]:
-    """The one machine kind of ``shelf``, and the chapter's ladders that it has a rung of; CaseError: it has neither."""
-    machines = sorted({one.baseline.machine for one in shelf.stored})
-    if len(machines) > 1:
-        raise CaseError(
-            f"{shelf.root}: baselines of {len(machines)} machine kinds, expected one; "
-            f"choose with --machine: {', '.join(map(plain, machines))}"
-        )
+def ladders(shelf: Shelf) -> list[Rungs[Side]]:
+    """The chapter's ladders that ``shelf``, of one machine kind, has a rung of; CaseError: it has nothing to show."""
     baselines = {one.baseline.digest: one.baseline for one in shelf.stored}
     known = [rungs for rungs in chapter15.LADDERS if any(rung.spec.digest in baselines for rung in rungs)]
     if not known and not scalings(shelf) and not commands(shelf):
@@ -150,7 +146,7 @@ def ladders(shelf: Shelf) -> tuple[str, list[Rungs[Side]]]:
         published = [rung.reference.peak_reserved_bytes if rung.reference else None for rung in rungs]
         theirs = _sides(rungs, [rung.published_rate for rung in rungs], published)
         found.append(Rungs(rungs, _sides(rungs, rates, memory), theirs))
-    return machines[0], found
+    return found
 
 
 def _sides(rungs: Sequence[Rung], rates: Sequence[float | None], memory: Sequence[float | None]) -> list[Side]:
@@ -237,6 +233,45 @@ def page(
     lines += [*([""] if screen else []), *shown(own)] if own else []
     notes = listed([*chapter15.NOTES, *(_NOTES_OF_SEVERAL_GPUS if scaled else ())])
     return [*lines, *([""] if screen else []), *notes] if found or scaled else lines
+
+
+def side_by_side(shelf: Shelf, machines: Sequence[str], screen: Screen | None) -> list[str]:
+    """One table a model, with the figures of several machine kinds, by letters; CaseError: there is no ladder."""
+    parts = [replace(shelf, every=[one for one in shelf.every if one.baseline.machine == name]) for name in machines]
+    letters = dict(zip(map(chr, range(ord("A"), ord("A") + len(machines))), machines, strict=True))
+    stored = dict(zip(letters, map(_rungs_by_model, parts), strict=True))
+    models = dict.fromkeys(model for by_model in stored.values() for model in by_model)
+    if not models:
+        raise CaseError(f"{shelf.root}: no baseline is of a rung of {_TITLE}; choose a machine kind with --machine")
+    lines = [f"{letter}: {plain(machine)}" for letter, machine in letters.items()]
+    lines = ["", *(f"- {escaped(line)}" for line in lines)] if screen is None else lines
+    for model in models:
+        known = {letter: by_model[model] for letter, by_model in stored.items() if model in by_model}
+        first, ladder = next(iter(known.items()))
+        columns, rates = (
+            _ladder_columns(ladder)[0],
+            {letter: [s.rate for s in one.ours] for letter, one in known.items()},
+        )
+        columns += [
+            Column(f"{name} tokens/s/GPU", [*map(formats.tokens_per_second, each)]) for name, each in rates.items()
+        ]
+        for letter in [*rates][1:]:
+            ratios = (a / b if a and b else None for a, b in zip(rates[letter], rates[first], strict=True))
+            columns.append(Column(f"{letter} over {first}", [*map(_times, ratios)]))
+        columns.append(ladder.pair("", lambda side: formats.tokens_per_second(side.rate), "OOM")[1])
+        columns += [
+            Column(f"{name} memory", [formats.memory(s.memory_bytes) for s in one.ours]) for name, one in known.items()
+        ]
+        shown = ["", *markdown(columns)] if screen is None else table(columns, screen)
+        lines += ["", ("### " if screen is None else "") + escaped(_subject(ladder)), *shown]
+    return lines
+
+
+def _rungs_by_model(shelf: Shelf) -> dict[str, Rungs[Side]]:
+    try:
+        return {one.rungs[0].spec.model: one for one in ladders(shelf)}
+    except CaseError:
+        return {}
 
 
 def _for_a_screen(ladder: Rungs[Side], screen: Screen) -> list[str]:

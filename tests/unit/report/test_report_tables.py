@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -80,8 +81,7 @@ class TestText:
 
     @pytest.mark.parametrize("width", [1, 20, 40, 80, 100, 200])
     def test_a_narrow_terminal_loses_nothing(self, root: Path, width: int) -> None:
-        machine, found = command.ladders(Shelf.read(root))
-        lines = command.page(machine, found, [], [], Screen(width, ASCII))
+        lines = command.page("m", command.ladders(Shelf.read(root)), [], [], Screen(width, ASCII))
         kept = "".join(lines).replace(" ", "")
         for figure in ("10,485", "20,000", "61.9GiB", "15.9"):
             assert figure in kept
@@ -138,12 +138,25 @@ class TestWhatIsNotThere:
         golden(squeezed(out)[4])
         golden(squeezed(out)[7])
 
-    def test_of_two_machines_one_has_to_be_named(self, report: Run, root: Path, golden: Golden) -> None:
+    @pytest.mark.parametrize("how", ["text", "markdown"])
+    def test_two_machines_stand_in_one_table(self, report: Run, root: Path, how: str, golden: Golden) -> None:
         keep_rungs(root, ladder.OPT, machine="n")
-        code, out, err = report()
-        assert (code, out) == (1, "")
-        golden(err)
+        keep(root, baseline_at(ladder.LLAMA[2].spec, 5000.0, "n"))
+        code, out, err = report("--format", how)
+        assert (code, err) == (0, "")
+        golden(out)
+
+    def test_of_two_machines_one_can_be_named(self, report: Run, root: Path, golden: Golden) -> None:
+        keep_rungs(root, ladder.OPT, machine="n")
         golden(report("--machine", "n")[1])
+
+    def test_two_machines_without_a_rung_have_no_table(self, report: Run, root: Path, tmp_path: Path) -> None:
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+        for machine in ("m", "n"):
+            keep(root, baseline_at(TrainSpec(model="llama-tiny"), 1000.0, machine))
+        code, out, err = report()
+        assert (code, out, "--machine" in err) == (1, "", True)
 
     @pytest.mark.parametrize("broken", [False, True])
     def test_a_machine_without_a_rung_is_one_line(self, report: Run, root: Path, broken: bool, golden: Golden) -> None:

@@ -116,6 +116,15 @@ def test_where_speed_is_no_gate_the_page_says_so_and_not_what_it_would_detect(go
         assert "detectable" in gate.columns
 
 
+def test_a_users_own_ladder_has_its_name_and_its_order() -> None:
+    """A chapter's rung may be its first, and is none of the chapter's there."""
+    chapter = [result_of(*LADDER[name]) for name in list(LADDER)[:3]]
+    own = [replace(one, rung=f"On 1B: fast: {number}") for number, one in zip((10, 9, 2), chapter, strict=True)]
+    rows = chart(page_of([RunDocument(ladder_run(own))], stored_figures()), "ladder", "On 1B: fast: throughput").rows
+    assert [bar.label.split()[0] for bar in rows] == ["2", "9", "10"]
+    assert [name for bar in rows for name, _ in bar.parts] == ["this run"] * 3
+
+
 def test_a_rung_that_was_not_run_is_the_baselines() -> None:
     only = [result_of(*LADDER[name]) for name in list(LADDER)[:2]]
     bars = chart(page_of([RunDocument(ladder_run(only))], stored_figures()), "ladder", "throughput").rows
