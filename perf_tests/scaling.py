@@ -86,6 +86,8 @@ WEAK = [width for rung in _BEST for width in _weak(rung.spec, rung.inactive, lad
 SHARDED = [
     Width(replace(_LLAMA, mixed_precision="no")),
     *(width for rung in _BEST for width in _sharded(rung.spec, rung.inactive, ladder.WIDTHS)),
+    # Of the widths that divide its eight heads of keys and values; transformers has no such plan of OPT.
+    *(Width(replace(_LLAMA, mixed_precision="no", gpus=gpus, parallelism="tensor")) for gpus in (2, 4, 8)),
 ]
 STRONG = list(_strong(_LLAMA, GLOBAL_BATCH, _MOST_AT_ONCE, _STRONG_WIDTHS))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_llmperf.settings.parallelism import few_ranks
+from pytest_llmperf.settings.parallelism import data_ranks, few_ranks
 from pytest_llmperf.settings.precision import FP8_MULTIPLE
 from pytest_llmperf.settings.setting import Axis, Search, Setting, SpecError, TrainSpec
 from pytest_llmperf.support.user_input import A_TOLERANCE, is_tolerance
@@ -34,7 +34,7 @@ def _small(spec: TrainSpec) -> Mapping[str, Any]:
     length = min(spec.sequence_length, _LONGEST)
     return {
         "gradient_accumulation_steps": passes,
-        "micro_batch_size": SEQUENCES // (few_ranks(spec) * passes),
+        "micro_batch_size": SEQUENCES // (min(few_ranks(spec), data_ranks(spec)) * passes),
         "sequence_length": length if spec.fp8 == "no" else max(FP8_MULTIPLE, length // FP8_MULTIPLE * FP8_MULTIPLE),
     }
 
@@ -44,7 +44,7 @@ def _axis(base: TrainSpec, search: Search) -> Axis:
     if search.global_batch is None:
         sizes = sorted({*_SIZES, base.micro_batch_size})
         return Axis.of(AXIS, {str(size): {SIZE: size} for size in sizes})
-    each, rest = divmod(search.global_batch, base.gpus)
+    each, rest = divmod(search.global_batch, data_ranks(base))
     if rest or not each:
         raise SpecError(f"a global batch of {search.global_batch} sequences cannot be shared by {base.gpus} GPUs alike")
     wanted = [base.micro_batch_size] if SIZE in search.fixed else range(1, each + 1)

@@ -7,17 +7,23 @@ from dataclasses import dataclass, replace
 
 from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
 
-#: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over those of a node (in one node: over half), and has replicas.
-PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid")
+#: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over those of a node (in one node: over half), and has replicas. By
+#: ``tensor`` all ranks compute each sequence together, by the plan that transformers has of the model's layers.
+PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid", "tensor")
 
 _HYBRID_LEAST = 4
 # Ranks that are enough to share, and to have shards with replicas.
-_FEW: Mapping[str, int] = {"ddp": 2, "fsdp": 2, "fsdp_hybrid": 4}
+_FEW: Mapping[str, int] = {"ddp": 2, "fsdp": 2, "fsdp_hybrid": 4, "tensor": 2}
 
 
 def few_ranks(spec: TrainSpec) -> int:
     """As few of its ranks as show that they share a step."""
     return min(spec.gpus, _FEW[spec.parallelism])
+
+
+def data_ranks(spec: TrainSpec) -> int:
+    """How many of its ranks read sequences of their own."""
+    return 1 if spec.parallelism == "tensor" else spec.gpus
 
 
 def is_sharded(spec: TrainSpec) -> bool:
@@ -26,7 +32,7 @@ def is_sharded(spec: TrainSpec) -> bool:
 
 def gathered_precision(spec: TrainSpec) -> str:
     """Of the copies of fp32 weights that it computes with, as FSDP does in the place of autocast; ``no``: of none."""
-    return spec.mixed_precision if is_sharded(spec) else "no"
+    return spec.mixed_precision if spec.parallelism in ("fsdp", "fsdp_hybrid") else "no"
 
 
 def on_one_gpu(spec: TrainSpec) -> TrainSpec:
@@ -47,6 +53,10 @@ def _clash(spec: TrainSpec) -> str | None:
         return None
     if spec.gpus == 1:
         return f"parallelism={spec.parallelism!r} has nothing to shard over on one GPU; use parallelism='ddp'"
+    return _tensor_clash(spec) if spec.parallelism == "tensor" else _fsdp_clash(spec)
+
+
+def _fsdp_clash(spec: TrainSpec) -> str | None:
     if spec.mixed_precision != "no" and spec.model_precision != "fp32":
         return (
             f"{spec.parallelism} under mixed precision keeps fp32 weights whatever was asked for (accelerate raises "
@@ -61,9 +71,21 @@ def _clash(spec: TrainSpec) -> str | None:
     return None
 
 
+def _tensor_clash(spec: TrainSpec) -> str | None:
+    sizes = spec.architecture.geometry
+    heads = (sizes.num_heads, sizes.num_key_value_heads) if sizes else ()
+    if any(each % spec.gpus for each in heads):
+        return f"tensor shares attention's heads: {spec.gpus} GPUs do not divide {' and '.join(map(str, heads))}"
+    untried = (("fp8", spec.fp8 != "no"), ("save_checkpoint", spec.save_checkpoint), ("lora", spec.lora))
+    for name, value in untried:
+        if value:
+            return f"tensor with {name} was never tried here; leave {name} out"
+    return None
+
+
 def _axis(base: TrainSpec, search: Search) -> Axis:
     found = []
-    for parallelism in PARALLELISMS[:1] if search.on_cpu or base.gpus == 1 else PARALLELISMS:
+    for parallelism in PARALLELISMS[:1] if search.on_cpu or base.gpus == 1 else PARALLELISMS[:-1]:
         try:
             replace(base, parallelism=parallelism, model_precision="fp32", mixed_precision="bf16")
         except ValueError:  # more GPUs than there are
@@ -101,7 +123,7 @@ SETTING = Setting(
     least={"gpus": 1},
     clash=_clash,
     # accelerate would train with DDP there, and say nothing.
-    why_not_on_cpu=lambda spec: "FSDP through accelerate shards over GPUs only" if is_sharded(spec) else None,
+    why_not_on_cpu=lambda spec: "accelerate shards over GPUs only" if is_sharded(spec) else None,
     small=lambda spec: {"gpus": few_ranks(spec)},
     plain=at_default("gpus", "parallelism"),
     axis=_axis,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pytest_llmperf.settings import arguments, lora, models, registry, text_files
 from pytest_llmperf.settings.data import PADDED
-from pytest_llmperf.settings.parallelism import on_fewer
+from pytest_llmperf.settings.parallelism import data_ranks, on_fewer
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
@@ -90,7 +90,8 @@ class TrainSpec(Spec):
     offloading: str = field(default="no", metadata=_LATER)
     """Whether ``activations`` wait for the backward pass in the host's memory."""
     parallelism: str = "ddp"
-    """``ddp``, or FSDP2 through accelerate: ``fsdp`` (over all ranks), ``fsdp_hybrid`` (replicas of shards)."""
+    """``ddp``, or FSDP2 through accelerate: ``fsdp`` (over all ranks), ``fsdp_hybrid`` (replicas of shards);
+    or ``tensor``: all ranks share each sequence."""
     data: str = "random"
     """``random`` tokens, or a ``text``."""
     text: str | None = field(default=None, metadata=_LATER)
@@ -214,7 +215,7 @@ class TrainSpec(Spec):
     @property
     def sequences_per_step(self) -> int:
         """Global batch, in sequences."""
-        return self.micro_batch_size * self.gradient_accumulation_steps * self.gpus
+        return self.micro_batch_size * self.gradient_accumulation_steps * data_ranks(self)
 
     @property
     def slug(self) -> str:

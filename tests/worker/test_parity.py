@@ -60,6 +60,7 @@ SOUND: Mapping[str, tuple[TrainSpec, tuple[str, str]]] = {
     ),
     "ranks that accumulate": (replace(FP32, gpus=2, gradient_accumulation_steps=2), NO_CHANGE),
     "replicas of shards": (replace(FP32, gpus=4, parallelism="fsdp_hybrid"), SHARDING),
+    "layers that ranks share": (replace(FP32, gpus=2, parallelism="tensor"), SHARDING),
     "shards, gathered in bf16": (replace(SPEC, gpus=2, parallelism="fsdp"), SHARDING),
     "compiled layers": (replace(FP32, torch_compile=True, torch_compile_scope="layers"), NO_CHANGE),
 }

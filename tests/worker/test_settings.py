@@ -104,6 +104,7 @@ class TestExperts:
 SHARDED: Mapping[str, TrainSpec] = {
     "all": replace(PLAIN, gpus=2, parallelism="fsdp"),
     "replicas": replace(PLAIN, gpus=4, parallelism="fsdp_hybrid", model_precision="bf16"),
+    "together": replace(PLAIN, gpus=2, parallelism="tensor"),
     "gathered": replace(PLAIN, gpus=2, parallelism="fsdp", mixed_precision="bf16"),
 }
 
@@ -125,6 +126,16 @@ class TestSharded:
         assert sharded.parameters == 125_248
         together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp")
         assert sharded.losses == pytest.approx(together.losses, abs=1e-3)
+
+    def test_ranks_that_share_each_sequence_count_it_once(self, plain: Launch, tmp_path: Path) -> None:
+        spec, record = SHARDED["together"], trained("together", tmp_path)
+        assert troubles(spec, record) == ()
+        assert [*unlearnt(spec, record)] == []
+        assert (record.evidence["parallelism"], record.evidence["mesh"]) == ("tensor", [2])
+        assert record.tokens_per_step == plain.tokens_per_step == 2 * 32
+        assert [rank.tokens_per_step for rank in record.ranks] == [32, 32]
+        assert record.losses == pytest.approx(plain.losses, abs=1e-3)
+        assert record.parameters == plain.parameters
 
     def test_replicas_of_shards(self, tmp_path: Path) -> None:
         replicated = trained("replicas", tmp_path)

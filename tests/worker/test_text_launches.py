@@ -111,7 +111,8 @@ class TestApart:
         lost = "module.find_packed_sequence_indices = lambda position_ids: None"
         variables = in_the_rank(tmp_path, "transformers.masking_utils", lost)
         mixed = launched(spec, tmp_path / "run", variables=variables)
-        assert troubles(spec, mixed) == ("asked for rows packed_apart, and tokens saw those of other documents",)
+        (line,) = troubles(spec, mixed)
+        assert "other documents" in line
 
 
 def test_padding_in_the_loss_makes_it_fall_far_below_what_was_learnt(tmp_path: Path) -> None:

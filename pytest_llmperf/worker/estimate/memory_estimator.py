@@ -114,6 +114,8 @@ def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradi
 def _refuse_unmodelled(spec: TrainSpec) -> None:
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
+    if spec.parallelism == "tensor":
+        raise ValueError("parallelism='tensor' is not modelled; known: ddp, fsdp, fsdp_hybrid")
     if spec.offloading != "no":
         raise ValueError(f"offloading={spec.offloading!r} is not modelled; known: no")
     if spec.loss == "cut":

@@ -1,19 +1,25 @@
-"""Parallelism: DDP, or FSDP2 through accelerate, and how a model's weights were shared."""
+"""Parallelism: DDP, FSDP2 through accelerate, or layers that ranks share, and how a model's weights were shared."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from pytest_llmperf.observe.device import collectives
 from pytest_llmperf.settings.parallelism import ParallelismEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.worker.folder import RefusedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # FSDP lets go of a layer's weights when its forward pass is done, and gathers them again in the backward pass.
 RESHARD_AFTER_FORWARD = True
@@ -21,14 +27,17 @@ RESHARD_AFTER_FORWARD = True
 
 def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
     arguments: dict[str, Any] = {"ddp_backend": collectives(device), "ddp_find_unused_parameters": False}
-    if spec.parallelism != "ddp":
+    if spec.parallelism in ("fsdp", "fsdp_hybrid"):
         arguments["fsdp"] = True
         arguments["fsdp_config"] = {"version": 2, "reshard_after_forward": RESHARD_AFTER_FORWARD}
+    sizes: dict[str, int] = {"tp_size": spec.gpus} if spec.parallelism == "tensor" else {}
     if spec.parallelism == "fsdp_hybrid":
+        replicas, shards = replicas_and_shards(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
+        sizes = {"dp_replicate_size": replicas, "dp_shard_size": shards}
+    if sizes:
         from accelerate.parallelism_config import ParallelismConfig  # noqa: PLC0415 - a script may have no accelerate
 
-        replicas, shards = replicas_and_shards(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
-        arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
+        arguments["parallelism_config"] = ParallelismConfig(**sizes)
     return arguments
 
 
@@ -40,20 +49,49 @@ def replicas_and_shards(spec: TrainSpec, on_this_node: int) -> tuple[int, int]:
     return spec.gpus // shards, shards
 
 
+_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+
+def share_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
+    """Divide what transformers' plan names among all ranks, where that was asked for; the rest each has as a whole."""
+    if spec.parallelism != "tensor":
+        return
+    from transformers.distributed import DistributedConfig  # noqa: PLC0415 - a script may have no transformers
+
+    plan = model.config.base_model_tp_plan or {}
+    others = sorted({*plan.values()} - {*_STYLES})
+    if others or not plan:
+        has = f"in its plan {', '.join(others)}" if others else "no plan"
+        raise RefusedError(
+            f"{model.config.model_type} has {has} for tensor parallelism in transformers, expected colwise and rowwise "
+            "layers alone: use another parallelism"
+        )
+    mesh = init_device_mesh(model.device.type, (spec.gpus,), mesh_dim_names=("tp",))
+    styles = {f"{model.base_model_prefix}.{name}": _STYLES[style]() for name, style in plan.items()}
+    parallelize_module(model, mesh, styles)
+    # By these the Trainer and accelerate know of it.
+    model._tp_size, model.config.distributed_config = spec.gpus, DistributedConfig(tp_size=spec.gpus)  # noqa: SLF001
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Whether ranks share its weights; accelerate shards the layers, and not always what is around them."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
+    return any(isinstance(module, FSDPModule) for module in model.modules()) or bool(_meshes(model))
+
+
+def _meshes(model: nn.Module) -> set[tuple[int, ...]]:
+    return {p.device_mesh.shape for p in model.parameters() if isinstance(p, DTensor)}
 
 
 def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence:
     """How the ranks share the work, and the sizes of the mesh that the weights are sharded over."""
     modules = list(model.modules()) if model is not None else []
     sharded = next((module for module in modules if isinstance(module, FSDPModule)), None)
+    if sharded is None and model is not None and (shared := _meshes(model)):
+        return ParallelismEvidence(world_size=ranks, parallelism="tensor", mesh=[*max(shared)])
     if sharded is None:
         is_ddp = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules)
         return ParallelismEvidence(world_size=ranks, parallelism="ddp" if is_ddp else "none", mesh=[])
-    meshes = {p.device_mesh.shape for module in modules for p in module.parameters() if isinstance(p, DTensor)}
-    mesh = [size for size in max(meshes, key=len, default=()) if size > 1]
+    mesh = [size for size in max(_meshes(modules[0]), key=len, default=()) if size > 1]
     cast_to = sharded._get_fsdp_state()._mp_policy.param_dtype  # noqa: SLF001 - told nowhere else
     return ParallelismEvidence(
         world_size=ranks,
@@ -66,3 +104,4 @@ def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence
 WITNESSES = {
     "parallelism": lambda *_: lambda training: seen_parallelism(training.wrapped, training.trainer.args.world_size)
 }
+PREPARE = share_layers

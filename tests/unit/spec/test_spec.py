@@ -107,6 +107,9 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ),
         ({"parallelism": "fsdp_hybrid", "gpus": 2, "mixed_precision": "no"}, "an even number of GPUs from 4 on, not 2"),
         ({"parallelism": "fsdp_hybrid", "gpus": 5, "mixed_precision": "no"}, "an even number of GPUs from 4 on, not 5"),
+        ({"parallelism": "tensor"}, "nothing to shard over on one GPU"),
+        ({"parallelism": "tensor", "gpus": 3}, "3 GPUs do not divide 32 and 8"),
+        ({"parallelism": "tensor", "gpus": 2, "save_checkpoint": True}, "leave save_checkpoint out"),
         ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
         ({"sequence_length": 0}, "sequence_length=0 must be at least 1"),
         ({"sequence_length": 1}, "no next token"),
@@ -316,6 +319,12 @@ def test_the_order_of_fields_does_not_matter() -> None:
     names = [field.name for field in fields(SPEC)]
     random.Random(0).shuffle(names)
     assert TrainSpec.from_dict({name: getattr(SPEC, name) for name in names}).digest == SPEC.digest
+
+
+def test_ranks_that_share_each_sequence_have_a_batch_in_common() -> None:
+    together, apart = (replace(SPEC, gpus=4, parallelism=each) for each in ("tensor", "ddp"))
+    assert (together.sequences_per_step, apart.sequences_per_step) == (37, 4 * 37)
+    assert "-tensor-gpus4" in together.id
 
 
 def test_the_id_carries_what_is_on_and_nothing_else() -> None:

@@ -32,7 +32,7 @@ def test_weak_scaling_begins_with_the_ladders_last_step_and_has_every_width() ->
 def test_shards_are_held_over_one_gpu_in_the_same_precision() -> None:
     first, *others = SHARDED
     assert (first.spec.gpus, first.spec.parallelism) == (1, "ddp")
-    assert {width.spec.parallelism for width in others} == {"fsdp", "fsdp_hybrid"}
+    assert {width.spec.parallelism for width in others} == {"fsdp", "fsdp_hybrid", "tensor"}
     assert {width.spec.precision for width in SHARDED} == {"bf16-pure"}
     assert all(is_narrower(first.spec, width.spec) for width in others if width.spec.model == first.spec.model)
 

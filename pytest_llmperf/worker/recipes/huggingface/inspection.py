@@ -243,6 +243,10 @@ class Inspection:
             )
             for (name, parameter), then, weights, gradient, squares in seen
         ]
+        # Of ranks that share each sequence the first one tells of it, and of what all have.
+        is_first = trainer.args.process_index % trainer.get_tp_size() == 0
+        own = [is_first or isinstance(parameter, DTensor) for parameter in parameters]
+        digests = self._digests if is_first else []
         largest, bound = self._largest_update(trainer, parameters)
         steps, of_a_step = trainer.state.global_step, self._spec.sequences_per_step
         # accelerate steps a schedule that it wraps once for each rank.
@@ -253,8 +257,8 @@ class Inspection:
             shard=_shard(parameters),
             tensors=tuple(tensors),
             stale=self._stale,
-            squares=sum(self._squares),
-            clipped_squares=sum(self._clipped),
+            squares=sum(each for each, is_own in zip(self._squares, own, strict=True) if is_own),
+            clipped_squares=sum(each for each, is_own in zip(self._clipped, own, strict=True) if is_own),
             max_norm=float(trainer.args.max_grad_norm),
             largest_update=largest,
             update_bound=bound,
@@ -263,7 +267,7 @@ class Inspection:
             steps=steps,
             schedule_steps=int(_schedule(trainer).last_epoch) // each,
             is_scaled=getattr(trainer.accelerator, "scaler", None) is not None,
-            **found_in(self._digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step),
+            **found_in(digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step),
             misorder=update_replay.misorder(trainer),
             labels=self._has_own_labels,
             future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
@@ -76,7 +76,10 @@ def set_initial_weights(model: nn.Module, seed: int) -> None:
             else:
                 wide = parameter.detach().float().cpu() + 0.1 * values
             # What fp16's range and bf16's digits both hold, wider types hold too.
-            parameter.copy_(wide.to(torch.float16).to(torch.bfloat16).float())
+            value = wide.to(torch.float16).to(torch.bfloat16).float()
+            if isinstance(parameter, DTensor):  # of layers that ranks share already
+                value = distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+            parameter.copy_(value)
 
 
 @lru_cache(maxsize=1)  # several trainings in turn are of one seed

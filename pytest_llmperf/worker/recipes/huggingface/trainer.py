@@ -114,6 +114,11 @@ class WatchedTrainer(Trainer):
         given = {"train_dataset": data.samples, "data_collator": data.collator, "callbacks": [marks]}
         super().__init__(model=model, args=arguments, **given)
         self._observed, self._inspection = marks.observed, marks.inspection
+        self._sharing = self.get_tp_size()
+
+    def _own(self, tokens: int) -> int:
+        """This rank's of ``tokens``, which several may compute together: theirs add up to all."""
+        return (tokens + self.args.process_index % self._sharing) // self._sharing
 
     @property
     def _inspected(self) -> Inspection | None:
@@ -168,7 +173,8 @@ class WatchedTrainer(Trainer):
         self._observed.pass_began(model.parameters())
         real_tokens = inputs.pop(REAL_TOKENS, None)  # the host's own number, and no input of the model's
         loss = super().training_step(model, inputs, *args, **kwargs)
-        self._observed.pass_ended(loss, inputs["input_ids"].numel(), real_tokens)
+        real = None if real_tokens is None else self._own(real_tokens)
+        self._observed.pass_ended(loss, self._own(inputs["input_ids"].numel()), real)
         if self._inspected:
             self._inspected.end_pass(self.model)
         return loss

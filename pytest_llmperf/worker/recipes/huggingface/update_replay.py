@@ -32,17 +32,18 @@ def misorder(trainer: Trainer) -> str:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
         taken = list(_epochs(trainer))
-    number, ranks, batch = len(trainer.train_dataset), args.world_size, args.train_batch_size
+    number, batch, sharing = len(trainer.train_dataset), args.train_batch_size, trainer.get_tp_size()
+    ranks, rank = args.world_size // sharing, args.process_index // sharing
     for epoch, own in enumerate(taken):
         order = list(range(number))
         if asked == "random":  # the operator and not the function: what has replaced that is what this looks for
             generator = torch.Generator().manual_seed(seed + epoch)
             order = torch.ops.aten.randperm.generator(number, generator=generator).tolist()
         # Every so many batches of it; the data set has as many for each rank.
-        starts = [range(rank * batch, number, ranks * batch) for rank in range(ranks)]
+        starts = [range(other * batch, number, ranks * batch) for other in range(ranks)]
         shares = [[index for start in own_starts for index in order[start : start + batch]] for own_starts in starts]
-        if own != shares[args.process_index]:
-            what = _named(own, shares, args.process_index, taken[0] if epoch else None)
+        if own != shares[rank]:
+            what = _named(own, shares, rank, taken[0] if epoch else None)
             return f"{what} in epoch {epoch + 1} ({asked}, seed {seed})"
     return ""
 
