@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import Answer, ClusterError, CommandError, Screen, add_option
@@ -254,40 +253,26 @@ def _standing(folder: Path, night: LoggedNight, found: Mapping[str, QueuedJob] |
 
 # ``llmperf submit --wait``: a night followed in the queue until it is merged.
 _WAITING_SECONDS = 10.0
-# An empty answer may be a controller's that has just begun; one that gives none for so long is spoken of.
-_EMPTY, _SILENT_SECONDS = 3, 600.0
+# Jobs that are gone may be those of a controller that has just begun, or their last line is not seen here yet.
+_LOOKS = 3
 
 
 def waited(notice: Notice, jobs: Sequence[str], merged_by: str) -> Iterator[str]:
-    """A line whenever a job's state changes, then how the night went; ClusterError: not green, or never merged."""
-    shown: dict[str, str] = {}
-    last: Mapping[str, QueuedJob] = {}
-    empty, answered_at = 0, time.monotonic()
-    for number in count():
-        time.sleep(_WAITING_SECONDS if number else 0)
-        found = queued([*jobs, merged_by])
-        empty = empty + 1 if found == {} else 0
-        if found is not None:
-            answered_at = time.monotonic()
-        elif time.monotonic() - answered_at >= _SILENT_SECONDS:
-            answered_at = time.monotonic()
-            yield f"{time.strftime('%H:%M:%S')} squeue does not answer; still waiting"
-        for job in jobs if found is not None else ():
-            state = str(found[job]) if found and job in found else "ended"
-            if shown.get(job) != state:
-                shown[job] = state
-                yield f"{time.strftime('%H:%M:%S')} {job}: {state}"
-        if found is None or (merged_by in found and found[merged_by].is_open):
-            continue
-        if found or empty >= _EMPTY or _merged(notice) is not None:
-            last = found
-            break
-    if (night := _merged(notice)) is None:
-        line = f"{LOST}job {merged_by}, which merges, is {last.get(merged_by, 'gone')}"
-        raise ClusterError("; ".join([f"{notice.night}: {line}", *notice.alarm(line)]))
-    if night.startswith("red") or (merged_by in last and last[merged_by].state != "COMPLETED") or "; " in night:
-        raise ClusterError(f"{notice.night}: {night}")
-    yield night
+    """A line whenever it stands otherwise, then how the night went; ClusterError: not green, or never merged."""
+    night = LoggedNight(notice.night, time.time(), said="submitted", jobs=tuple(jobs), merged_by=merged_by)
+    shown, num_lost = "", 0
+    while (said := _merged(notice)) is None:
+        words = _standing(notice.nights.parent if notice.nights else Path(), night, queued([*jobs, merged_by]))
+        num_lost = num_lost + 1 if words.startswith(LOST) else 0
+        if num_lost == _LOOKS:
+            raise ClusterError("; ".join([f"{notice.night}: {words}", *notice.alarm(words)]))
+        if words != shown and not num_lost:
+            yield f"{time.strftime('%H:%M:%S')} {words}"
+            shown = words
+        time.sleep(_WAITING_SECONDS)
+    if said.startswith("red") or "; " in said:
+        raise ClusterError(f"{notice.night}: {said}")
+    yield said
 
 
 def _merged(notice: Notice) -> str | None:

@@ -66,8 +66,9 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
         night = replace(night, planned=planned, scripts=_scripts(night, script, planned))
         warned += readiness.warnings(cluster)
         asked = ask(cluster) if dry_run or cluster.value("suite", "check_python") else None
-        if asked is not None and not dry_run:  # which lists them, and goes on
-            readiness.check(cluster, asked)
+        if asked is not None:
+            if not dry_run:  # which lists them, and goes on
+                readiness.check(cluster, asked)
             warned += readiness.doubts(cluster, asked)
     except ClusterError as error:
         raise error if dry_run else night.alarm(f"not submitted: {error}", error) from None

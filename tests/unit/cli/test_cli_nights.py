@@ -207,7 +207,7 @@ class TestWait:
         self.merged(line, state)
         assert submit("--wait") == code
         out, error = capsys.readouterr()
-        assert re.search(r"^[0-9:]{8} 1: RUNNING$", out, re.MULTILINE)
+        assert re.search(r"^[0-9:]{8} .*: 1 RUNNING$", out, re.MULTILINE)
         assert line in (error if code else out)
 
     def test_a_night_that_nobody_merges_is_told(self, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
