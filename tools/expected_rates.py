@@ -56,14 +56,10 @@ def told(cases: Sequence[Case]) -> dict[str, list[Told]]:
         for name, may in WAYS.items()
     }
     known = {name: [(case, one) for case, one in found if one] for name, found in bare.items()}
-    errors = [
-        (case.digest, one.far, abs(math.log(one.step_seconds / case.step_seconds)))
-        for name in ("all others", "no GPU has its case", "no case has its model")
-        for case, one in known[name]
-    ]
+    errors = [one.error_of(case) for way, found in known.items() if way != "another kind of GPU" for case, one in found]
 
     def ranged(case: Case, one: Expectation) -> Told:
-        return Told(case, with_error(one, [(far, off) for digest, far, off in errors if digest != case.digest]))
+        return Told(case, with_error(one, [each for each in errors if each[0] != case.digest]))
 
     return {name: [ranged(*each) for each in found] for name, found in known.items()}
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import mul
-from statistics import median
 
 from pytest_llmperf.analysis.formulas import peak_bandwidth, peak_flops
 from pytest_llmperf.analysis.likely_causes import ATTENTION, COMMUNICATION, LOSS, MATRIX, OPTIMIZER, likely_causes
@@ -24,6 +23,8 @@ from pytest_llmperf.support.formats import compact
 
 Parts = Mapping[str, float]
 """By kind of work."""
+Error = tuple[str, float, float]
+"""Of a case, by its digest: how unlike its nearest is, and by how much, as a logarithm, that is off."""
 
 # How unlike two cases are, as the logarithm of what one says of the other: another kind of GPU, another model, a
 # setting, and once more where that decides the kind of work, twice as many tokens. Ratios of two kinds of GPU differ
@@ -48,8 +49,6 @@ _DECIDE: Mapping[str, frozenset[str]] = dict.fromkeys(
 _OUTSIDE, _ALIKE, _FEWEST = 10, 2.5, 10
 # A step of so many times less or more arithmetic than any stored one is nothing that they tell of.
 _BEYOND = 8
-# A part of less says nothing of two kinds of GPU.
-_LEAST_SECONDS = 5e-4
 # Of a step: what is lost, or idle, below this is told to nobody; and so many parts at most.
 _TOLD, _MOST_PARTS = 0.03, 2
 
@@ -153,6 +152,9 @@ class Expectation:
     def step_seconds(self) -> float:
         return sum(self.parts.values())
 
+    def error_of(self, case: Case) -> Error:
+        return case.digest, self.far, abs(math.log(self.step_seconds / case.step_seconds))
+
     @property
     def rate(self) -> float:
         """Tokens/s per GPU."""
@@ -171,26 +173,26 @@ class Expectation:
         return self.rate * flops / peak if peak and flops else None
 
 
-def expected(asked: Case, stored: Sequence[Case]) -> Expectation | None:
-    """What ``stored`` cases, of which it is none, say of ``asked``; ``None``: nothing."""
-    cases = filled(stored)
-    products = [(one.work or {})[MATRIX] for one in cases]
-    found = estimated(asked, cases)
+def expected(asked: Case, cases: Sequence[Case], errors: Sequence[Error]) -> Expectation | None:
+    """What ``cases``, which are filled and judged by ``errors``, say of ``asked``; ``None``: nothing."""
+    others = [one for one in cases if (one.kind, one.digest) != (asked.kind, asked.digest)]
+    products = [(one.work or {})[MATRIX] for one in others]
+    found = estimated(asked, others)
     if found is None or not min(products) / _BEYOND <= (asked.work or {})[MATRIX] <= max(products) * _BEYOND:
         return None
-    return with_error(found, judged(cases))
+    return with_error(found, [each for each in errors if each[0] != asked.digest])
 
 
-def with_error(found: Expectation, errors: Sequence[tuple[float, float]]) -> Expectation:
+def with_error(found: Expectation, errors: Sequence[Error]) -> Expectation:
     """``found`` by the errors of cases that are known as well as it, or of all that are known as badly at least."""
-    near = [error for far, error in errors if abs(far - found.far) <= _ALIKE]
+    near = [error for _, far, error in errors if abs(far - found.far) <= _ALIKE]
     if len(near) < _FEWEST:
-        near = [error for _, error in sorted(errors, key=lambda each: abs(each[0] - found.far))[:_FEWEST]]
+        near = [error for *_, error in sorted(errors, key=lambda each: abs(each[1] - found.far))[:_FEWEST]]
     error = sorted(near)[-1 - len(near) // _OUTSIDE] if near else 0.0
     return replace(found, error=found.error + error, judged_by=len(near))
 
 
-def judged(cases: Sequence[Case]) -> list[tuple[float, float]]:
+def judged(cases: Sequence[Case]) -> list[Error]:
     """How unlike each case's nearest is, and how far off it is then: told by all others, by those of other settings,
     and by those of other models."""
     found = []
@@ -198,7 +200,7 @@ def judged(cases: Sequence[Case]) -> list[tuple[float, float]]:
         own = [one for one in cases if one is not case]
         settings = [one for one in own if one.digest != case.digest]
         told = (estimated(case, some) for some in (own, settings, [one for one in settings if not one.is_of(case)]))
-        found += [(each.far, abs(math.log(each.step_seconds / case.step_seconds))) for each in told if each]
+        found += [each.error_of(case) for each in told if each]
     return found
 
 
@@ -250,7 +252,7 @@ def _ratios(asked: Case, kind: str, cases: Sequence[Case]) -> dict[str, tuple[fl
     pairs = [(one, own[one.digest]) for one in cases if one.kind == kind and one.trace and one.digest in own]
     if not pairs:
         measured = next((one.rates for one in cases if one.kind == kind and one.rates), None), asked.rates
-        there, here = measured if all(measured) else (_published(kind), _published(asked.kind))
+        there, here = measured if all(measured) else (published_rates(kind), published_rates(asked.kind))
         if not (there and here):
             return None
         products, copies = (then / now for then, now in zip(there, here, strict=True))
@@ -259,23 +261,21 @@ def _ratios(asked: Case, kind: str, cases: Sequence[Case]) -> dict[str, tuple[fl
         return dict.fromkeys(ORDER, between) | {MATRIX: (products, 0.0), HOST: (1.0, 0.0), DATA: (1.0, 0.0)}
     far, found = [asked.far(here) for _, here in pairs], {}
     for name in ORDER:
-        told = [(a.parts[name], b.parts[name]) for a, b in pairs]
-        several = [b / a for a, b in told if min(a, b) > _LEAST_SECONDS]
-        found[name] = (median(several) if several else 1.0), 0.0
-        if name not in (HOST, DATA):
-            least = min(each[name] for each in far)
-            both = zip(far, pairs, strict=True)
-            weights = [math.exp(_RATIO * (least - each[name])) / a.step_seconds for each, (a, _) in both]
-            then, now = (math.fsum(map(mul, weights, each)) for each in zip(*told, strict=True))
-            found[name] = (now / then if then else found[name][0]), 0.0
+        least, alike = (
+            min(each[name] for each in far),
+            0.0 if name == HOST else _RATIO,
+        )  # a host is as good for all cases
+        both = zip(far, pairs, strict=True)
+        weights = [math.exp(alike * (least - each[name])) / one.step_seconds for each, (one, _) in both]
+        then, now = (
+            math.fsum(map(mul, weights, (one.parts[name] for one in side))) for side in zip(*pairs, strict=True)
+        )
+        found[name] = (now / then if then else 1.0), 0.0
     return found
 
 
-def has_published_rates(kind: str) -> bool:
-    return _published(kind) is not None
-
-
-def _published(kind: str) -> tuple[float, float] | None:
+def published_rates(kind: str) -> tuple[float, float] | None:
+    """Of products in bf16 and of copies."""
     products, copies = peak_flops(kind, "bf16"), peak_bandwidth(kind)
     return (products, copies) if products and copies else None
 
@@ -295,13 +295,15 @@ def standing(found: Expectation, launch: Launch) -> str:
     text = f"at {rate / found.rate * 100:.0f} % of what is expected: {text}"
     if rate > high or not launch.trace:
         return text
-    spec, seconds = found.nearest.spec, found.asked.tokens / rate
-    parts = Case(spec=spec, kind="", step_seconds=seconds, trace=launch.trace).parts
+    seconds = found.asked.tokens / rate
+    parts = replace(found.asked, step_seconds=seconds, trace=launch.trace).parts
     more = {name: (each - found.parts[name]) / seconds for name, each in parts.items() if name != HOST}
     worst = [name for name in sorted(more, key=lambda name: -more[name]) if more[name] >= _TOLD][:_MOST_PARTS]
-    causes = likely_causes(found.nearest.trace or Trace(), launch.trace) if worst and found.nearest.trace else ()
-    told = [f"lost in {', '.join(f'{name} {more[name] * 100:.0f} %' for name in worst)} of a step"] if worst else []
-    told[-1:] = [f"{each} ({causes[0]})" for each in told[-1:]] if causes else told
-    idle = parts[HOST] / seconds
-    told += [f"{idle * 100:.0f} % idle for the host"] if idle >= _TOLD else []
-    return "; ".join([text, *told])
+    told = [text]
+    if worst:
+        causes = likely_causes(found.nearest.trace, launch.trace) if found.nearest.trace else ()
+        lost = ", ".join(f"{name} {more[name] * 100:.0f} %" for name in worst)
+        told.append(f"lost in {lost} of a step" + "".join(f" ({cause})" for cause in causes[:1]))
+    if (idle := parts[HOST] / seconds) >= _TOLD:
+        told.append(f"{idle * 100:.0f} % idle for the host")
+    return "; ".join(told)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 
-from pytest_llmperf.analysis.expectation import Case, Expectation, expected, standing
+from pytest_llmperf.analysis.expectation import Case, Error, Expectation, expected, filled, judged, standing
 from pytest_llmperf.judge.baseline import Baseline, BaselineStore
 from pytest_llmperf.records.launch import OLDER, Launch
 from pytest_llmperf.records.trace import Trace
@@ -49,13 +49,17 @@ def rates_of(launches: Iterable[Launch]) -> tuple[float, float] | None:
     return (median(one[_RATES[0]] for one in told), median(one[_RATES[1]] for one in told)) if told else None
 
 
-def expectation(
-    spec: TrainSpec, kind: str, cases: Sequence[Case], launches: Sequence[Launch] = ()
-) -> Expectation | None:
-    """Of ``spec`` on ``kind``, by all other ``cases``; ``launches`` tell what a chip that nobody knew gives."""
-    others = [one for one in cases if (one.kind, one.digest) != (kind, spec.digest)]
+@cache
+def _judged(root: Path) -> tuple[list[Case], list[Error]]:
+    cases = filled(stored_cases(root))
+    return cases, judged(cases)
+
+
+def expectation(spec: TrainSpec, kind: str, root: Path, launches: Sequence[Launch] = ()) -> Expectation | None:
+    """Of ``spec`` on ``kind``, by all others under ``root``; ``launches`` tell what a chip that nobody knew gives."""
+    cases, errors = _judged(root)
     static = next((one.static for one in cases if one.digest == spec.digest), None)
-    return expected(Case(spec=spec, kind=kind, static=static, rates=rates_of(launches)), others)
+    return expected(Case(spec=spec, kind=kind, static=static, rates=rates_of(launches)), cases, errors)
 
 
 def newest_launch(spec: TrainSpec, kind: str, root: Path) -> Launch | None:
@@ -68,7 +72,7 @@ def newest_launch(spec: TrainSpec, kind: str, root: Path) -> Launch | None:
 
 def first_guess(spec: Spec, kind: str, root: Path, launches: Sequence[Launch]) -> tuple[str, ...]:
     """What stored cases, of other kinds of GPU too, say of the first figure of ``spec``; nothing is held by it."""
-    found = expectation(spec, kind, stored_cases(root), launches) if isinstance(spec, TrainSpec) else None
+    found = expectation(spec, kind, root, launches) if isinstance(spec, TrainSpec) else None
     if found is None:
         return ()
     newest = next((launch for launch in reversed(launches) if launch.trace), launches[-1])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.analysis.expectation import Case, Expectation, has_published_rates, standing
+from pytest_llmperf.analysis.expectation import Case, Expectation, published_rates, standing
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, plain
 from pytest_llmperf.cli.asked_run import named
 from pytest_llmperf.records.launch import Launch
@@ -49,7 +49,7 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
         )
     kind = _kind(spec, gpus[0] if gpus else arguments.machine, cases)
     launches = _measured(arguments.results, spec) if arguments.results else []
-    found = expectation(spec, kind, cases, launches)
+    found = expectation(spec, kind, root, launches)
     if found is None:
         raise CaseError(
             f"{spec.id} on {kind}: nothing stored tells of it, expected baselines of this GPU, or of another one and "
@@ -67,7 +67,7 @@ def _kind(spec: TrainSpec, name: str | None, cases: Sequence[Case]) -> str:
     known = sorted({one.kind for one in cases})
     words = {*(name or "").lower().replace(" ", "-").split("-")}
     found = [name] if name in known else [one for one in known if not name or words <= {*one.split("-")}]
-    if len(found) == 1 or (known and name and not found and has_published_rates(name)):
+    if len(found) == 1 or (known and name and not found and published_rates(name)):
         return found[0] if found and found[0] else name or ""
     what = f"gpu={name}: {'several are' if found else 'no'} such GPU" if name else f"{spec.id}: no GPU is named"
     told = ", ".join(map(plain, known)) or "none: no baselines of a GPU are stored"

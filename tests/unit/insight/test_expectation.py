@@ -110,7 +110,7 @@ def test_without_a_common_case_the_chips_rates_make_a_range() -> None:
     ids=["a chip that nobody knows", "a step far from all others", "a model whose arithmetic nobody counted"],
 )
 def test_of_what_nothing_is_known_nothing_is_said(asked: Case) -> None:
-    assert expected(asked, [case(SPEC, 0.1, gemm=0.1)]) is None
+    assert expected(asked, filled([case(SPEC, 0.1, gemm=0.1)]), []) is None
 
 
 def test_what_no_trace_tells_is_divided_as_others_are() -> None:
