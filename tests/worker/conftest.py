@@ -44,7 +44,7 @@ _TOGETHER = {
     "test_traces": "patchable",
 }
 # In two processes at once these begin first, and short ones fill what is left.
-_LONGEST = ("test_warm_launches", "test_settings", "test_static_steps", "test_plan")
+_LONGEST = ("test_warm_launches", "test_settings", "test_script_ends", "test_script_loops", "test_plan")
 
 
 class Together(LoadFileScheduling):
