@@ -289,7 +289,7 @@ def _topics(evidence: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 # The distribution that a module is of, by the first word of its name; other modules are the user's own.
 _DISTRIBUTIONS = {
     name: name.replace("_", "-")
-    for name in "transformers accelerate liger_kernel flash_attn bitsandbytes torchao".split()
+    for name in "transformers accelerate liger_kernel flash_attn bitsandbytes torchao peft".split()
 }
 
 

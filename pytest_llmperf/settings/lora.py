@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_llmperf.settings.models import slugged
-from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, equal
+from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, claimed, equal
 
 #: As they are, or quantised by bitsandbytes: QLoRA's NormalFloat (Dettmers et al. 2023), its scales quantised too.
 BASES = ("as_is", "nf4")
@@ -17,7 +17,7 @@ ALL_LINEAR = "all-linear"
 _SWITCHED = ("lora_base", "lora_rank", "lora_targets", "lora_dropout")
 
 _PEFT = Package("peft", "PEFT", "'pytest-llmperf[lora]'")
-_BITSANDBYTES = Package("bitsandbytes", "bitsandbytes", "'pytest-llmperf[lora]' bitsandbytes")
+_BITSANDBYTES = Package("bitsandbytes", "bitsandbytes", "'pytest-llmperf[lora]' bitsandbytes", preload="nf4")
 
 
 def targets(spec: TrainSpec) -> str | list[str]:
@@ -58,23 +58,23 @@ def _clash(spec: TrainSpec) -> str | None:
 class LoraEvidence:
     """Which adapters were trained."""
 
-    lora: Mapping[str, Any] = field(default_factory=dict)
+    lora: Mapping[str, Any] | None = None
     """``targets`` (names of the layers that have one), ``left`` (how many linear layers have none), ``rank``,
-    ``dropout``, ``base``, and how many parameters are trained in all and in adapters; empty: there are none."""
+    ``dropout``, ``base``, and how many parameters are trained in all and in adapters; of none nothing is told."""
 
 
 def _active(spec: TrainSpec, evidence: Evidence) -> str | None:
-    seen = evidence.lora.lora
+    seen = claimed(evidence.lora.lora, "lora") if spec.lora else evidence.lora.lora or {}
     if not spec.lora:
         return f"lora was not asked for, and {', '.join(seen['targets'])} have adapters" if seen else None
-    if not seen:
+    if "rank" not in seen:
         return "asked for lora, no layer has an adapter"
     return equal("trained parameters, the adapters'", seen["adapters"], seen["trained"])
 
 
 def _targets(spec: TrainSpec, evidence: Evidence) -> str | None:
-    seen = evidence.lora.lora
-    if not seen or not spec.lora:
+    seen = evidence.lora.lora or {}
+    if "rank" not in seen or not spec.lora:
         return None
     if spec.lora_targets == ALL_LINEAR:
         return equal("lora_targets", ALL_LINEAR, ALL_LINEAR if not seen["left"] else f"all but {seen['left']} layers")
@@ -83,8 +83,8 @@ def _targets(spec: TrainSpec, evidence: Evidence) -> str | None:
 
 def _same(name: str) -> Any:
     def check(spec: TrainSpec, evidence: Evidence) -> str | None:
-        seen = evidence.lora.lora
-        return equal(f"lora_{name}", getattr(spec, f"lora_{name}"), seen[name]) if seen and spec.lora else None
+        seen = evidence.lora.lora or {}
+        return equal(f"lora_{name}", getattr(spec, f"lora_{name}"), seen[name]) if name in seen and spec.lora else None
 
     return check
 

@@ -146,7 +146,7 @@ _OF_A_STEP = re.compile(
 )
 
 # Packages of which each file may have a part in a step, and what Python itself runs at its start.
-_WHOLE = ("accelerate", "liger_kernel", "flash_attn", "torchao", "bitsandbytes")
+_WHOLE = ("accelerate", "liger_kernel", "flash_attn", "torchao", "bitsandbytes", "peft")
 _AT_START = ("sitecustomize", "usercustomize")
 
 

@@ -203,6 +203,12 @@ class TestLora:
         full = replace(PLAIN, model_precision="bf16")
         assert list(contradictions(full, Evidence.read(record.evidence), frozenset()))
 
+    def test_a_mixture_has_adapters_in_its_experts_too(self, tmp_path: Path) -> None:
+        spec = replace(self.ASKED, model="mixtral-tiny", lora_targets="all-linear")
+        seen = launch(spec, tmp_path / "run").evidence["lora"]
+        assert seen["targets"] == ["experts", "gate", "k_proj", "o_proj", "q_proj", "v_proj"]
+        assert (seen["left"], seen["trained"]) == (0, seen["adapters"])
+
     def test_all_linear_layers_in_four_bits_and_made_again(self, tmp_path: Path) -> None:
         pytest.importorskip("bitsandbytes")
         spec = replace(

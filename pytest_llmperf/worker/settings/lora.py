@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,11 +106,11 @@ class CountedNf4(nn.Linear):
         return made if self.bias is None else made + self.bias
 
 
-def _seen(training: Training) -> LoraEvidence:
+def _seen(spec: TrainSpec, training: Training) -> LoraEvidence:
     named = dict(training.model.named_modules())
-    adapted = {name: module for name, module in named.items() if hasattr(module, "lora_A")}
+    adapted = {name: each for name, each in named.items() if hasattr(each, "lora_A") and "base_layer" not in name}
     if not adapted:
-        return LoraEvidence()
+        return LoraEvidence(lora={"targets": []} if spec.lora else None)
     inside, head = tuple(f"{name}." for name in adapted), training.model.get_output_embeddings()
     linear = [
         name
@@ -117,7 +118,8 @@ def _seen(training: Training) -> LoraEvidence:
         if isinstance(module, (nn.Linear, Conv1D)) and module is not head and not name.startswith(inside)
     ]
     first = next(iter(adapted.values()))
-    bases = {getattr(module.base_layer.weight, "quant_type", BASES[0]) for module in adapted.values()}
+    weights = (getattr(module.base_layer, "weight", None) for module in adapted.values())  # none of experts together
+    bases = {getattr(weight, "quant_type", BASES[0]) for weight in weights}
     trained = {name: p.numel() for name, p in training.model.named_parameters() if p.requires_grad}
     return LoraEvidence(
         lora={
@@ -132,5 +134,5 @@ def _seen(training: Training) -> LoraEvidence:
     )
 
 
-WITNESSES = {"lora": lambda *_: _seen}
+WITNESSES = {"lora": lambda spec, _model: partial(_seen, spec)}
 PREPARE = attach
