@@ -47,8 +47,10 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
             f"{spec.id}: a script, whose work is not known; name what it trains in pairs, e.g. "
             "model=llama-3.2-1b micro_batch_size=8, and its results with --results FILE"
         )
-    kind = _kind(spec, gpus[0] if gpus else arguments.machine, cases)
-    launches = _measured(arguments.results, spec) if arguments.results else []
+    measured = _measured(arguments.results, spec) if arguments.results else None
+    name, launches = gpus[0] if gpus else arguments.machine, measured[1] if measured else []
+    # Where a run was is a kind of GPU by itself: its launches tell what the chip gives.
+    kind = measured[0] if measured and name is None else _kind(spec, name, cases)
     found = expectation(spec, kind, root, launches)
     if found is None:
         raise CaseError(
@@ -74,11 +76,13 @@ def _kind(spec: TrainSpec, name: str | None, cases: Sequence[Case]) -> str:
     raise CaseError(f"{what}{hint(name or '', known)}, expected gpu= and one of {told}")
 
 
-def _measured(path: Path, spec: TrainSpec) -> list[Launch]:
+def _measured(path: Path, spec: TrainSpec) -> tuple[str, list[Launch]]:
+    """The machine kind, and the launches of the case that is meant."""
     try:
-        results = RunDocument(read_values(path)).results
+        document = RunDocument(read_values(path))
     except ResultsError as error:
         raise CaseError(str(error)) from error
+    results = document.results
     own = [one for one in results if one.record.digest == spec.digest] or (results if len(results) == 1 else ())
     launches = [launch for one in own for launch in one.launches]
     if not launches:
@@ -86,7 +90,7 @@ def _measured(path: Path, spec: TrainSpec) -> list[Launch]:
             f"{path}: no launch of {spec.id}, expected a case of its settings, or one case alone; it has "
             f"{formats.first_n([one.id for one in results], _MOST_PARTS) or 'none'}"
         )
-    return launches
+    return document.machine, launches
 
 
 def _page(found: Expectation, launch: Launch | None) -> Iterator[str]:

@@ -27,7 +27,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return llmperf_on(tmp_path / "kept", capsys)
 
 
-def results(path: Path, *ids: str) -> Path:
+def results(path: Path, *ids: str, kind: str = H200) -> Path:
     """Launches of these cases, as ``--perf-json`` has them."""
     found = []
     for one in BaselineStore(REPOSITORY / "baselines").baselines(H200):
@@ -37,7 +37,7 @@ def results(path: Path, *ids: str) -> Path:
                 id=one.id, digest=one.digest, nodeid="", machine=H200, verdict="pass", reason="", launches=(launch,)
             )
             found.append(case)
-    write_json(path, document({"kind": H200}, found))
+    write_json(path, document({"kind": kind}, found))
     return path
 
 
@@ -69,6 +69,13 @@ def test_a_result_of_other_settings_is_held_beside_what_was_asked(run: Run, tmp_
     path = results(tmp_path / "perf.json", ROWS[2])
     _, out, _ = run("expect", "model=llama-3.2-1b", "micro_batch_size=7", "--results", path)
     golden(out.splitlines()[-1])
+
+
+def test_where_a_run_was_is_the_gpu_that_is_meant(run: Run, tmp_path: Path) -> None:
+    """Also one of which nothing is stored: its launches brought the rates of its chip."""
+    path = results(tmp_path / "perf.json", ROWS[0], kind="nvidia-h300")
+    code, out, _ = run("expect", ROWS[0], "--results", path, "--json")
+    assert (code, json.loads(out)["machine"], json.loads(out)["nearest"]["machine"]) == (0, "nvidia-h300", H200)
 
 
 def test_what_cannot_be_told_is_refused_in_a_line(run: Run, tmp_path: Path, golden: Golden) -> None:
