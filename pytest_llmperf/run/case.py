@@ -177,8 +177,8 @@ class Caller:
         said = {metric: value for metric, value in of_spec.items() if value is not None}
         for named in (run.settings.tolerances, said, self.terms.tolerances):
             # Who allows more memory means all of it.
-            tolerances = {row.told_by: named[name] for name, row in METRICS.items() if row.told_by and name in named}
-            tolerances |= named
+            both = {row.told_by: named[name] for name, row in METRICS.items() if row.told_by and name in named}
+            tolerances = {**named, **both, **named}
             for metric, tolerance in tolerances.items():
                 if tolerance >= 1 and not run.on_cpu:
                     raise CaseFailedError(

@@ -283,11 +283,13 @@ def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[
     ]
     lines += ["", *table(columns, screen)]
     old, new, asked = mine.launches[-1], theirs.launches[-1], settings_differences(mine.spec, theirs.spec)
-    named = {line.partition(":")[0] for line in asked}  # a script's evidence has its command too
+    active = [plain(one) for one in changes([new], [old])]
+    named = {line.partition(":")[0] for line in asked}
+    others = [line for line in active if line.partition(":")[0] not in named]
     for title, found in (
         ("settings", asked),
         ("environment of the newest launches", [plain(line) for line in old.differences(new)]),
-        ("what was active", [plain(one) for one in changes([new], [old]) if one.partition(":")[0] not in named]),
+        ("what was active", others or ["no other difference than these settings'"] * bool(active)),
     ):
         lines += ["", title, *(f"  {line}" for line in found or ["no difference"])]
     return lines

@@ -63,7 +63,8 @@ def _cut() -> Callable[..., torch.Tensor]:
     from cut_cross_entropy import linear_cross_entropy  # noqa: PLC0415 - only this loss needs the package
 
     def summed(head: Any, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype
+        kind = states.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
         return linear_cross_entropy(states.to(dtype), head.weight.to(dtype), targets, reduction="sum")
 
     return summed
