@@ -110,24 +110,20 @@ def peak_flops(gpu_name: str, compute_precision: str) -> float | None:
     """The chip's dense peak in FLOP/s for ``fp8``, ``bf16``, ``fp16``, ``tf32`` or ``fp32``; ``None``: not known.
     ``gpu_name`` is NVML's: ``NVIDIA H200``. A MIG slice has no peak here: it is a part of the chip it is named after.
     Source: NVIDIA's product datasheets, whose rates with sparsity are twice these."""
-    return _peak(gpu_name, compute_precision)
-
-
-def peak_bandwidth(gpu_name: str) -> float | None:
-    """The peak rate of the chip's memory, in bytes/s; ``None`` where it is not known. Source: the same datasheets."""
-    return _peak(gpu_name, "memory")
-
-
-def _peak(gpu_name: str, what: str) -> float | None:
     # Whole words: "RTX A1000" holds "A100" and is another chip.
     words = set(re.split(r"[^a-z0-9.]+", gpu_name.lower()))
     if "mig" in words:
         return None
     for product, peaks in _PEAKS:
         if product <= words:
-            tera = peaks.get(what)
+            tera = peaks.get(compute_precision)
             return None if tera is None else tera * _TERA
     return None
+
+
+def peak_bandwidth(gpu_name: str) -> float | None:
+    """The peak rate of the chip's memory, in bytes/s; ``None`` where it is not known. Source: the same datasheets."""
+    return peak_flops(gpu_name, "memory")
 
 
 def least_traffic(num_parameters: int, bytes_per_weight: int) -> int:

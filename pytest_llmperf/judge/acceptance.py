@@ -13,7 +13,7 @@ from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBas
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import Noise, Spread, quantile
-from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError
+from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError, since_reason
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.judge.verdict import alike
 from pytest_llmperf.records.launch import Launch
@@ -136,11 +136,6 @@ _SURE = 1 - 1e-4
 _STEADY = Spread(0.0, 6.0)
 # Of the variance of one value: that of its distance from the middle of its neighbours, which no steady slope moves.
 _NEIGHBOURS = 1.5
-
-
-def since_reason(history: Sequence[Accepted]) -> Sequence[Accepted]:
-    """The acceptances from the last one on that has a reason; all of them without one."""
-    return history[max((number for number, entry in enumerate(history) if entry.reason), default=0) :]
 
 
 def best(history: Sequence[Accepted], metric: str) -> float | None:

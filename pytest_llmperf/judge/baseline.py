@@ -13,7 +13,7 @@ from pytest_llmperf.judge import store
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import grouped, labels
-from pytest_llmperf.judge.store import Accepted, BaselineError, Document, Store, file_name, read
+from pytest_llmperf.judge.store import Accepted, BaselineError, Document, Store, file_name, read, since_reason
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import HELD
 from pytest_llmperf.records.launch import Launch
@@ -110,8 +110,7 @@ class Baseline(Document):
     @property
     def explained(self) -> tuple[Launch, ...]:
         """The launches that were accepted with the last reason that was given, and since; all of them without one."""
-        last = max((number for number, entry in enumerate(self.history) if entry.reason), default=0)
-        return self.launches[-max(1, sum(entry.launches for entry in self.history[last:])) :]
+        return self.launches[-max(1, sum(entry.launches for entry in since_reason(self.history))) :]
 
     @property
     def maturity(self) -> str:

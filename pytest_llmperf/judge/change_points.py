@@ -166,8 +166,8 @@ def _changes(values: Array, precision: Array, scatter: Covariance, starts: Seque
 
 # Timeline: what one case took on one machine kind, run by run, with who shares what of its scatter.
 
-# A median of absolute deviations as a standard deviation, and how much it tells beside that: as a third of the values.
-_NORMAL, _EFFICIENCY = 1.4826, 0.37
+#: A median of absolute deviations as a standard deviation, and how much it tells beside that: as a third of the values.
+NORMAL, EFFICIENCY = 1.4826, 0.37
 # However quiet a series is, less of what is usual is not believed: it was quiet so far.
 _LEAST_SCALE = 0.5
 
@@ -227,10 +227,9 @@ class Timeline:
         inner, told = self._scale(near, [i for i, is_same in enumerate(beside) if is_same], noise.launch.df)
         near = inner * near
         outer, seen = self._scale(near + far, [i for i, is_same in enumerate(beside) if not is_same], noise.host.df)
-        if told:
-            # Of what moves to another site does, days and launches are known already.
-            return Covariance(((near, noise.launch.df + told), (outer * far, noise.host.df + seen)))
-        return Covariance(((outer * near, noise.launch.df + seen), (outer * far, noise.host.df + seen)))
+        # Of what moves to another site does, days and launches are known already.
+        near, known = (near, told) if told else (outer * near, seen)
+        return Covariance(((near, noise.launch.df + known), (outer * far, noise.host.df + seen)))
 
     def _scale(self, covariance: Array, pairs: Sequence[int], df: float) -> tuple[float, float]:
         """By what to multiply ``covariance``, and the degrees of freedom that the differences at ``pairs`` tell."""
@@ -241,8 +240,8 @@ class Timeline:
                 found.append(abs(self.points[i + 1].log - self.points[i].log) / math.sqrt(variance))
         if not found:
             return 1.0, 0.0
-        told = _EFFICIENCY * len(found)
-        shown = (_NORMAL * median(found)) ** 2
+        told = EFFICIENCY * len(found)
+        shown = (NORMAL * median(found)) ** 2
         return max(_LEAST_SCALE, (df + told * shown) / (df + told)), told
 
 

@@ -162,9 +162,7 @@ def _is_timed(launch: Launch) -> bool:
 
 def count_of(launch: Launch, name: str) -> float | None:
     """Of one of these metrics; ``None`` where the launch does not tell."""
-    if name not in COUNTED:
-        return other_counts(launch).get(name)
-    return counts_of(launch.trace).get(name)
+    return (counts_of(launch.trace) if name in COUNTED else other_counts(launch)).get(name)
 
 
 def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:

@@ -171,8 +171,7 @@ class Incidence(dict[str, Array]):
         for component, rows in places.items():
             self[component] = np.zeros((len(units), len(index[component])))
             for row, columns in enumerate(rows):
-                for column in columns:
-                    self[component][row, column] += 1 / len(columns)
+                np.add.at(self[component][row], columns, 1 / len(columns))
 
 
 # Prediction: what a panel's observations tell of unknowns whose covariance is known before (Henderson 1975).

@@ -17,7 +17,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.judge.change_points import Covariance, find_changes, levels_between
+from pytest_llmperf.judge.change_points import EFFICIENCY, NORMAL, Covariance, find_changes, levels_between
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Spread
 from pytest_llmperf.records.launch import DIARY_FILE, ENVIRONMENT_FILE, SENSORS_FILE, Environment
@@ -34,8 +34,7 @@ _WARM_UP, _WARM_UP_SECONDS = 0.1, 60.0
 _MOST_WINDOWS, _LEAST_WINDOWS, _LEAST_STEPS, _LASTING = 60, 12, 8, 8
 # The share of a window's steps that are the shortest.
 _LOW = 0.1
-# A normal deviate's median of absolute deviations; of how many values it tells as much as so many squares.
-_NORMAL, _EFFICIENCY, _LEAST_SD = 1.4826, 0.37, 1e-4
+_LEAST_SD = 1e-4
 # Of its window's median, what a stall is beyond it; its least seconds; of the time, what stalls may cost.
 _STALL, _LEAST_STALL_SECONDS, STALL_TOLERANCE = 0.5, 0.005, 0.02
 # Of the part of a difference that names its cause; of equal distances that make stalls periodic, and how many.
@@ -263,10 +262,10 @@ class _Steps:
     def _scatter(self, logs: Sequence[float]) -> Covariance:
         """Of windows by themselves, as their differences show it, and of what lasts for several of them."""
         number = len(logs)
-        sd = max(_LEAST_SD, _NORMAL / math.sqrt(2) * float(np.median(np.abs(np.diff(logs)))))
+        sd = max(_LEAST_SD, NORMAL / math.sqrt(2) * float(np.median(np.abs(np.diff(logs)))))
         apart = np.abs(np.subtract.outer(np.arange(number), np.arange(number)))
         lasting = self.rule.noise.sd**2 * np.exp(-apart * _LASTING / number)
-        return Covariance(((sd**2 * np.eye(number), _EFFICIENCY * (number - 1)), (lasting, self.rule.noise.df)))
+        return Covariance(((sd**2 * np.eye(number), EFFICIENCY * (number - 1)), (lasting, self.rule.noise.df)))
 
     def _why(self, before: Array, after: Array, share: float) -> str:
         """Where most of the difference is, as far as that is known: of the shortest steps, where these tell of it."""

@@ -35,9 +35,8 @@ class Squares:
     df: float = 0.0
 
 
-def summed(several: Iterable[Squares]) -> Squares:
-    shown = list(several)
-    return Squares(math.fsum(each.total for each in shown), sum(each.df for each in shown))
+def summed(several: Sequence[Squares]) -> Squares:
+    return Squares(math.fsum(each.total for each in several), sum(each.df for each in several))
 
 
 def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
@@ -144,7 +143,7 @@ def labels(launches: Sequence[Launch]) -> dict[str, list[str]]:
 
 def within_sessions(*groups: Sequence[Launch]) -> Squares:
     """Of the launches of each group about the mean of their session, together."""
-    return summed(between(launches, "launch", {}) for launches in groups)
+    return summed([between(launches, "launch", {}) for launches in groups])
 
 
 def between(launches: Sequence[Launch], component: str, lower: Mapping[str, float]) -> Squares:
@@ -237,17 +236,14 @@ class Experience:
     @classmethod
     def of(cls, cases: Sequence[Sequence[Launch]], prior: Noise) -> Experience:
         """Learn from the launches of each case; ``prior`` is what is believed before any was seen."""
-        rates: dict[str, tuple[float, ...]] = {}
-        for one in (launch for launches in cases for launch in launches):
-            for name, rate in one.canary.items():
-                key = f"{len(one.ranks)} {name}"
-                rates[key] = (*rates.get(key, ()), rate)
+        every = (launch for launches in cases for launch in launches)
+        rates = grouped((f"{len(one.ranks)} {name}", rate) for one in every for name, rate in one.canary.items())
         cases = [without_outliers(launches, prior) for launches in cases]
         noise = _nested(
             _between_launches(cases, prior.launch),
             lambda component, lower: _between_groups(cases, component, getattr(prior, component), lower),
         )
-        return cls(noise, rates)
+        return cls(noise, {name: tuple(several) for name, several in rates.items()})
 
 
 def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Spread:

@@ -94,6 +94,11 @@ class Accepted:
         return {**codec.plain_fields(self), "metrics": metrics}
 
 
+def since_reason(history: Sequence[Accepted]) -> Sequence[Accepted]:
+    """The acceptances from the last one on that has a reason; all of them without one."""
+    return history[max((number for number, entry in enumerate(history) if entry.reason), default=0) :]
+
+
 WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
 
 # No line of ours begins so.

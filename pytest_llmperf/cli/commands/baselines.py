@@ -25,10 +25,10 @@ from pytest_llmperf.cli.baseline_folder import (
     shown,
     without,
 )
-from pytest_llmperf.judge.acceptance import best, since_reason
+from pytest_llmperf.judge.acceptance import best
 from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, CurveBaseline, size_of
 from pytest_llmperf.judge.exact import changes
-from pytest_llmperf.judge.store import Accepted
+from pytest_llmperf.judge.store import Accepted, since_reason
 from pytest_llmperf.judge.trainings import spans, spreads
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured, rate_of
