@@ -100,25 +100,6 @@ def test_a_launch_for_which_no_time_is_left_is_not_said_to_have_started(job: Job
     assert "launch 1/1 started" not in result.stdout.str()
 
 
-def test_a_launch_that_ended_well_is_not_run_again_by_the_next_start(
-    job: Job, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
-    twice = ("--perf-resume", "--perf-launches", "2", "--perf-max-launches", "2", "--update-baselines=new")
-    job.slurm.plan(then={"nodes": DEAD})
-    assert job.run(*twice).ret == 75
-    assert job.launches == 2, "one ended well, one met the loss"
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    job.slurm.plan(nodes={"n1": {}, "n2": {}}, restarts=1, then=None)
-    result = job.run(*twice)
-    assert result.ret == 0, result.stdout.str()
-    assert job.launches == 3
-    assert "launch 1/2 started" not in result.stdout.str()
-    (case,) = job.document["results"]
-    assert len(case["launches"]) == 2
-    golden.lines(case["notes"], "1 of its")
-    assert job.document["slurm"] == {"job": os.environ["SLURM_JOB_ID"], "starts": 2}
-
-
 def test_a_failure_says_how_to_get_nodes_like_these(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_PARTITION", "acc")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "20")

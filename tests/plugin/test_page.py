@@ -31,6 +31,7 @@ class TestWherePagesCanBeMade:
     def test_a_run_is_written_as_a_page_with_the_command_that_runs_each_case_again(
         self, project: Project, golden: Golden
     ) -> None:
+        (project.path / "bl").mkdir()
         result = project.run("--perf-report=night.html", "--perf-json=out.json", "--perf-baselines=bl")
         result.assert_outcomes(failed=2)
         text = (project.path / "night.html").read_text(encoding="utf-8")
