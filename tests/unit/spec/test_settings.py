@@ -102,7 +102,7 @@ EVERYBODYS = {"gpus", "seed"} | {name for setting in SETTINGS if setting.evidenc
 
 #: Why each of these names a setting, or some; the registry, which a spec is part of, and the estimate may.
 EXCEPTIONS = {
-    "analysis/expectation.py": "which settings each kind of work is alike by, and what recomputation and sharding do to it",
+    "analysis/expectation.py": "which settings each kind of work is alike by, and what recomputation does to it",
     "analysis/formulas.py": "what the prediction's formula leaves out, a line for each",
     "analysis/ladder.py": "the chapter's rungs are specs",
     "cli/commands/report.py": "tables of the chapter: of its rungs by their settings, of scaling by parallelism",
