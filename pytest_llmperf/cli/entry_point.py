@@ -15,15 +15,10 @@ from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
 from pytest_llmperf.support import interpreter
 from pytest_llmperf.support.redaction import without_secrets
 
-# What there is not, by the command and an option of it: why, and what to use.
-_NONE = {
-    (
-        "tune",
-        "--script",
-    ): "'tune --script' cannot be: a search changes fields of a TrainSpec, and a script has none; in "
-    "a test, parametrize what its command says, and perf.compare takes turns",
-    ("explain", ""): "'explain' is gone; llmperf report RESULTS --html FILE shows a case's traced step, part by part",
-}
+_NO_SCRIPT = (
+    "'tune --script' cannot be: a search changes fields of a TrainSpec, and a script has none; in a test, parametrize "
+    "what its command says, and perf.compare takes turns"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,9 +101,8 @@ def _print(answer: Answer, screen: Screen) -> list[str]:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """As argparse has them, with words behind options too, as ``later_words``: ``check model=a --gpus 1 liger=1``."""
     parser, given = arguments_parser(), [word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)]
-    for (command, option), why in _NONE.items():
-        if given[:1] == [command] and option in ("", *given[1:]):
-            parser.error(why)
+    if given[:1] == ["tune"] and "--script" in given:
+        parser.error(_NO_SCRIPT)
     arguments: argparse.Namespace
     arguments, rest = parser.parse_known_args(argv)
     name = getattr(arguments, "later_words", "specs")

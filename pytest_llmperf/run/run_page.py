@@ -202,15 +202,12 @@ def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], .
     # For a document that does not say how it was run its id tells as much.
     gpus = (CaseName.parse(result.id).gpus or len(document.gpus)) if document.gpus else 0
     again = shlex.join(document.rerun(nodeid) or ["pytest", nodeid, "--gpus", str(gpus)])
-    if result.record.soak:
-        record = ""
-    elif result.verdict == "new":
+    record = ""
+    if result.verdict == "new":
         record = " --update-baselines=new"
     elif result.verdict in ("regressed", "improved", "changed") or (result.verdict == "pass" and result.record.changed):
         record = " --update-baselines" + ("" if result.verdict == "improved" else ' --perf-reason "why"')
-    else:
-        record = ""
-    accept = (("Accept it", _clipped(f"{again}{record}")),) if record else ()
+    accept = (("Accept it", _clipped(f"{again}{record}")),) if record and not result.record.soak else ()
     return (("Run it again", _clipped(again)), *accept)
 
 
