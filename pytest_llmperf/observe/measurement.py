@@ -10,6 +10,7 @@ import gc
 import json
 import math
 import os
+import resource
 import threading
 import time
 from collections import deque
@@ -128,13 +129,7 @@ def _forget_peak() -> None:
 
 
 def _peak_resident() -> int:
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    import resource  # noqa: PLC0415 - absent on Windows, where /proc is too
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 1024 * (_told("status", "VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 class Exchange:

@@ -11,6 +11,7 @@ import faulthandler
 import fcntl
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -196,8 +197,6 @@ class Headroom:
                 raise ValueError(f"a limit of {limit_bytes} bytes: {total} there are, {held} are held already")
             gpu.allow_share(device, (limit_bytes - held) / total)
             return
-        import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
-
         # What is freed is the system's again, which counts it: else glibc learns to keep blocks of up to 32 MiB.
         with suppress(OSError, AttributeError):  # another C library has no such call
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
@@ -212,8 +211,6 @@ class Headroom:
         if not self.is_capped:
             yield
             return
-        import resource  # noqa: PLC0415 - as above
-
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
         try:
@@ -295,14 +292,11 @@ def _gpu() -> ModuleType | None:
 
 def _of_the_process() -> Iterator[Room]:
     """Limits that somebody else has set: a shell's ``ulimit``, a scheduler."""
-    with suppress(ImportError):
-        import resource  # noqa: PLC0415 - as above
-
-        held = _held_bytes()
-        for limited, which in ((resource.RLIMIT_AS, _ALL), (resource.RLIMIT_DATA, _DATA)):
-            limit = resource.getrlimit(limited)[0]
-            if limit != resource.RLIM_INFINITY:
-                yield Room("its limit", limit, max(0, limit - held[which]))
+    held = _held_bytes()
+    for limited, which in ((resource.RLIMIT_AS, _ALL), (resource.RLIMIT_DATA, _DATA)):
+        limit = resource.getrlimit(limited)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield Room("its limit", limit, max(0, limit - held[which]))
 
 
 # Of what Linux tells of a process's memory: all addresses, and what it may write to and shares with nobody.
