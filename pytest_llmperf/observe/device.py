@@ -223,7 +223,7 @@ def clock_of(device: torch.device) -> Clock:
 
 def memory_of(device: torch.device, since: int | None = None) -> Memory:
     """Which counts from now on; ``since`` so many bytes were resident: from then on, and no peak is forgotten."""
-    return GpuMemory(forgets=since is None) if is_gpu(device) else Memory(since)
+    return GpuMemory(device, forgets=since is None) if is_gpu(device) else Memory(since)
 
 
 class GpuClock(Clock):
@@ -247,8 +247,9 @@ class GpuClock(Clock):
 class GpuMemory(Memory):
     loss_bytes = 512
 
-    def __init__(self, *, forgets: bool = True) -> None:
+    def __init__(self, device: torch.device, *, forgets: bool = True) -> None:
         """``forgets``: peaks count from now on, also for whoever else asks."""
+        self._device = device
         if forgets:
             torch.cuda.reset_peak_memory_stats()
 
@@ -264,7 +265,8 @@ class GpuMemory(Memory):
         yield  # what a host reads is none of the device's
 
     def peaks(self) -> tuple[int, int]:
-        return torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
+        # Also in another thread, of which the first GPU is the current one.
+        return torch.cuda.max_memory_reserved(self._device), torch.cuda.max_memory_allocated(self._device)
 
 
 _SM_CLOCK, _GPU_TEMPERATURE = 1, 0  # NVML's numbers for them

@@ -361,10 +361,13 @@ def test_host_memory_leaves_out_what_is_held_apart() -> None:
 
 
 def test_gpu_memory_keeps_no_count_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("memory_reserved", "max_memory_reserved", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda: 5)
+    rank = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5)
+    for name in ("max_memory_reserved", "max_memory_allocated"):
+        # Not of the current one, which in another thread is the first.
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: 5 if device == rank else 0)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: {"allocated_bytes": {"all": {"current": 3}}})
-    memory = device.GpuMemory(forgets=False)
+    memory = device.GpuMemory(rank, forgets=False)
     with memory.apart():
         text = "kept by the host" * 2**16
     assert (memory.now(), memory.allocated(), memory.peaks(), len(text)) == (5, 3, (5, 5), 2**20)
