@@ -30,6 +30,10 @@ _HYBRID_LEAST = 4
 _FEW: Mapping[str, int] = {"ddp": 2, "fsdp": 2, "fsdp_hybrid": 4, "tensor": 2}
 
 
+# Those that update each weight by itself where ranks share it.
+_ONE_BY_ONE = ("adamw_torch", "sgd")
+
+
 def few_ranks(spec: TrainSpec) -> int:
     """As few of its ranks as show that they share a step."""
     return min(spec.gpus, _FEW[spec.parallelism])
@@ -90,6 +94,11 @@ def _tensor_clash(spec: TrainSpec) -> str | None:
     heads = (sizes.num_heads, sizes.num_key_value_heads) if sizes else ()
     if any(each % spec.gpus for each in heads):
         return f"tensor shares attention's heads: {spec.gpus} GPUs do not divide {' and '.join(map(str, heads))}"
+    # Some weights are shared and others are not: what works on several at once takes no such list.
+    if spec.optimizer not in _ONE_BY_ONE:
+        return f"tensor with {spec.optimizer} does not train: use optimizer={' or '.join(map(repr, _ONE_BY_ONE))}"
+    if spec.mixed_precision == "fp16":
+        return "tensor with fp16 loss scaling does not train: use bf16"
     untried = (("fp8", spec.fp8 != "no"), ("save_checkpoint", spec.save_checkpoint), ("lora", spec.lora))
     for name, value in untried:
         if value:

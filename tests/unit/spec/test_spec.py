@@ -110,6 +110,11 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"parallelism": "tensor"}, "nothing to shard over on one GPU"),
         ({"parallelism": "tensor", "gpus": 3}, "3 GPUs do not divide 32 and 8"),
         ({"parallelism": "tensor", "gpus": 2, "save_checkpoint": True}, "leave save_checkpoint out"),
+        ({"parallelism": "tensor", "gpus": 2, "optimizer": "adamw_torch_fused"}, "use optimizer='adamw_torch' or"),
+        (
+            {"parallelism": "tensor", "gpus": 2, "model_precision": "fp32", "mixed_precision": "fp16"},
+            "fp16 loss scaling does not train",
+        ),
         ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
         ({"sequence_length": 0}, "sequence_length=0 must be at least 1"),
         ({"sequence_length": 1}, "no next token"),
