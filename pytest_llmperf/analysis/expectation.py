@@ -108,7 +108,8 @@ class Case:
             products = float(sum(n for name, n in self.static.flops.items() if "attention" not in name))
         else:
             again = spec.gradient_checkpointing and spec.checkpointing_policy == "full"
-            products = tokens * sizes.weights * (8.0 if again else 6.0) + 12 * scores * (spec.attention == "eager")
+            each = sizes.weights * (8.0 if again else 6.0) - (spec.unmade_flops_per_token or 0.0)
+            products = tokens * each + 12 * scores * (spec.attention == "eager")
         calls = float(spec.gradient_accumulation_steps * sizes.num_layers)
         return {
             **dict.fromkeys(ORDER, float(tokens * sizes.num_layers * width)),
@@ -169,8 +170,8 @@ class Expectation:
         """The use of the chip; ``None``: its peak or the model's arithmetic is not known."""
         spec = self.asked.spec
         peak = peak_flops(self.asked.kind, spec.compute_precision)
-        flops = spec.architecture.flops_per_token(spec.sequence_length)
-        return self.rate * flops / peak if peak and flops else None
+        flops, unmade = spec.architecture.flops_per_token(spec.sequence_length), spec.unmade_flops_per_token
+        return self.rate * (flops - unmade) / peak if peak and flops and unmade is not None else None
 
 
 def expected(asked: Case, cases: Sequence[Case], errors: Sequence[Error]) -> Expectation | None:

@@ -76,6 +76,16 @@ def test_each_kind_of_work_is_scaled_by_itself() -> None:
     assert parts["optimizer"] == pytest.approx(0.04)
 
 
+def test_adapters_have_a_third_less_products_and_no_use_of_the_chip_for_those_they_leave_out() -> None:
+    full, adapters = (Case(spec=replace(SPEC, lora=lora), kind=H200) for lora in (False, True))
+    (of_all, of_some) = ((each.work or {})["matrix products"] for each in (full, adapters))
+    assert of_some == pytest.approx(of_all * 2 / 3)
+    uses = [found_of(each, case(SPEC, 0.1, gemm=0.1)) for each in (full, adapters)]
+    assert [(one.mfu or 0) * one.step_seconds for one in uses] == [
+        pytest.approx((uses[0].mfu or 0) * uses[0].step_seconds * share, rel=0.03) for share in (1, 2 / 3)
+    ]
+
+
 def test_what_decides_a_kind_of_work_tells_most_of_it() -> None:
     eager = case(replace(SPEC, attention="eager", liger=True), 0.2, gemm=0.1, softmax=0.1)
     fused = case(replace(SPEC, optimizer="sgd"), 0.11, gemm=0.1, flash_fwd=0.01)
