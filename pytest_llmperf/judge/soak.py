@@ -23,6 +23,7 @@ from pytest_llmperf.judge.stats import Spread
 from pytest_llmperf.records.launch import DIARY_FILE, ENVIRONMENT_FILE, SENSORS_FILE, Environment
 from pytest_llmperf.records.metrics import COUNTED, MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import Soak, joined_reasons
+from pytest_llmperf.settings.data import is_uneven
 from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats
@@ -193,7 +194,7 @@ def _figures(ranks: Sequence[Diary], spec: Spec) -> dict[str, float]:
     """Those of a launch that a soak has too, by metric."""
     seconds = float(np.median(ranks[0].steps[:, 0]))
     rate, work = RATE, 0.0
-    if isinstance(spec, TrainSpec):
+    if isinstance(spec, TrainSpec) and not is_uneven(spec):
         work = spec.sequences_per_step * spec.sequence_length / spec.gpus
     elif isinstance(spec, ScriptSpec):
         rate = COUNTED.get(spec.rate_unit if spec.given_tokens else "unknown", RATE)

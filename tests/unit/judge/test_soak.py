@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -309,6 +310,13 @@ def test_it_has_the_figures_of_a_launch(tmp_path: Path, spec: Spec, rate: str, v
         "steps": 2000,
     }
     assert found["soak"].environment == ENVIRONMENT
+
+
+def test_steps_of_as_many_tokens_as_their_documents_have_no_rate(tmp_path: Path) -> None:
+    leave(tmp_path, diary(steady(2000, sd=0)))
+    found = judge_folder(tmp_path, 100.0, replace(SPEC, data="text", rows="padding_free"), GPU)
+    assert {check.metric for check in found["checks"]} >= {"step_seconds", "steps"}
+    assert "tokens_per_second_per_gpu" not in {check.metric for check in found["checks"]}
 
 
 @given(st.lists(st.floats(0.001, 30.0), min_size=1, max_size=400), st.booleans())
