@@ -153,6 +153,8 @@ class Policy:
     """Whether launches ran on hardware that their baseline does not know."""
     waits: bool = False
     """Whether a loss that may be its GPU's is decided at the run's end, by when other cases have told of that."""
+    chosen: frozenset[str] = frozenset()
+    """Metrics of which somebody chose the tolerance: nothing narrows it."""
 
     def __post_init__(self) -> None:
         for metric, tolerance in self.tolerances.items():
@@ -176,7 +178,8 @@ class Policy:
             {metric: value for metric, value in special.items() if metric not in tolerances}
             for special in (self.elsewhere, self.paired)
         )
-        return replace(self, tolerances={**self.tolerances, **tolerances}, elsewhere=elsewhere, paired=paired)
+        own, chosen = {**self.tolerances, **tolerances}, self.chosen | {*tolerances}
+        return replace(self, tolerances=own, elsewhere=elsewhere, paired=paired, chosen=chosen)
 
     def difference(self, launches: Sequence[Launch], stored: Sequence[Launch]) -> Difference:
         return stats.difference(launches, stored, self.knowledge or self.noise)

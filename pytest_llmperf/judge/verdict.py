@@ -74,7 +74,8 @@ def _judged(
     for name, metric in measured([*launches, *held.launches]).items():
         check = _new(metric, launches, policy.tolerances.get(name))
         if metric.alike is not None and check.tolerance is not None:
-            tolerance = _of_alike(metric, launches, held, check.tolerance)
+            narrowest = check.tolerance if name in policy.chosen else metric.alike
+            tolerance = _of_alike(metric, launches, held, check.tolerance, narrowest)
             check = replace(check, tolerance=tolerance, verdict=None if tolerance is None else check.verdict)
         if metric.rule == "speed":
             found.append(_speed(check, launches, difference, policy, policy.on_known.get(name)))
@@ -194,9 +195,11 @@ def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: H
     return Decided(check, policy.rule.budget >= CONFIRMED_BY)
 
 
-def _of_alike(metric: Metric, launches: Sequence[Launch], held: Held, tolerance: float) -> float | None:
+def _of_alike(
+    metric: Metric, launches: Sequence[Launch], held: Held, tolerance: float, narrowest: float
+) -> float | None:
     """The tolerance of a figure that repeats itself where versions and kind of GPU are the same; ``None`` where what it
-    is held against shows that it does not. One that somebody chose stays."""
+    is held against shows that it does not. One that somebody chose stays: it is the ``narrowest`` then."""
 
     def kind(launch: Launch) -> tuple[Any, ...]:
         return (launch.environment.gpu, *sorted(launch.environment.versions.items()))
@@ -205,8 +208,7 @@ def _of_alike(metric: Metric, launches: Sequence[Launch], held: Held, tolerance:
     values = [metric.read([launch]) for launch in held.launches if kind(launch) == last]
     if len(values) < CONFIRMED_BY or median_high(values) > limit(metric, min(values), metric.alike or 0.0):
         return None
-    is_alike = all(kind(launch) == last for launch in launches)
-    return metric.alike if is_alike and tolerance == metric.gpu else tolerance
+    return narrowest if all(kind(launch) == last for launch in launches) else tolerance
 
 
 def _told(found: Sequence[Decided]) -> list[Decided]:
