@@ -177,6 +177,7 @@ class Expectation:
 def expected(asked: Case, cases: Sequence[Case], errors: Sequence[Error]) -> Expectation | None:
     """What ``cases``, which are filled and judged by ``errors``, say of ``asked``; ``None``: nothing."""
     others = [one for one in cases if (one.kind, one.digest) != (asked.kind, asked.digest)]
+    others = [one for one in others if one.spec.lora == asked.spec.lora]  # adapters alone say what adapters take
     products = [(one.work or {})[MATRIX] for one in others]
     found = estimated(asked, others)
     if found is None or not min(products) / _BEYOND <= (asked.work or {})[MATRIX] <= max(products) * _BEYOND:

@@ -158,3 +158,9 @@ def test_rates_of_a_chip_are_those_of_its_launches() -> None:
     launch = replace(launch_of(SPEC), canary={"matmul_flops": 8e14, "copy_bytes_per_second": 4e12})
     assert rates_of([launch, launch_of(SPEC)]) == (8e14, 4e12)
     assert rates_of([launch_of(SPEC)]) is None
+
+
+def test_adapters_are_told_by_adapters_alone() -> None:
+    asked, stored = Case(spec=replace(SPEC, lora=True), kind=H200), filled([case(SPEC, 0.1, gemm=0.1)])
+    assert expected(asked, stored, []) is None
+    assert expected(replace(asked, spec=SPEC.changed(seed=7)), stored, []) is not None
