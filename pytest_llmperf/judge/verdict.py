@@ -280,7 +280,7 @@ def speed_check(check: Check, difference: Difference, rule: Rule) -> Decided:
         if seen < 1:
             told.append(f"this gate sees {seen * 100:.1f} %, not its tolerance of {tolerance * 100:.1f} %")
         else:
-            told.append(f"equal launches scatter: what is {1 + seen:.0f} times slower is seen, and little less")
+            told.append(f"equal launches scatter: only what is some {1 + seen:.0f} times slower is seen")
     sign = -1 if check.higher_is_better else 1
     check = replace(
         check,

@@ -176,9 +176,9 @@ class Caller:
         of_spec = {RATE: spec.throughput_tolerance, MEMORY: spec.memory_tolerance}
         said = {metric: value for metric, value in of_spec.items() if value is not None}
         for named in (run.settings.tolerances, said, self.terms.tolerances):
-            # Who allows more memory means all of it.
-            both = {row.told_by: named[name] for name, row in METRICS.items() if row.told_by and name in named}
-            tolerances = {**named, **both, **named}
+            # Who allows more memory means all of it, if not said otherwise.
+            also = {row.told_by: named[name] for name, row in METRICS.items() if row.told_by and name in named}
+            tolerances = dict(named) | {name: value for name, value in also.items() if name not in named}
             for metric, tolerance in tolerances.items():
                 if tolerance >= 1 and not run.on_cpu:
                     raise CaseFailedError(

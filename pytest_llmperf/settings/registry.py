@@ -8,13 +8,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
-from pytest_llmperf.settings.parallelism import PASSES, SEQUENCES
+from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, TrainSpec, claimed, equal, read_evidence
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.user_input import first_few, hint
 
 # Files of this folder; a few have a second setting.
-_FILES = "precision attention liger loss lora compilation optimizer parallelism data arguments"
+_FILES = "precision attention experts liger loss lora compilation optimizer parallelism batch data arguments"
 _KNOWN = {
     each.name: each
     for file in _FILES.split()

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_llmperf.settings.arguments import OPEN, canonical
+from pytest_llmperf.settings.batch import AXIS as SIZES
+from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.liger import LOSS, liger_kernels
 from pytest_llmperf.settings.optimizer import RUNNABLE_OPTIMIZERS
-from pytest_llmperf.settings.parallelism import AXIS as SIZES
-from pytest_llmperf.settings.parallelism import SIZE
 from pytest_llmperf.settings.precision import PRECISIONS, precision_fields
 from pytest_llmperf.settings.registry import SETTINGS
 from pytest_llmperf.settings.setting import Axis, Choice, Search, SpecError

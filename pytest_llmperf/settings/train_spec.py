@@ -12,13 +12,13 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from pytest_llmperf.settings import arguments, lora, models, registry
-from pytest_llmperf.settings import data as texts
-from pytest_llmperf.settings.data import PADDED, TextFiles, TokenizerFiles
+from pytest_llmperf.settings import arguments, lora, models, registry, text_files
+from pytest_llmperf.settings.data import PADDED
 from pytest_llmperf.settings.parallelism import data_ranks, on_fewer
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
+from pytest_llmperf.settings.text_files import TextFiles, TokenizerFiles
 from pytest_llmperf.support.user_input import hint
 
 __all__ = ["SpecError", "TrainSpec", "known_failure", "precision_fields"]
@@ -152,12 +152,12 @@ class TrainSpec(Spec):
     @property
     def text_files(self) -> TextFiles:
         """What ``data="text"`` reads; SpecError: there is no such text, or no such split of it."""
-        return _resolved("TrainSpec: ", texts.resolve_text, self.text, self.split)
+        return _resolved("TrainSpec: ", text_files.resolve_text, self.text, self.split)
 
     @property
     def tokenizer_files(self) -> TokenizerFiles:
         """By what ``data="text"`` is made tokens; SpecError: there is no such tokenizer."""
-        return _resolved("TrainSpec: ", texts.resolve_tokenizer, self.tokenizer)
+        return _resolved("TrainSpec: ", text_files.resolve_tokenizer, self.tokenizer)
 
     @property
     def has_padding(self) -> bool:

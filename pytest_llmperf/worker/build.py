@@ -27,14 +27,8 @@ from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import settings
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import arguments, compilation, data, liger, parallelism, precision
-from pytest_llmperf.worker.settings.attention import (
-    check_attention,
-    choose_sdpa,
-    experts_arguments,
-    found_settings,
-    transformers_version,
-)
+from pytest_llmperf.worker.settings import arguments, compilation, data, experts, liger, parallelism, precision
+from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
 
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
 _SEES_AHEAD: tuple[tuple[str, tuple[object, ...], str], ...] = (
@@ -105,7 +99,7 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
     check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
     arguments.check_configuration(spec, hf_config)
-    given = {"dtype": dtype, "attn_implementation": spec.attention, **experts_arguments(spec)}
+    given = {"dtype": dtype, "attn_implementation": spec.attention, **experts.arguments(spec)}
     if spec.weights is None:
         # Drawing 1.2e9 weights takes a minute on the host and half a second on the GPU.
         with device, of_what_cannot_be_built(hf_config.model_type):

@@ -182,6 +182,7 @@ def test_the_defaults_that_differ_are_those_of_the_documentation() -> None:
         assert [row[:3] for row in made[1:]] == [row[:3] for row in kept[1:] if row[1] != row[2]]
 
 
+@pytest.mark.wide
 class TestLora:
     """Adapters alone are trained, over weights as they are or in four bits."""
 

@@ -195,7 +195,7 @@ def test_what_a_prediction_does_not_look_at_is_predicted_once() -> None:
         {"liger": True},
         {"optimizer": "sgd"},
         {"optimizer": "adamw_torch_fused"},
-        {"lora": True},
+        pytest.param({"lora": True}, marks=pytest.mark.wide),
         {"gradient_accumulation_steps": 3},
         {"gradient_checkpointing": True},
         {"sdpa_backend": "math"},

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.settings import data as text_files
+from pytest_llmperf.settings import text_files
 from pytest_llmperf.settings.train_spec import SpecError
 
 torch = pytest.importorskip("torch")

@@ -16,9 +16,9 @@ from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError, RunEndedError
 from pytest_llmperf.run.tuning.trials import STEPS, Trials, Tried, Tuning
 from pytest_llmperf.run.tuning.winner import FULL_STEPS, Final, proof_seconds
+from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.settings.optimizer import least_copies
-from pytest_llmperf.settings.parallelism import SIZE
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
 

@@ -36,8 +36,8 @@ from pytest_llmperf.worker.estimate.storages import (
     on_this_rank,
     parts_at_peak,
 )
-from pytest_llmperf.worker.settings import lora
-from pytest_llmperf.worker.settings.attention import attentions_of, check_attention, experts_arguments
+from pytest_llmperf.worker.settings import experts, lora
+from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
 from pytest_llmperf.worker.settings.loss import replace_loss
@@ -71,7 +71,7 @@ def plan(
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         dtype = DTYPES[spec.model_precision]
-        given = {"attn_implementation": attention, **experts_arguments(spec)}
+        given = {"attn_implementation": attention, **experts.arguments(spec)}
         model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **given)
         check_direction(model.config)
         replace_loss(spec, model)

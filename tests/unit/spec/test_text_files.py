@@ -14,9 +14,8 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.store import same_settings
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.settings import data as text_files
-from pytest_llmperf.settings import registry
-from pytest_llmperf.settings.data import Split
+from pytest_llmperf.settings import registry, text_files
+from pytest_llmperf.settings.text_files import Split
 from pytest_llmperf.settings.train_spec import SpecError
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden

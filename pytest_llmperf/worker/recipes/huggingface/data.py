@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_collator
 
-from pytest_llmperf.settings.data import COLUMN, TextFiles, has_document_a_row, is_apart, is_uneven
+from pytest_llmperf.settings.data import has_document_a_row, is_apart, is_uneven
+from pytest_llmperf.settings.text_files import COLUMN, TextFiles
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import cache_folder, replacing
 from pytest_llmperf.worker.folder import RefusedError

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, set_seed
 from transformers.pytorch_utils import Conv1D
 
-from pytest_llmperf.settings.parallelism import SEQUENCES
+from pytest_llmperf.settings.batch import SEQUENCES
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import GIB
 from pytest_llmperf.worker.build import build_model, training_arguments
