@@ -1,18 +1,20 @@
-"""Every configuration of a space launched once, to be searched from that by ``tools.tuning_replay``.
+"""Configurations of a space launched once each, to be searched from that by ``tools.tuning_replay``.
 
-``python -m tools.tuning_grid MODEL SPACE.toml OUT.jsonl [--gpus N] [--seconds S]`` goes on where it was ended.
+``python -m tools.tuning_grid MODEL SPACE.toml OUT.jsonl [--gpus N] [--seconds S] [--most N]`` goes on where it was
+ended. The space's own beginning comes first, the others in one random order, whatever is measured of them: each fifth
+is one that spares memory for time. What does not fit by predicted memory is written down without a launch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.judge.tuning import Trial
@@ -21,9 +23,14 @@ from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.tuning.trials import Trials
+from pytest_llmperf.run.tuning.tuner import MemoryForecast, field_of
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import codec
+from pytest_llmperf.support import codec, formats
+
+_SEED, _PLAIN, _LONGEST = 15, 4, 120.0
+# What says nothing of a configuration, and is made again by the next call.
+_OF_THE_HOST = frozenset({"killed", "never-started", "unwritable", "rendezvous", "node-failure"})
 
 
 @dataclass(frozen=True)
@@ -40,44 +47,69 @@ def read(path: Path) -> list[Measured]:
     return [Measured(TrainSpec.from_dict(row["spec"]), codec.read(Trial, row["trial"], newer=True)) for row in rows]
 
 
-def _usual(spec: TrainSpec) -> Mapping[str, Any]:
+def line(row: Measured) -> str:
     """What of it is not at its default: a line of a grid is read by people too."""
-    usual = TrainSpec(model=spec.model).to_dict()
-    return {name: value for name, value in spec.to_dict().items() if name == "model" or value != usual[name]}
+    spec, trial = row.spec.to_dict(), codec.plain(row.trial)
+    usual, none = TrainSpec(model=row.spec.model).to_dict(), codec.plain(Trial(digest="", id="", wall_seconds=-1.0))
+    said = {name: value for name, value in spec.items() if name == "model" or value != usual[name]}
+    return json.dumps({"spec": said, "trial": {name: one for name, one in trial.items() if one != none[name]}}) + "\n"
 
 
-def _line(row: Measured) -> str:
-    return json.dumps({"spec": _usual(row.spec), "trial": codec.plain(row.trial)}) + "\n"
+def in_order(specs: Sequence[TrainSpec], wastes: Sequence[float]) -> Iterator[TrainSpec]:
+    """The first of all, and the others at random: of those that cost more to spare memory one after four others."""
+    order = list(zip(specs, wastes, strict=True))
+    rest = order[1:]
+    random.Random(_SEED).shuffle(rest)  # noqa: S311 - the same space is measured in the same order
+    plain, sparing = ([spec for spec, waste in rest if bool(waste) == spares] for spares in (False, True))
+    yield order[0][0]
+    while plain or sparing:
+        yield from plain[:_PLAIN]
+        yield from sparing[:1]
+        del plain[:_PLAIN], sparing[:1]
 
 
-def measure(model: str, space: Path, out: Path, gpus: int | None, seconds: float) -> Iterator[str]:
-    """Launch what ``out`` does not have yet; a line each."""
+def measure(asked: argparse.Namespace) -> Iterator[str]:
+    """Launch those that its file does not have yet; a line each."""
+    out: Path = asked.out
     known = {one.spec for one in read(out)} if out.exists() else set[TrainSpec]()
     context = Run(
-        Settings(gpus=gpus, baselines=Path("baselines").absolute(), timeout_seconds=120.0, calibration=False),
+        Settings(gpus=asked.gpus, baselines=Path("baselines").absolute(), timeout_seconds=_LONGEST, calibration=False),
         rootdir=Path.cwd(),
     )
     length = 64 if context.on_cpu else 1024
-    candidates = Space(TrainSpec(model=model, sequence_length=length), read_axes(space)).candidates()
-    yield f"{len(candidates.specs)} configurations, {sum(candidates.refused.values())} cannot be"
+    found = Space(TrainSpec(model=asked.model, sequence_length=length, micro_batch_size=8), read_axes(asked.space))
+    candidates = found.candidates()
+    order = [*in_order(candidates.specs, field_of(found, candidates.specs).wastes)][: asked.most]
+    order = [spec for spec in order if spec not in known]
+    yield f"{len(candidates.specs)} configurations, {sum(candidates.refused.values())} cannot be, {len(order)} to do"
+    if not order:
+        return
+    context.begin(order[:1])
+    context.until = until = time.monotonic() + asked.seconds
+    forecast = MemoryForecast(0 if context.on_cpu else context.memory_bytes)
     caller = Caller(
         run=context, terms=CaseTerms(), findings=Findings(), observer=Terminal(), nodeid="tools.tuning_grid"
     )
-    context.begin(candidates.specs[:1])
-    context.until = until = time.monotonic() + seconds
     trials = Trials(caller)
     try:
-        for spec in candidates.specs:
-            if spec in known or time.monotonic() > until:
-                continue
-            trial = trials.make(spec)
-            if time.monotonic() > until and not trial.is_measured:
-                continue
-            with out.open("a", encoding="utf-8") as file:
-                file.write(_line(Measured(spec, trial)))
+        large = [spec for spec in order if spec.micro_batch_size > candidates.specs[0].micro_batch_size]
+        forecast.ask(large)  # beside the launches
+        for spec in order:
+            if time.monotonic() > until:
+                break
+            if spec not in large or forecast.fits(spec):
+                trial = trials.make(spec)
+            else:
+                why = f"{formats.memory(forecast.peaks[spec])} are predicted"
+                trial = Trial(digest=spec.digest, id=spec.id, wall_seconds=0.0, failure=why, kind="oom")
+            is_ended = time.monotonic() > until and not trial.is_measured
+            if not is_ended and trial.kind not in _OF_THE_HOST:
+                with out.open("a", encoding="utf-8") as file:
+                    file.write(line(Measured(spec, trial)))
             rate = f"{trial.tokens_per_second_per_gpu:,.0f} tokens/s/GPU" if trial.is_measured else trial.failure
             yield f"{trial.wall_seconds:6.1f} s  {spec.id}  {rate}"
     finally:
+        forecast.close()
         context.close()
 
 
@@ -89,9 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--gpus", type=int)
     parser.add_argument("--seconds", type=float, default=3600.0)
-    one = parser.parse_args(argv)
-    lines = measure(one.model, one.space, one.out, one.gpus, one.seconds)
-    for line in lines:
+    parser.add_argument("--most", type=int, help="so many of them; default: all")
+    for line in measure(parser.parse_args(argv)):
         print(line, flush=True)
     return 0
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from pytest_llmperf.judge.tuning import Trial
+from pytest_llmperf.settings.train_spec import TrainSpec
+from tools.tuning_grid import Measured, in_order, line, read
 from tools.tuning_replay import CHOSEN_ON, GRIDS, by_ascent, by_chance, gap, grid, world
 from tools.tuning_world import FAMILIES
 
@@ -26,3 +30,19 @@ def test_families_on_which_nothing_was_chosen_end_near_their_best() -> None:
     families = [one for one in FAMILIES if one.name not in CHOSEN_ON][:2]
     found = [gap(world(one, 7), by_ascent, 480.0, 7, anywhere=False)[0] for one in families]
     assert max(found) < 0.05
+
+
+def test_a_part_of_a_grid_is_a_sample_of_it_and_most_of_it_spares_no_memory() -> None:
+    specs = [TrainSpec(model="llama-tiny", micro_batch_size=size) for size in range(1, 41)]
+    order = [*in_order(specs, [size > 20 for size in range(40)])]
+    assert sorted(order, key=specs.index) == specs
+    assert order[0] == specs[0]
+    assert order[:21] != specs[:21]
+    assert sum(one.micro_batch_size > 21 for one in order[1:21]) == 4
+
+
+def test_a_line_of_a_grid_is_read_as_it_was(tmp_path: Path) -> None:
+    spec = TrainSpec(model="llama-tiny", micro_batch_size=3)
+    rows = [Measured(spec, Trial(digest="a", id=spec.id, wall_seconds=wall, steps=7)) for wall in (0.0, 2.5)]
+    (tmp_path / "grid.jsonl").write_text("".join(map(line, rows)), encoding="utf-8")
+    assert read(tmp_path / "grid.jsonl") == rows
