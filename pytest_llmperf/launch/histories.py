@@ -1,29 +1,25 @@
-"""Histories: revisions of a git project, each in a clone of its own; versions of a package, each installed by pip
-beside what is installed here; or versions by a command for each. The interpreter of each, a candidate, is in a folder
-of the cache that one process makes once: complete, or made anew."""
+"""Histories: revisions of a git project, each in a clone of its own; or versions by a command for each. The interpreter
+of each, a candidate, is in a folder of the cache that one process makes once: complete, or made anew."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
-import site
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 from filelock import FileLock
-from packaging.version import InvalidVersion, Version
 
 from pytest_llmperf.launch.scratch import means_no_room
 from pytest_llmperf.records.result import Candidate
@@ -182,8 +178,6 @@ _LINE = 5
 _HAS_SAFE_PATH = sys.version_info >= (3, 11)
 #: What a command has in place of a version.
 PLACE = "{version}"
-_AVAILABLE = re.compile(r"^Available versions:\s*(.+)$", re.MULTILINE)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -205,7 +199,7 @@ class GitHistory:
         if not found:
             raise HistoryError(
                 f"{self.folder} is in no git repository: expected a project's checkout, by --project DIR, or "
-                "versions, by --package NAME or --python COMMAND"
+                "versions, by --python COMMAND"
             )
         return Path(found.strip())
 
@@ -303,67 +297,6 @@ class GitHistory:
 
 
 @dataclass(frozen=True)
-class PackageHistory:
-    """Each version in an environment of its own, which has everything else from this one."""
-
-    package: str
-    versions: Sequence[str] = ()
-    """Those to compare; if none are given, those that pip's index has between the ends."""
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.package):
-            raise HistoryError(f"--package {self.package}: expected a distribution's name, e.g. transformers")
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return ("package", self.package, sys.prefix)
-
-    def span(self, good: str, bad: str) -> Span:
-        low, high = _version("--good", good), _version("--bad", bad)
-        if low == high:
-            raise HistoryError(f"--good {good} and --bad {bad} are the same version")
-        if low > high:
-            raise HistoryError(f"--good {good} comes after --bad {bad}: exchange them")
-        known = list(self.versions)
-        if not known:
-            index = [sys.executable, "-m", "pip", "index", "versions", self.package, "--disable-pip-version-check"]
-            try:
-                listed = _AVAILABLE.search(run(index))
-            except NotMadeError as error:
-                why = f"--package {self.package}: pip lists no versions, name them by --versions ({error})"
-                raise HistoryError(why) from error
-            known = [text.strip() for text in listed[1].split(",")] if listed else []
-            for option, name in (("--good", good), ("--bad", bad)):
-                if name not in known:
-                    raise HistoryError(f"{option} {name}: the index has no such {self.package}{hint(name, known)}")
-        given = {one: text for text, one in ((text, _version("--versions", text)) for text in known)}
-        within = sorted(one for one in given if low < one < high)
-        beyond = [given[one] for one in sorted(given) if not low <= one <= high]
-        note = f"of --versions, {', '.join(beyond)}: not between {good} and {bad}, left out"
-        return replace(_line([good, *map(str, within), bad]), notes=(note,) if beyond and self.versions else ())
-
-    def python(self, candidate: Candidate) -> str:
-
-        def make(folder: Path) -> None:
-            home = folder / "venv"
-            run([sys.executable, "-m", "venv", str(home)])
-            python = str(home / "bin" / "python")
-            packages = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
-            # What this version does not replace, and need not, is found where it is installed now.
-            users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-            ours = dict.fromkeys([*site.getsitepackages(), *users])
-            lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in ours)
-            Path(packages, "_beside.pth").write_text(lines, encoding="utf-8")
-            wanted = f"{self.package}=={candidate.name}"
-            run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted])
-
-        return probed(str(made("package", (*self.key, candidate.name), make) / "venv" / "bin" / "python"))
-
-    def further(self, candidate: Candidate) -> str:
-        return f"its release notes, or: pip download --no-deps {self.package}=={candidate.name}"
-
-
-@dataclass(frozen=True)
 class CommandHistory:
     """Each version by a command that is its interpreter: one of another environment, or of a container."""
 
@@ -412,10 +345,3 @@ class CommandHistory:
 def _line(names: Sequence[str]) -> Span:
     candidates = tuple(Candidate(name, (before,)) for before, name in pairwise(names))
     return Span(Candidate(names[0]), candidates)
-
-
-def _version(option: str, text: str) -> Version:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        raise HistoryError(f"{option} {text}: no version, expected e.g. 4.55.0") from None

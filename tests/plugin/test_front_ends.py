@@ -180,7 +180,7 @@ def test_nor_of_a_command_that_checks(commands: Path, fail: str, said: str, code
     [
         ["check", "model=llama-tiny"],
         ["tune", "llama-tiny"],
-        ["bisect", "model=llama-tiny", "--package", "pip", "--versions", "1.0,1.1", "--good", "1.0", "--bad", "1.1"],
+        ["bisect", "model=llama-tiny", "--python", "x{version}", "--versions", "1,2", "--good", "1", "--bad", "2"],
     ],
 )
 def test_a_fault_that_is_misspelt_is_one_line_of_a_command_and_exit_code_2(

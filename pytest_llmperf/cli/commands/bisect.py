@@ -1,4 +1,4 @@
-"""``llmperf bisect``: the revision, or the version of a package, that made a training slower, larger or another."""
+"""``llmperf bisect``: the revision, or the version, that made a training slower, larger or another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared, facts, plain, table
 from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, usage_errors
 from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
-from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError, PackageHistory, Span
+from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError, Span
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector, Change
@@ -123,10 +123,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--path", action="append", default=[], metavar="DIR", help=what)
     add("--build", default="", metavar="COMMAND", help="what each checkout needs before it is used, e.g. make")
     add("--first-parent", action="store_true", help="count a merge as one change, as git bisect does")
-    add("--package", metavar="NAME", help="compare versions of this package in place of revisions")
-    what = "versions to compare, e.g. 4.55.0,4.55.1; default with --package: all of pip's index between the ends"
+    what = "versions to compare, the oldest first, e.g. 4.55.0,4.55.1"
     add("--versions", type=_versions, default=[], metavar="LIST", help=what)
-    what = "compare what this command runs in place of revisions, e.g. 'apptainer exec torch-{version}.sif python'"
+    what = "compare what this command runs in place of revisions, e.g. 'uv run --with trl=={version} python'"
     add("--python", metavar="COMMAND", help=what)
     add("--by", choices=CRITERIA, help="what tells bad from good; default: the first in which the ends differ")
     number = argument(user_input.count, "a number of pairs, 1 or more")
@@ -187,18 +186,13 @@ def _versions(text: str) -> list[str]:
 
 def _history(arguments: argparse.Namespace) -> History:
     """What the candidates are; CaseError: options of two kinds; HistoryError: no such history."""
-    others = [f"--{name}" for name in ("package", "python") if getattr(arguments, name) is not None]
     git = [f"--{name.replace('_', '-')}" for name in _OF_GIT if getattr(arguments, name)]
-    if len(others) > 1 or (others and git):
-        raise CaseError(f"{' and '.join((*others, *git))} are of different histories, expected one of them")
-    if arguments.versions and not others:
-        raise CaseError(
-            f"--versions {shlex.quote(','.join(arguments.versions))} needs --package NAME or --python COMMAND"
-        )
-    if arguments.package is not None:
-        return PackageHistory(arguments.package, arguments.versions)
     if arguments.python is not None:
+        if git:
+            raise CaseError(f"--python and {' and '.join(git)} are of different histories, expected one of them")
         return CommandHistory(arguments.python, arguments.versions)
+    if arguments.versions:
+        raise CaseError(f"--versions {shlex.quote(','.join(arguments.versions))} needs --python COMMAND")
     project = (arguments.project or Path()).absolute()
     if not project.is_dir():
         raise CaseError(f"--project {project}: no such folder")

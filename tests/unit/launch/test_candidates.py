@@ -18,7 +18,6 @@ from pytest_llmperf.launch.histories import (
     HistoryError,
     NoRoomError,
     NotMadeError,
-    PackageHistory,
     probed,
 )
 from pytest_llmperf.records.result import Candidate
@@ -234,86 +233,6 @@ class TestGit:
         project.commit("two")
         monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
         assert len(GitHistory(project.folder).span("HEAD~1", "HEAD").candidates) == 1
-
-
-class TestVersions:
-    def test_those_between_the_ends_are_sorted_as_versions(self, golden: Golden) -> None:
-        span = PackageHistory("transformers", ["4.9.0", "4.10.0", "5.1.0", "4.55.0"]).span("4.10.0", "5.0.0")
-        assert [one.name for one in (span.good, *span.candidates)] == ["4.10.0", "4.55.0", "5.0.0"]
-        assert [one.parents for one in span.candidates] == [("4.10.0",), ("4.55.0",)]
-        golden(span.notes)
-        assert PackageHistory("transformers", ["4.10.0", "5.0.0"]).span("4.10.0", "5.0.0").notes == ()
-
-    def test_the_index_lists_them_where_nobody_does(self, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-        said = "transformers (5.0.0)\nAvailable versions: 5.0.0, 4.56.0, 4.55.0, 4.54.0\n  INSTALLED: 5.0.0\n"
-        monkeypatch.setattr(histories, "run", lambda *_: said)
-        span = PackageHistory("transformers").span("4.54.0", "5.0.0")
-        assert [one.name for one in span.candidates] == ["4.55.0", "4.56.0", "5.0.0"]
-        assert PackageHistory("transformers").span("4.54.0", "4.56.0").notes == ()
-        with pytest.raises(HistoryError) as raised:
-            PackageHistory("transformers").span("4.54.0", "4.57.0")
-        golden(raised)
-
-    def test_an_index_that_cannot_be_asked_is_one_line(self, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-        def fails(*_: object) -> str:
-            raise NotMadeError("pip: no network")
-
-        monkeypatch.setattr(histories, "run", fails)
-        with pytest.raises(HistoryError) as raised:
-            PackageHistory("transformers").span("4.54.0", "5.0.0")
-        golden(raised)
-
-    @pytest.mark.parametrize(
-        ("good", "bad", "said"),
-        [
-            ("4.0", "4.0.0", "the same version"),
-            ("4.1", "4.0", "--good 4.1 comes after --bad 4.0: exchange them"),
-            ("one", "4.0", "--good one: no version, expected e.g. 4.55.0"),
-        ],
-    )
-    def test_ends_that_cannot_be_are_refused(self, good: str, bad: str, said: str) -> None:
-        with pytest.raises(HistoryError, match=said):
-            PackageHistory("transformers", ["4.0.5"]).span(good, bad)
-
-    def test_a_name_that_pip_would_take_for_something_else_is_refused(self, golden: Golden) -> None:
-        with pytest.raises(HistoryError) as raised:
-            PackageHistory("--index-url=x")
-        golden(raised)
-
-    @pytest.mark.wide
-    def test_an_environment_has_its_version_and_everything_else_from_this_one(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for number in ("1.0", "2.0"):
-            _wheel(tmp_path / "wheels", number)
-        monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-        monkeypatch.delenv("PYTHONPATH", raising=False)
-        history = PackageHistory("llmperf-made-up", ["1.0", "2.0", "3.0"])
-        ask = "import llmperf_made_up as it, pytest; print(it.NUMBER, pytest.__version__)"
-        for number in ("1.0", "2.0"):
-            python = history.python(Candidate(number))
-            said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
-            assert said.stdout.split() == [number, pytest.__version__]
-        with pytest.raises(NotMadeError, match=r"No matching distribution found for llmperf-made-up==3.0"):
-            history.python(Candidate("3.0"))
-
-
-def _wheel(folder: Path, version: str) -> None:
-    """The least that pip installs."""
-    import zipfile  # noqa: PLC0415
-
-    folder.mkdir(exist_ok=True)
-    info = f"llmperf_made_up-{version}.dist-info"
-    files = {
-        "llmperf_made_up.py": f"NUMBER = {version!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: llmperf-made-up\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(folder / f"llmperf_made_up-{version}-py3-none-any.whl", "w") as wheel:
-        for name, text in files.items():
-            wheel.writestr(name, text)
 
 
 class TestCommands:
