@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,10 +97,6 @@ class Site(Protocol):
 
     def machine(self) -> Machine:
         """All of it as one machine; asked once. SiteError where it cannot serve, ValueError where its GPUs cannot."""
-
-    def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - a job's are asked
-        """Before a command line: what takes as many nodes and GPUs again; ``variables`` are this process's."""
-        return []
 
     def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:
         """Let servers begin their imports, so that they run beside what comes before the first launch."""

@@ -58,7 +58,7 @@ class PerfSession(Run):
         where = ["--gpus", str(self.num_gpus)]
         if self.settings.static:
             where = ["--perf-static", *(where if self.settings.gpus is not None else [])]
-        parts = [*self.words_for_as_much(), "pytest", node, *where]
+        parts = ["pytest", node, *where]
         for _, option in table(Settings):
             value = getattr(self.config.option, option.dest, None)
             if option.repeated and value is not None:

@@ -13,8 +13,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -78,12 +78,11 @@ class Hardware:
 
         return LocalSite(wanted)
 
-    @contextmanager
-    def _usable_site(self) -> Iterator[Site]:
+    def _machine_of_site(self) -> Machine:
         from pytest_llmperf.launch.site import AllNodesLostError, SiteError
 
         try:
-            yield self.site
+            return self.site.machine()
         except SiteError as error:
             # An exit of xdist's worker is a crash.
             if isinstance(error, AllNodesLostError) and self.settings.resume and not self.is_worker:
@@ -127,13 +126,12 @@ class Hardware:
         settings = self.settings
         if settings.static:  # the same on every machine, so none is asked for
             return Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
-        with self._usable_site() as site:
-            machine = site.machine()
+        machine = self._machine_of_site()
         asked, limit, assumed = settings.gpus, settings.memory_limit_bytes, ""
         if asked is not None and asked > len(machine.gpus):
-            have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {site.where}"
+            have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {self.site.where}"
             if not settings.dry_run:
-                raise UsageError(f"{have}; {site.for_more}, or ask for fewer (--gpus 0 is the CPU)")
+                raise UsageError(f"{have}; {self.site.for_more}, or ask for fewer (--gpus 0 is the CPU)")
             machine, assumed = self._with_assumed(machine, asked, have)
         least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
         if asked != 0 and 0 < least < limit:
@@ -158,11 +156,6 @@ class Hardware:
             line = f"{have}, and so no baseline tells how long a case takes{nobodys}; say which do with "
             line += "-o perf_machine=KIND" + (f" ({', '.join(kinds)})" if kinds else "")
         return replace(machine, gpus=(*machine.gpus, *([*machine.gpus, UNKNOWN][:1] * missing))), line
-
-    def words_for_as_much(self) -> list[str]:
-        """Before a command line: for as many nodes and GPUs of the site as this run has."""
-        with self._usable_site() as site:
-            return site.words_for_as_much(os.environ)
 
     @property
     def num_gpus(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -35,9 +35,6 @@ class Pods:
 
     def machine(self) -> Machine:
         return Machine(gpus=(), cpu_name="Pod", cores=8)
-
-    def words_for_as_much(self, _variables: Mapping[str, str]) -> list[str]:
-        return []
 
     def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:
         self.asked.append("prepare")

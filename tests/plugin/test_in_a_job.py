@@ -97,11 +97,3 @@ def test_a_launch_for_which_no_time_is_left_is_not_said_to_have_started(job: Job
     assert result.ret == 75
     assert "was not started" in result.stdout.str()
     assert "launch 1/1 started" not in result.stdout.str()
-
-
-def test_a_failure_says_how_to_get_nodes_like_these(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_PARTITION", "acc")
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "20")
-    job.slurm.plan(nodes={"n1": {}, "n2": {"fails": "rank 1: ValueError: no"}})
-    words = "salloc --nodes=2 --ntasks-per-node=1 --partition=acc --cpus-per-task=20 pytest test_mine.py::"
-    job.run().stdout.fnmatch_lines([f"*run it again: {words}*"])

@@ -213,16 +213,6 @@ def places(nodes: Sequence[NodeFacts], per_node: int) -> dict[str, str]:
     return found | ({"slurm_switches": " ".join(switches)} if switches else {})
 
 
-# What a job was asked for, of what its variables tell.
-_ASKED = {
-    "--account": "SLURM_JOB_ACCOUNT",
-    "--partition": "SLURM_JOB_PARTITION",
-    "--qos": "SLURM_JOB_QOS",
-    "--reservation": "SLURM_JOB_RESERVATION",
-    "--cpus-per-task": "SLURM_CPUS_PER_TASK",
-}
-
-
 class SlurmSite(Site):
     is_here = False
     for_more = "ask sbatch for more with --nodes and --gres"
@@ -256,13 +246,6 @@ class SlurmSite(Site):
 
     def machine(self) -> Machine:
         return self.cluster.machine
-
-    def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:
-        cluster = self.cluster
-        words = [f"--nodes={len(cluster.allocation.nodes)}", f"--ntasks-per-node={cluster.tasks_per_node}"]
-        words += [f"{option}={variables[name]}" for option, name in _ASKED.items() if variables.get(name)]
-        granted = cluster.nodes[0].granted_gpus
-        return ["salloc", *words, *([f"--gres=gpu:{granted}"] if granted else [])]
 
     @cached_property
     def _srun(self) -> Srun:

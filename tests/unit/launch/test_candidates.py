@@ -20,7 +20,6 @@ from pytest_llmperf.launch.histories import (
     NotMadeError,
     probed,
 )
-from pytest_llmperf.records.result import Candidate
 from tests.golden import Golden
 from tests.waiting import until
 
