@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from statistics import fmean, median
-from typing import Annotated, Any
-
-from msgspec import Meta
 
 from pytest_llmperf.analysis import formulas
 from pytest_llmperf.analysis.waits import communication_share, data_wait
@@ -26,8 +16,6 @@ from pytest_llmperf.run.expectations import first_guess as first_guess  # noqa: 
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import codec
-from pytest_llmperf.support.files import cache_folder
 
 
 def figures(spec: Spec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
@@ -89,8 +77,6 @@ def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterato
     yield METRICS["least_memory_traffic"].check(moved / fastest / bandwidth)
 
 
-_COUNTER = Path(__file__).parents[1] / "worker" / "estimate" / "arithmetic.py"
-
 _Key = tuple[str, int]
 """A model's fingerprint and a length of sequences."""
 
@@ -100,7 +86,7 @@ class ModelFlops:
 
     def __init__(self) -> None:
         self._known: dict[_Key, float | CountError] = {}
-        self._asked: dict[_Key, tuple[TrainSpec, int]] = {}
+        self._asked: dict[_Key, int] = {}
         self._counts: FlopCounts | None = None
 
     def prepare(self, specs: Iterable[Spec], gpu: str) -> None:
@@ -110,16 +96,14 @@ class ModelFlops:
                 self._ask(spec)
 
     def settle(self) -> None:
-        """Wait for what is being counted, keep it, and end what counts."""
+        """Wait for what is being counted, and end what counts."""
         counts = self._counts
-        for key, (spec, number) in self._asked.items():
+        for key, number in self._asked.items():
             assert counts is not None  # noqa: S101 - who is asked is there
             try:
-                flops = self._known[key] = counts.answer(number)
+                self._known[key] = counts.answer(number)
             except CountError as error:
                 self._known[key] = error
-                continue
-            codec.keep(_kept_at(spec), _Count(flops))  # a home that cannot be written costs the next run a count
         self.close()
 
     def per_token(self, spec: TrainSpec) -> float | None:
@@ -147,35 +131,12 @@ class ModelFlops:
         if key in self._known or key in self._asked:
             return
         known = model.flops_per_token(length)
-        if known is None and (kept := codec.load(_Count, _kept_at(spec))):
-            known = kept.flops_per_token
         if known is not None:
             self._known[key] = known
             return
         self._counts = self._counts or FlopCounts()
-        self._asked[key] = spec, self._counts.ask(model, length)
+        self._asked[key] = self._counts.ask(model, length)
 
 
 def _key(spec: TrainSpec) -> _Key:
     return spec.architecture.fingerprint, spec.sequence_length
-
-
-@dataclass(frozen=True)
-class _Count:
-    flops_per_token: Annotated[float, Meta(gt=0)]
-
-
-@cache
-def _counted_by() -> Mapping[str, Any]:
-    found = {"torch": "", "transformers": ""}
-    for name in found:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return {**found, "counter": hashlib.sha256(_COUNTER.read_bytes()).hexdigest()[:16]}
-
-
-def _kept_at(spec: TrainSpec) -> Path:
-    model = spec.architecture
-    facts = {"config": dict(model.config), "sequence_length": spec.sequence_length, **_counted_by()}
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return cache_folder("flops") / f"{model.slug}-{digest[:16]}.json"
