@@ -20,7 +20,7 @@ from pytest_llmperf.judge.baseline import (
     CapacityBaseline,
     CurveBaseline,
 )
-from pytest_llmperf.judge.store import BaselineError, Document
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.spec import ScriptSpec
@@ -134,14 +134,9 @@ def find(case: str, root: Path, machine: str | None) -> Stored[Baseline]:
     """As ``find_any``, where what is named has launches."""
     found = find_any(case, root, machine)
     if not isinstance(found.baseline, Baseline):
-        raise without(case, found.baseline, "launches")
+        told = "expected a case that has some: llmperf baselines show tells what is stored"
+        raise CaseError(f"{case}: {found.baseline.noun}, without launches; {told}")
     return Stored(found.path, found.baseline)
-
-
-def without(case: str, found: Document, what: str) -> CaseError:
-    """Why ``found`` cannot serve, which has no ``what``."""
-    told = "llmperf baselines show tells what is stored"
-    return CaseError(f"{case}: {found.noun}, without {what}; expected a case that has some: {told}")
 
 
 def find_any(case: str, root: Path, machine: str | None) -> AnyStored:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ from pytest_llmperf.run.options import (
     why_no_folder,
 )
 from pytest_llmperf.support.files import refused_at, state_folder
-from pytest_llmperf.support.user_input import nearest
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.site import SlurmOptions
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
 
 # A Python on a network's file system, at its first start.
 _ASK_SECONDS = 120.0
-
-# Of a folder's name that somebody meant to type: letters too many or too few, and how much of it is the same.
-_MOST_SLIPS, _ALIKE = 2, 0.85
 
 # In the place of a file of history.
 _OFF = "off"
@@ -130,7 +125,7 @@ def _path(option: Option, where: str, value: str | Path | None, home: Path, fron
         raise UsageError(f"{where} '': expected a path{f', or {_OFF}' if option.path == 'store' else ''}")
     path = home / Path(value).expanduser()
     if option.path == "folder":
-        if why := why_no_folder(path) or _misspelt(path):
+        if why := why_no_folder(path):
             raise UsageError(f"{where} {why}")
     elif option.path != "source" and (path.is_dir() or not path.parent.is_dir()):
         off = f"; or {_OFF}, which keeps no history" if option.path == "store" else ""
@@ -139,21 +134,6 @@ def _path(option: Option, where: str, value: str | Path | None, home: Path, fron
     elif option.path == "file" and (why := refused_at(path)):
         raise UsageError(f"{where} {path}: cannot be written ({why}); name a file where you may write")
     return path
-
-
-def _misspelt(path: Path) -> str:
-    """Why a folder of baselines that is not there is another one's name: what was meant would be recorded as new."""
-    while not path.parent.is_dir():
-        path = path.parent
-    if path.is_dir():
-        return ""
-    home, name, near = path.parent, path.name, None
-    with suppress(OSError):  # a folder that may not be listed
-        beside = [one.name for one in home.iterdir() if abs(len(one.name) - len(name)) <= _MOST_SLIPS and one.is_dir()]
-        near = nearest(name, beside, at_least=_ALIKE)
-    if near is None or not any((home / near).rglob("*.json")):
-        return ""
-    return f"{path}: no such folder, and {near} beside it has baselines: name that, or make the new one first (mkdir)"
 
 
 def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mapping[str, Any]) -> None:

@@ -52,7 +52,6 @@ FORMATS = ("markdown", "prometheus")
 COMMANDS = (
     "baselines list",
     "baselines show llama-tiny-bf16-sdpa-seq16-mbs1-gpus1",
-    "baselines history llama-tiny-bf16-sdpa-seq16-mbs1-gpus1",
     "merge out.json --json merged.json",
 )
 

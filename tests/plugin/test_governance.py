@@ -150,9 +150,9 @@ class TestRevision:
         result.stdout.fnmatch_lines(["  new *  uncommitted"])
         document = json.loads(project.baselines[0].read_text())
         assert [entry["uncommitted"] for entry in (document["anchor"], *document["history"])] == [True, True]
-        for what, line in (("history", "* uncommitted *"), ("show", "*recorded by *::test_one, uncommitted")):
-            command = [sys.executable, "-m", "pytest_llmperf.cli", "baselines", what, str(project.baselines[0])]
-            project.pytester.run(*command).stdout.fnmatch_lines([line])
+        command = [sys.executable, "-m", "pytest_llmperf.cli", "baselines", "show", str(project.baselines[0])]
+        said = ["*recorded by *::test_one, uncommitted", "* uncommitted *"]
+        project.pytester.run(*command).stdout.fnmatch_lines(said)
         project.run("test_new.py").assert_outcomes(passed=1)
 
     def test_to_replace_from_a_dirty_tree_needs_a_reason_before_anything_is_launched(

@@ -23,7 +23,6 @@ from pytest_llmperf.cli.baseline_folder import (
     is_file,
     settings_differences,
     shown,
-    without,
 )
 from pytest_llmperf.judge.acceptance import best
 from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, CurveBaseline, size_of
@@ -46,14 +45,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(one)
     one.set_defaults(answer=_list)
     case_help = "a spec's id, 6 digits or more of its digest, or a baseline's file"
-    for name, answer, text in (
-        ("show", _show, "one baseline: settings, launches, environment"),
-        ("history", _history, "every acceptance of one baseline, and why"),
-    ):
-        one = commands.add_parser(name, help=text, description=text)
-        add_place(one)
-        one.add_argument("case", metavar="CASE", help=case_help)
-        one.set_defaults(answer=answer)
+    text = "one baseline: settings, each acceptance and why, launches, environment"
+    one = commands.add_parser("show", help=text, description=text)
+    add_place(one)
+    one.add_argument("case", metavar="CASE", help=case_help)
+    one.set_defaults(answer=_show)
     one = commands.add_parser("diff", help="two baselines side by side")
     add_place(one)
     one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
@@ -82,10 +78,6 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
             raise
     lines = [line for page in pages for line in ("", *page)]
     return Answer(lines[1:], broken)
-
-
-def _history(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    return Answer(history_page(find_any(arguments.case, arguments.perf_baselines, arguments.machine), screen))
 
 
 def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
@@ -160,19 +152,17 @@ def show_page(stored: AnyStored, screen: Screen) -> list[str]:
     if isinstance(baseline, CapacityBaseline):
         first = f"{_sequences(anchor)} sequences of {_day(anchor)}"
         about |= {"largest micro-batch": f"{baseline.size} sequences", "anchor": first}
-        return [plain(baseline.id), *facts(about)]
+        return [plain(baseline.id), *facts(about), *_acceptances(baseline, screen)]
     rate = rate_of(baseline.launches)
-    since = {name: change(figure(baseline, name), anchor.metrics.get(name)) for name in (rate, MEMORY)}
-    now = {name: figure(baseline, name) for name in since}
+    now = {name: figure(baseline, name) for name in (rate, MEMORY)}
     environment = baseline.launches[-1].environment
     hardware = {"gpu": environment.gpu, "driver": environment.driver, "platform": environment.platform}
     about |= {"baseline": f"{_figures(now, rate)} ({size_of(baseline)})"}
     about |= {"repeats": baseline.repeats.words(baseline.launches)} if baseline.repeats else {}
     about |= {"best": _best_figures(baseline), "anchor": f"{_figures(anchor.metrics, rate)} of {_day(anchor)}"}
-    about |= {"since then": ", ".join(f"{label(name)} {formats.percent(one)}" for name, one in since.items())}
-    launches = ["", "launches", *_launch_table(baseline.launches, screen)]
+    tables = [*_acceptances(baseline, screen), "", "launches", *_launch_table(baseline.launches, screen)]
     newest = facts(hardware | dict(sorted(environment.versions.items())))
-    return [plain(baseline.id), *facts(about), *launches, "", "environment of the newest launch", *newest]
+    return [plain(baseline.id), *facts(about), *tables, "", "environment of the newest launch", *newest]
 
 
 def _figures(metrics: Mapping[str, float], rate: str) -> str:
@@ -230,10 +220,7 @@ def _curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
     return [plain(found.id), *facts(about), "", *table(columns, screen)]
 
 
-def history_page(stored: AnyStored, screen: Screen) -> list[str]:
-    baseline = stored.baseline
-    if isinstance(baseline, CurveBaseline):
-        raise without(str(stored.path), baseline, "history")
+def _acceptances(baseline: Baseline | CapacityBaseline, screen: Screen) -> list[str]:
     history = baseline.history
     columns = [Column("accepted", [_day(entry) for entry in history], right=False)]
     if isinstance(baseline, CapacityBaseline):
@@ -253,7 +240,7 @@ def history_page(stored: AnyStored, screen: Screen) -> list[str]:
         Column("revision", [commit or formats.ABSENT for commit in commits], right=False),
         Column("reason", [plain(entry.reason) or formats.ABSENT for entry in history], right=False),
     ]
-    return [f"{plain(baseline.id)} on {plain(baseline.machine)}", *table(columns, screen)]
+    return ["", *table(columns, screen)]
 
 
 def _sequences(entry: Accepted) -> str:

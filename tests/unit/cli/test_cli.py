@@ -19,7 +19,6 @@ from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.baseline_folder import Stored, read, settings_differences
 from pytest_llmperf.cli.commands.baselines import (
     diff_page,
-    history_page,
     list_page,
     short_site,
     show_page,
@@ -205,13 +204,13 @@ class TestStrayCopies:
         BaselineStore(root).path("m", SPEC)
         golden(one_line(err))
 
-    @pytest.mark.parametrize("command", ["show", "history"])
-    def test_its_case_is_found_by_id_and_digest(self, llmperf: Run, copy: Path, command: str) -> None:
+    def test_its_case_is_found_by_id_and_digest(self, llmperf: Run, copy: Path) -> None:
         assert copy.exists()
         for case in (SPEC.id, SPEC.digest):
-            code, out, err = llmperf(command, case)
+            code, out, err = llmperf("show", case)
             assert (code, err) == (0, "")
-            assert "a slower driver" in out or "320 tokens" in out
+            assert "a slower driver" in out
+            assert "320 tokens" in out
 
     def test_it_can_be_looked_at_by_its_name(self, llmperf: Run, copy: Path) -> None:
         code, out, _ = llmperf("show", copy)
@@ -231,7 +230,10 @@ class TestShow:
             "  baseline     634 tokens/s/GPU, 1.00 GiB (3 launches in 3 sessions, calibrated)",
             "  best         634 tokens/s/GPU, 1.00 GiB",
             "  anchor       634 tokens/s/GPU, 1.00 GiB of 2026-01-01",
-            "  since then   tokens/s/GPU 0.0 %, peak memory 0.0 %",
+            "",
+            "accepted    tokens/s/GPU  vs before  vs anchor  peak memory  launches  revision  reason",
+            "2026-01-01           634          -      0.0 %     1.00 GiB         2  -         -",
+            "2026-01-03           634      0.0 %      0.0 %     1.00 GiB         1  -         -",
             "",
             "launches",
             "started               site           median step  tokens/s/GPU  vs mean  peak memory  steps  steady from",
@@ -273,9 +275,8 @@ class TestShow:
 
 
 class TestNoSuchCase:
-    @pytest.mark.parametrize("command", ["show", "history"])
-    def test_the_nearest_is_named(self, llmperf: Run, command: str, golden: Golden) -> None:
-        code, out, err = llmperf(command, SPEC.id.replace("sdpa", "sdap"))
+    def test_the_nearest_is_named(self, llmperf: Run, golden: Golden) -> None:
+        code, out, err = llmperf("show", SPEC.id.replace("sdpa", "sdap"))
         assert (code, out) == (1, "")
         golden(one_line(err))
 
@@ -293,15 +294,20 @@ class TestNoSuchCase:
         assert llmperf("show", SPEC.id, "--machine", "other")[0] == 0
 
 
-def test_history_holds_every_acceptance(golden: Golden) -> None:
-    lines = [re.sub(r"  +", "|", line) for line in history_page(Stored(Path("f"), SLOWER), PIPE)]
-    golden(lines)
+def acceptances(baseline: Baseline) -> list[str]:
+    lines = show_page(Stored(Path("f"), baseline), PIPE)
+    first = next(i for i, line in enumerate(lines) if line.startswith("accepted "))
+    return lines[first : lines.index("launches") - 1]
 
 
-def test_history_of_figures_that_were_not_recorded_is_dashes() -> None:
+def test_every_acceptance_is_shown(golden: Golden) -> None:
+    golden([re.sub(r"  +", "|", line) for line in acceptances(SLOWER)])
+
+
+def test_figures_that_were_not_recorded_are_dashes() -> None:
     bare = replace(FIRST.anchor, metrics={})
-    lines = history_page(Stored(Path("f"), replace(FIRST, anchor=bare, history=(bare,))), PIPE)
-    assert lines[2].split() == ["2026-01-01", "-", "-", "-", "-", "2", "-", "-"]
+    lines = acceptances(replace(FIRST, anchor=bare, history=(bare,)))
+    assert lines[1].split() == ["2026-01-01", "-", "-", "-", "-", "2", "-", "-"]
 
 
 class TestDiff:
@@ -353,8 +359,7 @@ def test_a_misspelt_word_is_told_the_nearest(
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").glob("*/*/*.json")), ids=lambda path: path.stem)
 def test_stored_ones_are_shown(path: Path) -> None:
     stored = read(path)
-    for page in (show_page, history_page):
-        assert len(page(stored, PIPE)) > 2
+    assert len(show_page(stored, PIPE)) > 2
 
 
 def test_the_largest_micro_batches_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -384,10 +389,10 @@ class TestLargestMicroBatch:
 
     @pytest.mark.parametrize("case", [CASE, str(FILE)])
     def test_it_has_a_history(self, run: Run, case: str) -> None:
-        code, out, _ = run(f"baselines history {case}")
-        heading, _, *rows = out.splitlines()
-        assert (code, heading) == (0, f"{self.CASE} on nvidia-h200-140gib")
-        assert rows[-1].split()[:3] == ["2026-11-21", "39", "1"]
+        code, out, _ = run(f"baselines show {case}")
+        *_, heading, row = out.splitlines()
+        assert (code, heading.split()[0]) == (0, "accepted")
+        assert row.split()[:3] == ["2026-11-21", "39", "1"]
 
     @pytest.mark.parametrize("command", ["baselines diff {0} {0}", "plan {0}"])
     def test_where_launches_are_needed_it_says_so(self, run: Run, command: str, golden: Golden) -> None:
@@ -430,9 +435,7 @@ class TestProcess:
         assert (done.returncode, done.stderr) == (0, "")
         assert SPEC.id in done.stdout
 
-    @pytest.mark.parametrize(
-        "command", [["list"], ["show", SPEC.id], ["history", SPEC.id], ["diff", SPEC.id, OTHER.id]]
-    )
+    @pytest.mark.parametrize("command", [["list"], ["show", SPEC.id], ["diff", SPEC.id, OTHER.id]])
     def test_nothing_heavy_is_imported(self, root: Path, command: list[str]) -> None:
         arguments = ["baselines", *command, "--perf-baselines", str(root)]
         heavy = {"torch", "transformers", "accelerate", "numpy", "scipy", "pytest", "pynvml"}

@@ -95,12 +95,9 @@ def test_a_damaged_file_is_a_line_beside_what_can_be_read(told: Told, tmp_path: 
         golden(line)
 
 
-@pytest.mark.parametrize("words", [("history",), ("diff", SPEC.id)])
-def test_what_they_do_not_have_is_said_in_a_line(
-    told: Told, tmp_path: Path, words: tuple[str, ...], golden: Golden
-) -> None:
+def test_what_they_do_not_have_is_said_in_a_line(told: Told, tmp_path: Path, golden: Golden) -> None:
     figures(tmp_path)
-    code, _, err = told(*words, str(curves(tmp_path)))
+    code, _, err = told("diff", SPEC.id, str(curves(tmp_path)))
     assert code == 1
     golden(err)
     assert "llmperf baselines show" in err

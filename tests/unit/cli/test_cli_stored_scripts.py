@@ -75,7 +75,6 @@ ONE, SEQUENCES, _ = (spec.id for spec in SPECS.values())
     [
         "baselines list",
         f"baselines show {ONE}",
-        f"baselines history {SEQUENCES}",
         f"baselines diff {ONE} {SEQUENCES}",
         "report --tables",
         f"plan {ONE}",
