@@ -77,13 +77,6 @@ def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
 _UNSURE = re.compile(r"timed out|Unable to contact|Zero Bytes", re.IGNORECASE)
 # And the cluster's name, where there are several; a site's own words may stand before it.
 _NUMBER = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
-# Which key SLURM's words are about.
-_ABOUT = {
-    **{word: word for word in ("partition", "account", "qos", "gres")},
-    "time limit": "time",
-    "feature": "constraint",
-    **dict.fromkeys(("option", "directive", "memory"), "options"),
-}
 _REFUSED = "sbatch refused: "
 _USAGE = 'Try "sbatch --help" for more information'
 # SLURM says so of options that no node has, and of any job while its nodes are down or drained.
@@ -106,28 +99,17 @@ def run_here(script: Path) -> int:
             raise
 
 
-def check_taken(cluster: ClusterFile, words: Sequence[str], *, key: str = "", without: Sequence[str] = ()) -> None:
-    """ClusterError: sbatch would not take a job, by what ``key`` says; ``without``: its words without that key's."""
+def check_taken(cluster: ClusterFile, words: Sequence[str]) -> None:
+    """ClusterError: sbatch would not take a job."""
     try:
         sbatch(["--test-only", *words])
     except RefusedError as error:
-        if _NOT_NOW.search(str(error).removeprefix(_REFUSED)):
-            try:
-                is_taken = bool(without) and sbatch(["--test-only", *without]) == ""
-            except ClusterError:
-                is_taken = False
-            if not is_taken:
-                return
-        raise refused(cluster, str(error), key) from None
+        if not _NOT_NOW.search(str(error).removeprefix(_REFUSED)):
+            raise refused(cluster, str(error)) from None
 
 
-def refused(cluster: ClusterFile, said: str, key: str = "") -> ClusterError:
-    """By the key that SLURM's words are about, as far as they tell."""
+def refused(cluster: ClusterFile, said: str) -> RefusedError:
     said = said.removeprefix(_REFUSED).replace("sbatch: error: ", "").removesuffix(_USAGE).strip()
-    keys = [name for word, name in _ABOUT.items() if word in said.lower()]
-    about = next((name for name in (key, *keys) if name and cluster.text("sbatch", name)), "")
-    if about:
-        return cluster.wrong("sbatch", about, f"what SLURM takes here ({_REFUSED}{said})")
     return RefusedError(f"{cluster.path}: {_REFUSED}{said}")
 
 

@@ -261,12 +261,8 @@ def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
 
 def _test(night: _Submission, paths: Sequence[Path], merging: Path) -> None:
     """Ask sbatch about every job before the first is submitted: without the last one a night goes unreported."""
-    cluster = night.cluster
-    options, own = sbatch.merge_options(cluster, []), cluster.words("sbatch", "merge_options")
-    without = [*options[: len(options) - len(own)], str(merging)] if own else []
-    sbatch.check_taken(cluster, [*options, str(merging)], key="merge_options", without=without)
-    for job, path in zip(night.planned, paths, strict=True):
-        sbatch.check_taken(cluster.at(job.widths[0]), [str(path)])
+    for words in ([*sbatch.merge_options(night.cluster, []), str(merging)], *([str(path)] for path in paths)):
+        sbatch.check_taken(night.cluster, words)
 
 
 def _submit(night: _Submission, paths: Sequence[Path], merging: Path, ids: list[str]) -> Iterator[str]:

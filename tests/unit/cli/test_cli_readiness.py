@@ -243,13 +243,17 @@ class TestTested:
             (
                 "partition = x\n",
                 "sbatch: error: invalid partition specified: x",
-                "[sbatch] partition = x: expected what",
+                "mine.ini: sbatch refused: invalid partition specified: x",
             ),
-            ("merge_options = --foo\n", "sbatch: unrecognized option", "[sbatch] merge_options = --foo: expected what"),
+            (
+                "merge_options = --foo\n",
+                "sbatch: unrecognized option",
+                "mine.ini: sbatch refused: sbatch: unrecognized option",
+            ),
             ("", "sbatch: error: no", "mine.ini: sbatch refused: no"),
         ],
     )
-    def test_a_refusal_names_its_key(
+    def test_a_refusal_has_the_words_of_slurm(
         self, capsys: pytest.CaptureFixture[str], site: str, said: str, where: str
     ) -> None:
         program("sbatch", f"echo '{said}' >&2; exit 1", tested="")
@@ -260,14 +264,6 @@ class TestTested:
         refuse = "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
         program("sbatch", f"echo 1; case $* in *--test-only*) {refuse};; esac", tested="")
         assert submit(ALONE.replace("[cluster]", "merge_options = --mem=1\n[cluster]")) == 0
-
-    def test_what_the_merging_job_alone_cannot_have_is_refused(
-        self, capsys: pytest.CaptureFixture[str], golden: Golden
-    ) -> None:
-        refuse = "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
-        program("sbatch", f"echo 1; case $* in *--mem=1*) {refuse};; esac", tested="")
-        assert submit(ALONE.replace("[cluster]", "merge_options = --mem=1\n[cluster]")) == 1
-        golden(capsys.readouterr().err)
 
     @pytest.mark.parametrize(
         ("launch", "said"),
