@@ -50,6 +50,7 @@ _ILLEGAL = "torch 2.11 with liger-kernel 0.8.5: an illegal memory access in the 
 _EVERYWHERE = (
     *(replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm")),
     replace(_PLAIN, loss="chunked"),
+    replace(_PLAIN, optimizer="muon"),
 )
 # All of Liger but its loss.
 _LAYERS_OF_LIGER = replace(_BASE, liger_kernels="rope+rms_norm+swiglu")

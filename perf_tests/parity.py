@@ -55,6 +55,7 @@ def _everywhere() -> Iterator[TrainSpec]:
     yield replace(_PLAIN, gradient_accumulation_steps=4)
     yield replace(_PLAIN, optimizer="adamw_torch_fused")
     yield replace(_PLAIN, optimizer="adafactor")
+    yield replace(_PLAIN, optimizer="muon")
     yield replace(_PLAIN, gpus=2)
     yield replace(_PLAIN, gpus=2, gradient_accumulation_steps=2)
     yield replace(_PLAIN, mixed_precision="no")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed, equal
 
 # Two implementations of the same steps.
@@ -21,7 +22,9 @@ _PACKAGES = {
     ("schedulefree", "schedulefree"): "schedule_free_radam schedule_free_adamw schedule_free_sgd",
     ("optimi", "torch-optimi"): "stable_adamw",
 }
-RUNNABLE_OPTIMIZERS = (*_PYTORCHS_OWN, *" ".join(("adafactor sgd adagrad rmsprop", *_PACKAGES.values())).split())
+#: PyTorch's, of matrices alone; AdamW updates the rest. transformers has no name for it, and takes AdamW's.
+MUON = "muon"
+RUNNABLE_OPTIMIZERS = (*_PYTORCHS_OWN, *" ".join(("adafactor sgd adagrad rmsprop", *_PACKAGES.values(), MUON)).split())
 
 #: What nothing that a TrainSpec offers can make run, and why.
 UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
@@ -48,6 +51,7 @@ _TRUE = {
     "adamw_torch": "adamw_torch adamw_torch_fused adamw_torch_8bit adamw_torch_4bit adamw_bnb_8bit adamw_8bit "
     "paged_adamw_32bit paged_adamw_8bit",
     "rmsprop": "rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit",
+    MUON: MUON,
 }
 
 
@@ -76,6 +80,12 @@ def keeps_states_short(spec: TrainSpec) -> bool:
 def _problems(spec: TrainSpec) -> Iterator[str]:
     if spec.optimizer in UNSUPPORTED_OPTIMIZERS:
         yield f"TrainSpec: optimizer={spec.optimizer!r}: {UNSUPPORTED_OPTIMIZERS[spec.optimizer]}"
+
+
+def _clash(spec: TrainSpec) -> str | None:
+    if spec.optimizer == MUON and is_sharded(spec):
+        return f"muon with {spec.parallelism} was never tried here: it takes whole matrices; use parallelism='ddp'"
+    return None
 
 
 def _needs(spec: TrainSpec) -> Package | None:
@@ -131,8 +141,8 @@ def _optimizer(spec: TrainSpec, evidence: Evidence) -> str | None:
 # By the words of transformers' names, what is in those of classes.
 _CLASSES = {"adamw": "adam", "schedule": "schedulefree"} | {
     word: word
-    for word in "adafactor adagrad adalomo ademamix anyprecision apollo galore grokadamw lion lomo radam rmsprop sgd "
-    "stable".split()
+    for word in "adafactor adagrad adalomo ademamix anyprecision apollo galore grokadamw lion lomo muon radam rmsprop "
+    "sgd stable".split()
 }
 
 
@@ -150,6 +160,7 @@ SETTING = Setting(
     values={"optimizer": RUNNABLE_OPTIMIZERS},
     in_id={"optimizer": "{}"},
     problems=_problems,
+    clash=_clash,
     needs=_needs,
     plain=_plain,
     axis=_axis,

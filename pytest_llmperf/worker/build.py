@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from pytest_llmperf.observe.environment import NOT_WORK
+from pytest_llmperf.settings.optimizer import MUON
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import settings
 from pytest_llmperf.worker.folder import RefusedError
@@ -123,7 +124,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         max_steps=steps,
         per_device_train_batch_size=spec.micro_batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation_steps,
-        optim=spec.optimizer,
+        optim="adamw_torch" if spec.optimizer == MUON else spec.optimizer,
         # Constant: a schedule over the number of steps would make what is learnt depend on how long one measures.
         lr_scheduler_type="constant",
         seed=spec.seed,

@@ -37,7 +37,7 @@ last_kernels = attention.last_kernels
 
 def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
     """Let each setting's witness watch a training, before its Trainer is made; the answer gives what they saw, once."""
-    makers: dict[str, settings.Witness] = dict(settings.WITNESSES)
+    makers: dict[str, settings.Witness] = {}
     for twin in settings.twins():
         makers |= getattr(twin, "WITNESSES", {})
     witnesses: Mapping[str, Callable[[Training], Any]] = {

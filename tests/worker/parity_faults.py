@@ -76,6 +76,9 @@ FAULTS: Mapping[str, Fault] = {
         _IN_INIT.format(kind="LlamaMLP", change="self.up_proj.weight.register_hook(lambda g: 0 * g)"),
         "mlp.up_proj.weight is zero, expected one of norm",
     ),
+    "Muon makes matrices less orthogonal": Fault(
+        _TRAINER, _IN_OPTIMIZER.format(name="ns_steps", value=2), "step 2", spec={"optimizer": "muon"}
+    ),
     "accumulated losses are averaged by pass and not by token": Fault(
         _TRAINER,
         "module.Trainer._get_num_items_in_batch = lambda *args, **kwargs: None",

@@ -62,6 +62,7 @@ SOUND: Mapping[str, tuple[TrainSpec, tuple[str, str]]] = {
     "replicas of shards": (replace(FP32, gpus=4, parallelism="fsdp_hybrid"), SHARDING),
     "layers that ranks share": (replace(FP32, gpus=2, parallelism="tensor"), SHARDING),
     "shards, gathered in bf16": (replace(SPEC, gpus=2, parallelism="fsdp"), SHARDING),
+    "matrices by Muon": (replace(FP32, optimizer="muon"), NO_CHANGE),
     "compiled layers": (replace(FP32, torch_compile=True, torch_compile_scope="layers"), NO_CHANGE),
 }
 

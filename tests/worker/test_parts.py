@@ -42,10 +42,10 @@ from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import evidence, imports  # noqa: E402
 from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface.data import RandomTokens  # noqa: E402
-from pytest_llmperf.worker.settings import seen_optimizer  # noqa: E402
 from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings  # noqa: E402
 from pytest_llmperf.worker.settings.compilation import seen_compilation  # noqa: E402
 from pytest_llmperf.worker.settings.liger import Witness, liger_forwards  # noqa: E402
+from pytest_llmperf.worker.settings.optimizer import seen_optimizer  # noqa: E402
 from pytest_llmperf.worker.settings.precision import parameter_dtypes  # noqa: E402
 from tests.waiting import until  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402

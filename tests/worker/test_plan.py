@@ -165,6 +165,7 @@ def test_what_each_setting_does_to_the_parts() -> None:
     assert parts(model_precision="fp32")["weights"] > 1.9 * base["weights"]
     assert parts(gpus=2)["buckets"] == base["weights"]
     assert "optimizer" not in parts(optimizer="sgd")
+    assert base["optimizer"] / 2 < parts(optimizer="muon")["optimizer"] < 0.9 * base["optimizer"]
     accumulated = parts(gradient_accumulation_steps=2)
     assert accumulated["gradients"] >= base.get("gradients", 0) + 125_248
 

@@ -9,7 +9,7 @@ import collections
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
 
 from pytest_llmperf.settings.data import is_apart
+from pytest_llmperf.settings.optimizer import MUON
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, hf_config_of
 from pytest_llmperf.worker.estimate import arithmetic
@@ -41,12 +42,18 @@ from pytest_llmperf.worker.settings.attention import attentions_of, check_attent
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
 from pytest_llmperf.worker.settings.loss import replace_loss
+from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, hidden_matrices
 from pytest_llmperf.worker.settings.precision import DTYPES
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
 _WORKSPACES = (32 * 2**20, 32 * 2**20)
 
-_OPTIMIZERS = {"adamw_torch": torch.optim.AdamW, "adamw_torch_fused": torch.optim.AdamW, "sgd": torch.optim.SGD}
+_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw_torch": torch.optim.AdamW,
+    "adamw_torch_fused": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    MUON: partial(MuonAndAdamW, lr=1e-3),
+}
 
 
 def plan(
@@ -162,14 +169,16 @@ def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions])
 
 def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions]) -> Recording:
     """A training step of an optimizer that has its states."""
-    updated, pieces = _updated(model, counter)
+    matrices = [*hidden_matrices(model).values()] if spec.optimizer == MUON else []
+    updated, pieces = _updated(model, counter, matrices)
     gradients = [own.grad for own in updated]
     with counter, counter.resizing():
         counter.part = "weights"
         for tensor in (*model.parameters(), *model.buffers()):
             counter.count(tensor)
         weights = counter.take()
-        optimizer = _OPTIMIZERS[spec.optimizer](updated, foreach=True)
+        of_muon = {"matrices": {*updated[: len(matrices)]}} if matrices else {}
+        optimizer = _OPTIMIZERS[spec.optimizer](updated, foreach=True, **of_muon)
         _update(optimizer, counter)
         is_fused = spec.optimizer.endswith("_fused")  # one kernel, which needs nothing beside the states
         first_update = _lasting(counter.take()) if is_fused else counter.take()
@@ -206,13 +215,19 @@ def _lasting(changes: list[Change]) -> list[Change]:
     return [change for change in changes if change.number not in gone]
 
 
-def _updated(model: Any, counter: StorageCounter) -> tuple[list[torch.nn.Parameter], dict[int, int]]:
+def _updated(
+    model: Any, counter: StorageCounter, matrices: Sequence[torch.nn.Parameter]
+) -> tuple[list[torch.nn.Parameter], dict[int, int]]:
     """What stands for the parameters where the optimizer works on them, with gradients; none of it is counted. An
     optimizer works element by element: parameters of one shape are as good as one as large as all of them, if they
-    fill whole blocks. That leaves a tenth of the calls. Beside them: by its bytes, how many each stands for."""
-    own = [on_this_rank(parameter) for parameter in model.parameters() if parameter.requires_grad]
+    fill whole blocks. That leaves a tenth of the calls. Beside them: by its bytes, how many each stands for.
+    ``matrices``, of which that is not so, come first."""
+    alone = {*matrices}
+    own = [on_this_rank(each) for each in model.parameters() if each.requires_grad and each not in alone]
     numbers = collections.Counter((tuple(each.shape), each.dtype) for each in own)
-    found: list[torch.nn.Parameter] = []
+    found = [torch.nn.Parameter(torch.empty_like(each)) for each in matrices]
+    for each in found:
+        each.grad = torch.empty_like(each)
     pieces: dict[int, int] = {}
     for (shape, dtype), number in numbers.items():
         num_bytes = math.prod(shape) * dtype.itemsize

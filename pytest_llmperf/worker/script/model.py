@@ -25,7 +25,7 @@ from pytest_llmperf.settings.setting import gathered, stored_evidence
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support.redaction import redacted, without_secrets
 from pytest_llmperf.worker.imports import patched_files, short_digest
-from pytest_llmperf.worker.settings import seen_optimizer
+from pytest_llmperf.worker.settings.optimizer import seen_optimizer
 
 # DeepSpeed's.
 _SCALERS = ("LossScaler", "DynamicLossScaler")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from pytest_llmperf.observe.device import is_gpu, room
-from pytest_llmperf.settings.optimizer import OptimizerEvidence
 
 if TYPE_CHECKING:  # what these see of modules is seen of a user's own script, too, which may have no transformers
     from transformers import PreTrainedModel, Trainer
@@ -42,20 +41,8 @@ class Training:
         return room().retries if is_gpu(self.device) else 0
 
 
-def seen_optimizer(optimizer: Any) -> OptimizerEvidence:
-    """As it says of itself; bitsandbytes' tell of their states, of others the class says it."""
-    bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
-    return OptimizerEvidence(
-        optimizer=type(optimizer).__name__,
-        optimizer_fused=optimizer is not None and bool(optimizer.defaults.get("fused")),
-        optimizer_bits="" if bits is None else f"{bits}bit",
-        optimizer_paged=bool(getattr(optimizer, "is_paged", False)),
-    )
-
-
 #: Of a spec and its model: what a training shows of a setting. A twin has those of its settings, by their names.
 Witness: TypeAlias = Callable[[Any, Any], Callable[[Training], Any]]
-WITNESSES: Mapping[str, Witness] = {"optimizer": lambda *_: lambda training: seen_optimizer(training.optimizer)}
 
 
 def twins() -> Iterator[Any]:

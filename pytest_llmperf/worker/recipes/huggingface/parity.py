@@ -15,7 +15,7 @@ from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records import learning
 from pytest_llmperf.records.learning import FP32, GRADIENT, OWN, UPDATE, ParityOrder, TensorError, TrainingErrors
 from pytest_llmperf.settings.models import small_config
-from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
+from pytest_llmperf.settings.optimizer import MUON, keeps_states_short, learnt_by, true_optimizer
 from pytest_llmperf.settings.precision import label_of
 from pytest_llmperf.settings.registry import in_fp32, in_pieces
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -25,6 +25,7 @@ from pytest_llmperf.worker.rank_job import from_ranks
 from pytest_llmperf.worker.recipes.huggingface import small_trainer
 from pytest_llmperf.worker.recipes.huggingface.small_trainer import SmallSteps, Tensors, train_small
 from pytest_llmperf.worker.recipes.huggingface.update_replay import fetched
+from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW
 
 # As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
 _ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -38,17 +39,24 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": lambda groups, lr: torch.optim.Adagrad(groups, lr=lr, **_PLAIN),
     "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, **_PLAIN),
     "adafactor": lambda groups, lr: Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False),
+    MUON: lambda groups, lr, matrices: MuonAndAdamW(groups, lr=lr, matrices=matrices, **_ADAM, **_PLAIN),
 }
 
 
 def plain_updates(
-    optimizer: str, weights: Sequence[Tensors], gradients: Sequence[Tensors], decaying: Collection[str]
+    optimizer: str,
+    weights: Sequence[Tensors],
+    gradients: Sequence[Tensors],
+    decaying: Collection[str],
+    matrices: Collection[str] = (),
 ) -> list[dict[str, torch.Tensor]]:
-    """The update of each step, of its ``weights`` before it and its ``gradients``; what is ``decaying`` decays."""
+    """The update of each step, of its ``weights`` before it and its ``gradients``; what is ``decaying`` decays, and
+    ``matrices`` are Muon's, where it is the optimizer."""
     own = {name: torch.nn.Parameter(values.clone()) for name, values in weights[0].items()}
     kinds = {small_trainer.WEIGHT_DECAY: own.keys() & {*decaying}, 0.0: own.keys() - {*decaying}}
     groups = [{"params": [own[name] for name in own if name in of], "weight_decay": d} for d, of in kinds.items() if of]
-    plain = _OPTIMIZERS[optimizer](groups, small_trainer.LEARNING_RATE)
+    of_muon = {"matrices": {own[name] for name in matrices}} if optimizer == MUON else {}
+    plain = _OPTIMIZERS[optimizer](groups, small_trainer.LEARNING_RATE, **of_muon)
     updates = []
     for before, given in zip(weights, gradients, strict=True):
         with torch.no_grad():
@@ -92,7 +100,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         expected = before * min(1.0, small_trainer.LONGEST_GRADIENT / (before + 1e-6))  # what clipping adds to a norm
         clipping.append(after / expected - 1 if expected else 0.0)
     if optimizer:
-        updates = plain_updates(optimizer, seen.weights, seen.clipped, seen.decaying)
+        updates = plain_updates(optimizer, seen.weights, seen.clipped, seen.decaying, seen.matrices)
         tensors += _compared(UPDATE, seen.updates, updates)
         both = zip(seen.updates, updates, strict=True)
         pairs = [(ours[name], true) for ours, plain in both for name, true in plain.items()]

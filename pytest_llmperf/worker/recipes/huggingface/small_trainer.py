@@ -24,6 +24,7 @@ from pytest_llmperf.support.formats import GIB
 from pytest_llmperf.worker.build import build_model, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
 from pytest_llmperf.worker.settings.compilation import prepare_layers
+from pytest_llmperf.worker.settings.optimizer import chosen, hidden_matrices
 from pytest_llmperf.worker.settings.precision import DTYPES, force_tf32
 
 
@@ -141,6 +142,7 @@ class SmallSteps:
     """Before the step."""
     updates: list[Tensors] = field(default_factory=list)
     decaying: frozenset[str] = frozenset()
+    matrices: frozenset[str] = frozenset()
     product_types: dict[str, str] = field(default_factory=dict)
     """In which type each linear layer's products came out, by its name."""
 
@@ -242,8 +244,12 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
         size, length = model.config.get_text_config().vocab_size, SEQUENCES * (spec.steps + 1)
         rows = UnevenRows(length=length, sequence_length=spec.sequence_length, vocabulary_size=size, seed=spec.seed)
         watch = _Watch(model, seen)
-        trainer = SmallTrainer(model=model, args=arguments, train_dataset=rows, callbacks=[watch], seen=seen)
+        optimizer = chosen(spec, model, arguments)
+        trainer = SmallTrainer(
+            model=model, args=arguments, train_dataset=rows, callbacks=[watch], seen=seen, **optimizer
+        )
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
+        seen.matrices = frozenset(map(plain_name, hidden_matrices(model)))
         force_tf32(spec, device)
         trainer.train()
     return seen

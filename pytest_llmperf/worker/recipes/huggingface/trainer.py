@@ -31,6 +31,7 @@ from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPEC
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.data import bind_workers, explained
+from pytest_llmperf.worker.settings.optimizer import chosen
 from pytest_llmperf.worker.settings.precision import force_tf32
 
 
@@ -72,7 +73,8 @@ def train(
     asked = Injection.from_environment(spec.gpus)
     if asked.concerns(plan.rank):
         observed.burner = Burner(device, observed.clock, slow=asked.slow, hold=asked.hold, hang=asked.hang)
-    trainer = WatchedTrainer(model, arguments, data, StepMarks(observed, beat, checkpoint, inspection))
+    marks, optimizer = StepMarks(observed, beat, checkpoint, inspection), chosen(spec, model, arguments)
+    trainer = WatchedTrainer(model, arguments, data, marks, **optimizer)
     force_tf32(spec, device)
     failed = trainer.train_watched(alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
@@ -110,8 +112,10 @@ _SEVERAL_TYPES = re.compile(r"same dtype|expected scalar type")
 class WatchedTrainer(Trainer):
     """Tells of each micro-batch its loss, which stays on its device, and the tokens it was given."""
 
-    def __init__(self, model: Any, arguments: TrainingArguments, data: TrainingData, marks: StepMarks) -> None:
-        given = {"train_dataset": data.samples, "data_collator": data.collator, "callbacks": [marks]}
+    def __init__(
+        self, model: Any, arguments: TrainingArguments, data: TrainingData, marks: StepMarks, **more: Any
+    ) -> None:
+        given = {"train_dataset": data.samples, "data_collator": data.collator, "callbacks": [marks], **more}
         super().__init__(model=model, args=arguments, **given)
         self._observed, self._inspection = marks.observed, marks.inspection
         self._sharing = self.get_tp_size()
