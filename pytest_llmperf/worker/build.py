@@ -24,11 +24,19 @@ from transformers import (
 )
 
 from pytest_llmperf.observe.environment import NOT_WORK
-from pytest_llmperf.settings.optimizer import MUON
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import settings
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import arguments, compilation, data, experts, liger, parallelism, precision
+from pytest_llmperf.worker.settings import (
+    arguments,
+    compilation,
+    data,
+    experts,
+    liger,
+    optimizer,
+    parallelism,
+    precision,
+)
 from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
 
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
@@ -124,7 +132,6 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         max_steps=steps,
         per_device_train_batch_size=spec.micro_batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation_steps,
-        optim="adamw_torch" if spec.optimizer == MUON else spec.optimizer,
         # Constant: a schedule over the number of steps would make what is learnt depend on how long one measures.
         lr_scheduler_type="constant",
         seed=spec.seed,
@@ -136,6 +143,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
+        **optimizer.arguments(spec),
         **precision.arguments(spec, device),
         **liger.arguments(spec),
         **compilation.arguments(spec),

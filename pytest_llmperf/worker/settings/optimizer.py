@@ -49,14 +49,18 @@ def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: each for name, each in named.items() if each.ndim == 2}  # noqa: PLR2004 - a matrix
 
 
-def chosen(spec: TrainSpec, model: PreTrainedModel, arguments: TrainingArguments) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec) -> Mapping[str, Any]:
+    return {"optim": "adamw_torch" if spec.optimizer == MUON else spec.optimizer}
+
+
+def chosen(spec: TrainSpec, model: PreTrainedModel, args: TrainingArguments) -> Mapping[str, Any]:
     """What a Trainer is given beside the name of its optimizer."""
     if spec.optimizer != MUON:
         return {}
     if not hasattr(torch.optim, "Muon"):
         raise RefusedError(f"torch {torch.__version__} has no torch.optim.Muon, expected 2.9 or newer; update torch")
-    adam = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
-    given = {"lr": arguments.learning_rate, "matrices": {*hidden_matrices(model).values()}, **adam}
+    adam = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    given = {"lr": args.learning_rate, "matrices": {*hidden_matrices(model).values()}, **adam}
     return {"optimizer_cls_and_kwargs": (MuonAndAdamW, given)}
 
 

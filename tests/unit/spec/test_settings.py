@@ -23,7 +23,7 @@ HOME = {"duration": "batch", "recomputation": "compilation", "offloading": "comp
 
 #: How long a training is measured is no work, a batch is two of the Trainer's own arguments, and an optimizer one; a
 #: model is built with its weights.
-WITHOUT_TWIN = {"batch", "duration", "optimizer", "weights"}
+WITHOUT_TWIN = {"batch", "duration", "weights"}
 
 #: Of these no training tells by itself: a batch by its tokens, and how long it was by its steps.
 WITHOUT_EVIDENCE = {"batch", "duration"}
@@ -64,8 +64,7 @@ def test_the_worker_has_a_twin_of_each() -> None:
         is_called = "\nPREPARE = " in (WORKERS / f"{name}.py").read_text(encoding="utf-8")
         assert is_called or f"{name}." in applied + looked
     witnessed = "".join(path.read_text(encoding="utf-8").rpartition("\nWITNESSES")[2] for path in WORKERS.glob("*.py"))
-    assert {name for name in twins | {"optimizer"} if f'"{name}": ' in witnessed} == twins | {"optimizer"}
-    assert "spec.optimizer" in applied
+    assert {name for name in twins if f'"{name}": ' in witnessed} == twins
     assert "spec.weights" in applied
 
 
