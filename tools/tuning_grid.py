@@ -12,12 +12,13 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.judge.tuning import Trial
+from pytest_llmperf.records.result import Spent
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import Settings
@@ -39,12 +40,17 @@ class Measured:
 
     spec: TrainSpec
     trial: Trial
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """What its seconds went to."""
 
 
 def read(path: Path) -> list[Measured]:
     """A measured grid."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Measured(TrainSpec.from_dict(row["spec"]), codec.read(Trial, row["trial"], newer=True)) for row in rows]
+    return [
+        Measured(TrainSpec.from_dict(row["spec"]), codec.read(Trial, row["trial"], newer=True), row.get("phases", {}))
+        for row in rows
+    ]
 
 
 def line(row: Measured) -> str:
@@ -52,7 +58,8 @@ def line(row: Measured) -> str:
     spec, trial = row.spec.to_dict(), codec.plain(row.trial)
     usual, none = TrainSpec(model=row.spec.model).to_dict(), codec.plain(Trial(digest="", id="", wall_seconds=-1.0))
     said = {name: value for name, value in spec.items() if name == "model" or value != usual[name]}
-    return json.dumps({"spec": said, "trial": {name: one for name, one in trial.items() if one != none[name]}}) + "\n"
+    told = {"spec": said, "trial": {name: one for name, one in trial.items() if one != none[name]}}
+    return json.dumps(told | {"phases": dict(row.phases)}) + "\n"
 
 
 def in_order(specs: Sequence[TrainSpec], wastes: Sequence[float]) -> Iterator[TrainSpec]:
@@ -97,6 +104,7 @@ def measure(asked: argparse.Namespace) -> Iterator[str]:
         for spec in order:
             if time.monotonic() > until:
                 break
+            caller.findings.spent = Spent()
             if spec not in large or forecast.fits(spec):
                 trial = trials.make(spec)
             else:
@@ -105,7 +113,7 @@ def measure(asked: argparse.Namespace) -> Iterator[str]:
             is_ended = time.monotonic() > until and not trial.is_measured
             if not is_ended and trial.kind not in _OF_THE_HOST:
                 with out.open("a", encoding="utf-8") as file:
-                    file.write(line(Measured(spec, trial)))
+                    file.write(line(Measured(spec, trial, caller.findings.spent.phases)))
             rate = f"{trial.tokens_per_second_per_gpu:,.0f} tokens/s/GPU" if trial.is_measured else trial.failure
             yield f"{trial.wall_seconds:6.1f} s  {spec.id}  {rate}"
     finally:
