@@ -262,7 +262,9 @@ class GpuMemory(Memory):
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        yield  # what a host reads is none of the device's
+        """While it is entered, allocations have a pool of their own, and leave no gaps among the training's."""
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool(), self._device):
+            yield
 
     def peaks(self) -> tuple[int, int]:
         # Also in another thread, of which the first GPU is the current one.

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_llmperf.worker.settings.compilation import Offloaded  # noqa: E402 - it needs torch
+from pytest_llmperf.worker.settings.compilation import Offloaded, _offload  # noqa: E402 - it needs torch
 
 
 def test_what_is_moved_comes_back_and_weights_stay() -> None:
@@ -31,3 +31,20 @@ def test_what_is_small_stays() -> None:
     with offloaded:
         model(torch.randn(2, 4)).sum().backward()
     assert offloaded.moved == 0
+
+
+def test_what_replaces_the_forward_pass_later_is_offloaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Liger's loss does, which the Trainer puts in when all else is prepared."""
+    monkeypatch.setattr(Offloaded.__init__, "__defaults__", (1,))
+    model = torch.nn.Linear(4, 4)
+    _offload(model)
+    own = model.forward
+    model.forward = lambda rows: own(rows).exp()
+    model(torch.randn(2, 4)).sum().backward()
+    assert model._llmperf_offloaded > 0
+    model.forward = lambda _: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        model(torch.randn(2, 4))
+    kept = model.weight.detach().clone().requires_grad_()
+    kept.square().sum().backward()  # outside of a pass nothing is moved
+    assert model._llmperf_offloaded == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,17 +153,20 @@ class Offloaded(saved_tensors_hooks):
 
 
 def _offload(model: PreTrainedModel) -> None:
-    own = model.forward
+    """By hooks: kernels that the Trainer swaps in later replace ``model.forward``."""
+    running: list[Offloaded] = []
 
-    @wraps(own)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        offloaded = Offloaded(model)
-        with offloaded:
-            output = own(*args, **kwargs)
+    def begin(*_: Any) -> None:
+        running.append(Offloaded(model))
+        running[-1].__enter__()
+
+    def end(*_: Any) -> None:
+        offloaded = running.pop()
+        offloaded.__exit__(None, None, None)
         setattr(model, _MOVED, offloaded.moved)
-        return output
 
-    model.forward = forward
+    model.register_forward_pre_hook(begin)
+    model.register_forward_hook(end, always_call=True)
 
 
 WITNESSES = {

@@ -50,6 +50,8 @@ def replicas_and_shards(spec: TrainSpec, on_this_node: int) -> tuple[int, int]:
 
 
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+# An embedding is often tied to the last product, which would lose its weights: each rank keeps it as a whole.
+_WHOLE = "embedding_rowwise"
 
 
 def share_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
@@ -58,7 +60,8 @@ def share_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
         return
     from transformers.distributed import DistributedConfig  # noqa: PLC0415 - a script may have no transformers
 
-    plan = model.config.base_model_tp_plan or {}
+    named = model.config.base_model_tp_plan or {}
+    plan = {name: style for name, style in named.items() if style != _WHOLE}
     others = sorted({*plan.values()} - {*_STYLES})
     if others or not plan:
         has = f"in its plan {', '.join(others)}" if others else "no plan"

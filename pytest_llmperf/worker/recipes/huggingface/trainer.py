@@ -221,7 +221,8 @@ class StepMarks(TrainerCallback):
             if self.checkpoint:
                 self.checkpoint.check_room(model)
             if self.inspection:
-                self.inspection.before(model)
+                with self.observed.memory.apart():
+                    self.inspection.before(model)
             self.observed.begin()
         elif self.inspection and self.inspection.is_running:
             self.inspection.begin_step(model)
