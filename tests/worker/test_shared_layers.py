@@ -25,8 +25,8 @@ def test_an_embedding_that_a_plan_divides_stays_whole(monkeypatch: pytest.Monkey
     plan = {"embed_tokens": "embedding_rowwise", "layers.*.mlp.down_proj": "rowwise"}
     config = SimpleNamespace(base_model_tp_plan=plan, model_type="llama")
     model = SimpleNamespace(config=config, device=torch.device("cpu"), base_model_prefix="model")
-    parallelism.share_layers(SPEC, model)  # type: ignore[arg-type]
+    parallelism.share_layers(SPEC, model)
     assert [*divided] == ["model.layers.*.mlp.down_proj"]
     plan["embed_tokens"] = "colwise_rep"
     with pytest.raises(RefusedError, match="has in its plan colwise_rep for tensor parallelism"):
-        parallelism.share_layers(SPEC, model)  # type: ignore[arg-type]
+        parallelism.share_layers(SPEC, model)
