@@ -14,11 +14,9 @@ from pytest_llmperf.cli.answer import DIGEST, CaseError, NotStoredError
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import (
     CAPACITY,
-    LOSS_CURVES,
     Baseline,
     BaselineStore,
     CapacityBaseline,
-    CurveBaseline,
 )
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
@@ -31,7 +29,7 @@ from pytest_llmperf.support.user_input import nearest
 # What a field of the wrong type or size raises where something is computed from it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
-_Kind = TypeVar("_Kind", Baseline, CapacityBaseline, CurveBaseline)
+_Kind = TypeVar("_Kind", Baseline, CapacityBaseline)
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,8 @@ class Stored(Generic[_Kind]):
     baseline: _Kind
 
 
-#: Of launches, or of a largest micro-batch or losses, which have none.
-_Case = Stored[Baseline] | Stored[CapacityBaseline]
-AnyStored = _Case | Stored[CurveBaseline]
+#: Of launches, or of a largest micro-batch, which has none.
+AnyStored = Stored[Baseline] | Stored[CapacityBaseline]
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,8 @@ class Shelf:
     @classmethod
     def read(cls, root: Path, machine: str | None = None) -> Shelf:
         """Everything under ``root``, or what is of ``machine`` there; CaseError: there is nothing."""
-        machines, curves = BaselineStore(root).machines(), sorted((root / LOSS_CURVES).glob("*.json"))
-        if not machines and (machine or not curves):
+        machines = BaselineStore(root).machines()
+        if not machines:
             found = baselines_above(root.absolute())
             what = "name their folder with --perf-baselines, or record some with pytest --update-baselines=new"
             raise NotStoredError(
@@ -91,25 +88,16 @@ class Shelf:
         for kind in machines if machine is None else [machine]:
             for path in sorted([*(root / kind).glob("*/*.json"), *(root / kind).glob(f"*/{CAPACITY}/*.json")]):
                 _put(path, kind, every, broken)
-        cases = {one.path: one.baseline for one in every if not isinstance(one.baseline, CurveBaseline)}
+        cases = {one.path: one.baseline for one in every}
         copies = BaselineStore(root).copies(cases)
-        for path in curves if machine is None else ():  # they are of no machine kind
-            _put(path, LOSS_CURVES, every, broken)
         return cls(root, [one for one in every if one.path not in copies], broken, copies)
 
-    def curves_of(self, case: str) -> tuple[list[Stored[CurveBaseline]], list[str]]:
-        """Loss curves with this id or digest, and a line for the file that cannot serve."""
-        digest = case if DIGEST.fullmatch(case) else "-"
-        curves = self.of(CurveBaseline)
-        found = [one for one in curves if one.baseline.id == case or one.baseline.digest.startswith(digest)]
-        return found, [line for path, line in self.broken.items() if path.stem == case and _is_of_curves(path)]
-
-    def find(self, case: str) -> _Case:
+    def find(self, case: str) -> AnyStored:
         """The baseline with this id or digest; BaselineError: its file cannot serve; CaseError: none, or several."""
-        unreadable = [line for path, line in self.broken.items() if path.stem == case and not _is_of_curves(path)]
+        unreadable = [line for path, line in self.broken.items() if path.stem == case]
         if unreadable:
             raise BaselineError("\n".join(unreadable))
-        every: list[_Case] = [*self.stored, *self.of(CapacityBaseline)]
+        every: list[AnyStored] = [*self.stored, *self.of(CapacityBaseline)]
         found = [one for one in every if one.baseline.id == case]
         if not found and DIGEST.fullmatch(case):
             found = [one for one in every if one.baseline.digest.startswith(case)]
@@ -150,13 +138,7 @@ def is_file(case: str) -> bool:
 
 
 def _read_any(path: Path) -> AnyStored:
-    if _is_of_curves(path):
-        return _read_as(path, CurveBaseline)
     return _read_as(path, CapacityBaseline) if path.absolute().parent.name == CAPACITY else read(path)
-
-
-def _is_of_curves(path: Path) -> bool:
-    return path.absolute().parent.name == LOSS_CURVES
 
 
 def _put(path: Path, machine: str, every: list[AnyStored], broken: dict[Path, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -240,69 +239,6 @@ class CapacityBaseline(Document):
         size = self.history[-1].metrics.get(CAPACITY_METRIC)
         if not (size or 0.0) >= 1:
             raise ValueError(f"{CAPACITY_METRIC} is {size}, expected 1 or more")
-
-
-# CurveBaseline: the losses of several seeds of one spec, and who accepted them when.
-
-#: So that no part is empty.
-FEWEST_STEPS = 16
-#: Without three, nobody knows how far apart seeds are.
-FEWEST_SEEDS = 3
-#: In place of a machine kind: losses are none of a machine's, to within rounding.
-LOSS_CURVES: Literal["loss-curves"] = "loss-curves"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedCurve:
-    seed: int
-    losses: tuple[float, ...]
-    """Of each step, in nats a token, as rank 0 printed it."""
-
-
-@codec.sparse("machine", "versions")
-@dataclass(frozen=True, kw_only=True)
-class CurveBaseline(Document):
-    """What the loss curve of a spec is held against."""
-
-    recorded_at: str
-    """UTC, ISO 8601."""
-    curves: tuple[SeedCurve, ...]
-    """The spec's own seed first."""
-    machine: Literal["loss-curves"] = LOSS_CURVES
-    reason: str = ""
-    revision: str = ""
-    """Commit of the tree that trained; empty where there is none."""
-    device: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    on_cpu: bool = False
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(curve.seed for curve in self.curves)
-
-    @property
-    def steps(self) -> int:
-        return len(self.curves[0].losses)
-
-    @property
-    def losses(self) -> dict[int, tuple[float, ...]]:
-        """By seed, in their order."""
-        return {curve.seed: curve.losses for curve in self.curves}
-
-    noun: ClassVar[str] = "loss curves"
-
-    def check(self) -> None:
-        store.same_settings(self.spec, self.digest)
-        seeds = [curve.seed for curve in self.curves]
-        if len(set(seeds)) < max(len(seeds), FEWEST_SEEDS):
-            raise ValueError(f"its seeds are {', '.join(map(str, seeds)) or 'none'}, expected {FEWEST_SEEDS} or more")
-        lengths = sorted({len(curve.losses) for curve in self.curves})
-        if len(lengths) > 1 or lengths[0] < FEWEST_STEPS:
-            raise ValueError(
-                f"its curves are of {', '.join(map(str, lengths))} steps, expected the same {FEWEST_STEPS} or more"
-            )
-        if not all(math.isfinite(loss) for curve in self.curves for loss in curve.losses):
-            raise ValueError("a loss is no number")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge import baseline as baselines
-from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, CurveBaseline, StepBaseline, StoredStep
+from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, StepBaseline, StoredStep
 from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Store, file_name, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
@@ -71,11 +71,9 @@ def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = 
     """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
     CPU or GPUs as the run's are. ``is_static``: a run without launches; BaselineError: a file that cannot be read."""
     found = [] if is_static else BaselineStore(root).entries(machine)
-    kinds: list[type[StepBaseline | CurveBaseline]] = [StepBaseline] if is_static else [StepBaseline, CurveBaseline]
-    for kind in kinds:
-        for path in sorted((root / kind.machine).glob("*.json")):
-            one = read(path, kind)
-            found += [baselines.entry_of(path, one)] if one is not None and one.on_cpu == on_cpu else []
+    for path in sorted((root / ANY_MACHINE).glob("*.json")):
+        one = read(path, StepBaseline)
+        found += [baselines.entry_of(path, one)] if one is not None and one.on_cpu == on_cpu else []
     return found
 
 

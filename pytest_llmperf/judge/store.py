@@ -1,6 +1,6 @@
 """Store: a file for each case, ``<root>/<machine>/…/<id>.json``; JSON that shows in a diff, and who accepted what. The
-only I/O of this room. Four kinds of document share it: launches and largest micro-batches by machine kind and model,
-loss curves and static figures in a folder each, which stands in the place of a machine kind."""
+only I/O of this room. Three kinds of document share it: launches and largest micro-batches by machine kind and model,
+static figures in a folder, which stands in the place of a machine kind."""
 
 from __future__ import annotations
 

@@ -42,7 +42,6 @@ MARKERS = (
     "expects_oom(below_gib): the case must run out of memory on a GPU with less memory than this",
     "expects_inactive(*settings): settings that are asked for and known to change nothing, e.g. 'liger' on OPT",
     "perf_parity: what the case trains is held beside its plain form first, as by --perf-parity",
-    "perf_loss_curve(seeds=5): the case's losses are held against those of so many seeds before",
     "reference(source=…, tokens_per_second_per_gpu=…, peak_reserved_gib=…): published figures of the case",
 )
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.baseline import FEWEST_SEEDS
 from pytest_llmperf.judge.run_effects import Terms
 from pytest_llmperf.plugin.reports import failed
 from pytest_llmperf.records.result import Reference
 from pytest_llmperf.run.case import CaseTerms
-from pytest_llmperf.run.learning_cases import SEEDS
 from pytest_llmperf.run.options import TOLERANCES
 from pytest_llmperf.settings.registry import declarable
 from pytest_llmperf.support.formats import GIB
@@ -33,10 +31,6 @@ _EFFICIENCY: _Keyword = (
     lambda value: is_positive(value) and value <= _MOST_EFFICIENT,
     "a positive fraction of at most 2, e.g. 0.85",
 )
-_SEED_COUNT: _Keyword = (
-    lambda value: type(value) is int and FEWEST_SEEDS <= value <= _MOST_SEEDS,
-    f"a number of seeds, {FEWEST_SEEDS} to {_MOST_SEEDS}",
-)
 _PUBLISHED: _Keyword = (_is_positive_or_none, "a positive number, or None where none was published")
 # The keywords of each marker, with what each takes, and that in words.
 _KEYWORDS: Mapping[str, Mapping[str, _Keyword]] = {
@@ -45,7 +39,6 @@ _KEYWORDS: Mapping[str, Mapping[str, _Keyword]] = {
     "perf_tolerance": dict.fromkeys(TOLERANCES, _TOLERANCE),
     "perf_scaling": {"efficiency_at_least": _EFFICIENCY, "tolerance": _TOLERANCE},
     "expects_oom": {"below_gib": (_is_positive_or_none, "a positive number of GiB")},
-    "perf_loss_curve": {"seeds": _SEED_COUNT},
 }
 
 
@@ -60,7 +53,7 @@ def terms_of(item: pytest.Item) -> CaseTerms:
         tolerances = _said(item, "perf_tolerance", every=True) or {}
         oom = _said(item, "expects_oom", needs="below_gib") or {}
         scaling = _said(item, "perf_scaling", every=True) or {}
-        curve, published = _said(item, "perf_loss_curve"), _said(item, "reference")
+        published = _said(item, "reference")
         parity = item.get_closest_marker("perf_parity")
         for value in (*parity.args, *parity.kwargs) if parity else ():
             raise _MisuseError(f"perf_parity({value!r}): takes nothing")
@@ -72,7 +65,6 @@ def terms_of(item: pytest.Item) -> CaseTerms:
             inactive=_inactive(item),
             efficiency=Terms(at_least=scaling.get("efficiency_at_least"), tolerance=scaling.get("tolerance")),
             parity=parity is not None,
-            loss_curve=0 if curve is None else curve.get("seeds", SEEDS),
         )
     except _MisuseError as misuse:
         raise failed(f"{item.nodeid}: marker {misuse}") from None

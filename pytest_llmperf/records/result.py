@@ -115,44 +115,6 @@ class Reference:
     peak_reserved_bytes: Number | None = None
 
 
-CurveWord = Literal["worse", "faster", "undecided", "same", "recorded"]
-#: Those of a training that does not learn what it did: to lose less than one may is as wrong as to lose more.
-OTHER_LEARNING: frozenset[str] = frozenset[CurveWord]({"worse", "faster"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgedPart:
-    """The mean loss of some steps, over the seeds that were trained."""
-
-    first: int
-    """Its first step, counted from 1."""
-    last: int
-    loss: float
-    """Nats a token, as printed."""
-    stored: float
-    """The same of the stored trainings that it was held against."""
-    nothing: float
-    """Up to here a difference is none, in nats."""
-    seen: float | None = None
-    """The least difference that these trainings could have told from nothing; of one alone nobody knows."""
-
-    @property
-    def difference(self) -> float:
-        """In nats; below 0 it learns faster."""
-        return self.loss - self.stored
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgedCurve:
-    """The verdict and its figures."""
-
-    verdict: CurveWord
-    reason: str
-    seeds: tuple[int, ...]
-    stored_seeds: int
-    parts: tuple[JudgedPart, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Soak:
     """What one launch of minutes showed of itself."""
@@ -196,8 +158,6 @@ class CaseResult:
     """What a reader should know besides the verdict: a launch that was set aside, creep, two speeds."""
     diagnosis: str = ""
     """What the traces of then and now point to; empty where the case does what it did."""
-    loss_curve: JudgedCurve | None = None
-    """Its losses beside those of the same seeds before, where somebody asks for that."""
     soak: Soak | None = None
     """Where it was judged against itself."""
     updated: str = ""
@@ -214,7 +174,7 @@ class CaseResult:
         undecided, and nothing else, do not where they scatter so from host to host by themselves (decision 74), nor
         before the run ``is_over``, which judges them once more."""
         unsettled = [check for check in self.checks if check.verdict not in (None, "pass")]
-        is_else = self.changed or self.launches_before or (self.loss_curve and self.loss_curve.verdict == "undecided")
+        is_else = self.changed or self.launches_before
         if self.verdict == "inconclusive" and unsettled and not is_else:
             are_speeds = all(check.verdict == "inconclusive" and check.low is not None for check in unsettled)
             strict &= not are_speeds or (is_over and not all(check.is_by_itself for check in unsettled))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import STAND_INS, VERDICTS, JudgedCurve, Reference, Soak
+from pytest_llmperf.records.result import STAND_INS, VERDICTS, Reference, Soak
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
@@ -94,7 +94,6 @@ class Result:
     differences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     diagnosis: str = ""
-    loss_curve: JudgedCurve | None = None
     soak: Soak | None = None
     updated: str = ""
     """What was recorded, a line each."""

@@ -229,9 +229,9 @@ class BaselineComparison:
         notes += steps_notes(launches, baseline, self._policy)
         if baseline is None and isinstance(self._spec, TrainSpec) and is_compiled(self._spec):
             notes += _compiler_notes(launches)  # else a change is told as such
-        asks = self._caller.terms.parity or self._run.settings.parity or self._run.settings.loss_curve
+        asks = self._caller.terms.parity or self._run.settings.parity
         if self._spec.is_script and asks:
-            notes.append("parity and loss curves are not asked of a script: what it learns is its own")
+            notes.append("parity is not asked of a script: what it learns is its own")
         notes += self._held_up(launches)
         unheld = self._scaling.unheld if self._scaling and baseline is None else ""  # else its verdict says so
         notes += [*filter(None, [unheld]), *self._phase_checks(baseline).notes, *seen_notes(launches, baseline)]

@@ -135,8 +135,6 @@ class CaseTerms:
     efficiency: Terms = field(default_factory=Terms)
     parity: bool = False
     """Whether what it trains is held beside its plain form first."""
-    loss_curve: int = 0
-    """The number of seeds of which its loss curve is held against those before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from pytest_llmperf.run.capacity import LAUNCHES, MaxBatchSize
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.conclusion import Measured, Recorder, Scaling, conclude, earlier, failures
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded
-from pytest_llmperf.run.learning_cases import CurveCheck, asked_curve, asks_for_curve, parity
+from pytest_llmperf.run.learning_cases import parity
 from pytest_llmperf.run.paired_comparison import PairedComparison
 from pytest_llmperf.run.runner import Runner, runs_out, should_run_out
 from pytest_llmperf.run.static_check import StaticCheck
@@ -112,12 +112,10 @@ class Cases:
         # By another test it may be recorded by now; a broken file is told before it costs GPU time.
         baseline = same.baseline if same else self._recorder.load(spec)
         fails = should_run_out(self._caller)
-        known = same.result.loss_curve if same else None
-        curve = None if fails else asked_curve(self._caller, self._runner, spec, known)
         shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
         asked, is_recorded = self._settings.launches, self._recorder.wants(baseline)
         fewest = fewest_launches(asked, spec) if is_recorded else asked
-        launches = 1 if fails else fewest + (curve.launches_more if curve else 0)
+        launches = 1 if fails else fewest
         withheld = self._caller.ask(case, launches, baseline, shares)
         if withheld:
             planned = self._caller.result(case, PLANNED, withheld)
@@ -128,29 +126,23 @@ class Cases:
         if fails:
             made = Concluded(result=runs_out(self._caller, self._runner, spec))
             return conclude(self._caller, case, made)
-        measured = self._measured(spec, scaled_from, baseline, same, curve)
+        measured = self._measured(spec, scaled_from, baseline, same)
         cache.add(measured)
         held_against = size_of(measured.baseline) if measured.baseline else "none"
         made = Concluded(result=measured.result, held_against=held_against, refused=measured.refused)
         return conclude(self._caller, case, made)
 
     def _measured(
-        self,
-        spec: Spec,
-        scaled_from: Spec | None,
-        baseline: Baseline | None,
-        same: Measured | None,
-        curve: CurveCheck | None,
+        self, spec: Spec, scaled_from: Spec | None, baseline: Baseline | None, same: Measured | None
     ) -> Measured:
-        """``spec`` against ``baseline`` and ``curve``, and what was recorded of it."""
+        """``spec`` against ``baseline``, and what was recorded of it."""
         scaling = Scaling.of(self._caller, self._recorder, spec, scaled_from)
         launches = same.result.launches if same else ()
         comparison = BaselineComparison(self._caller, self._runner, spec, launches, scaling)
         is_recorded = self._recorder.wants(baseline)
 
         def judge(baseline: Baseline | None) -> CaseResult:
-            result = comparison.run(baseline, is_recorded=is_recorded)
-            return curve.judged(result) if curve else result
+            return comparison.run(baseline, is_recorded=is_recorded)
 
         def record(result: CaseResult, baseline: Baseline | None) -> CaseResult:
             return self._recorder.record(spec, result, baseline, comparison.disagreement)
@@ -160,8 +152,6 @@ class Cases:
             result, refused = same.lent(result)
         else:
             result, baseline, refused = self._recorder.recorded(result, baseline, judge, record)
-        if curve:
-            result, refused = curve.recorded(result, refused)
         return Measured(spec, result, baseline, refused)
 
     def compare(self, before: Spec, after: Spec, bounds: Mapping[str, Bounds]) -> Concluded:
@@ -238,10 +228,8 @@ class Cases:
             raise CaseFailedError(f"{spec.id}: --perf-against {self._settings.against} {why}")
 
         def environments() -> Concluded:
-            unjudged = "its loss curve is not judged: --perf-against holds against another environment"
-            told = replace(case, notes=(*case.notes, unjudged)) if asks_for_curve(self._caller, spec) else case
             scaling = Scaling.of(self._caller, self._recorder, spec, scaled_from)
-            result = PairedComparison(self._caller, self._runner, spec).environments(told, scaling)
+            result = PairedComparison(self._caller, self._runner, spec).environments(case, scaling)
             self._run.result_cache.add(Measured(spec, result, None))
             return Concluded(result=result, held_against=f"turns with {self._settings.against}")
 

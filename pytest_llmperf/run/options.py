@@ -289,9 +289,6 @@ class Settings:
         "launch each case once, for so many minutes of steps, and judge it against itself: drift, leaks, stalls; "
         "no baselines"
     )
-    loss_curve: bool = switch(
-        "--perf-loss-curve", _BOTH, not_with="static soak_minutes", repeated=True, ini="perf_loss_curve"
-    ).says("compare the losses of each case on a text with those of the same seeds before")
     strict: bool = switch(
         "--perf-strict", only(PYTEST, check={"help": "also fail on improved, inconclusive or changed cases"})
     ).says("also fail on improved, inconclusive or changed cases, and on unused baselines")

@@ -23,7 +23,6 @@ OPTIONS = [
     "--perf-dry-run",
     "--perf-parity",
     "--perf-soak=MINUTES",
-    "--perf-loss-curve",
     "--perf-strict",
     "--perf-against=PYTHON|git:REVISION",
     "--perf-start={auto,warm,cold}",

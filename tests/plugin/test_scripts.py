@@ -203,7 +203,7 @@ class TestLargestBatch:
 
 def test_what_asks_for_our_own_training_leaves_a_script_as_it_is(scripts: Project, golden: Golden) -> None:
     scripts.record(evidence=evidence())
-    for option in ("--perf-parity", "--perf-loss-curve", "--perf-start=warm"):
+    for option in ("--perf-parity", "--perf-start=warm"):
         result = scripts.run(option, "-k", "1")
         result.assert_outcomes(passed=1)
         golden(result.stdout.str().partition("= llmperf =")[2].splitlines()[1:-1])

@@ -92,7 +92,6 @@ def test_the_option_makes_each_check_of_the_selected_tests_a_soak(project: Proje
         ["--perf-against", "git:HEAD"],
         ["--perf-static"],
         ["--perf-parity"],
-        ["--perf-loss-curve"],
         ["--perf-launches", "2"],
         ["--perf-all-steps", "1"],
     ],

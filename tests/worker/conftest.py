@@ -38,7 +38,6 @@ _TOGETHER = {
     "test_checkpoints": "patchable",
     "test_input_pipeline": "patchable",
     "test_learning": "patchable",
-    "test_loss_curves": "patchable",
     "test_parity": "patchable",
     "test_settings": "patchable",
     "test_traces": "patchable",

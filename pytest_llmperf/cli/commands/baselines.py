@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NoReturn
 
-from pytest_llmperf.cli.answer import Answer, NotStoredError, Screen, add_place, facts, plain, table
+from pytest_llmperf.cli.answer import Answer, Screen, add_place, facts, plain, table
 from pytest_llmperf.cli.baseline_folder import (
     AnyStored,
     Shelf,
@@ -20,15 +20,13 @@ from pytest_llmperf.cli.baseline_folder import (
     figure,
     find,
     find_any,
-    is_file,
     settings_differences,
     shown,
 )
 from pytest_llmperf.judge.acceptance import best
-from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, CurveBaseline, size_of
+from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, size_of
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.store import Accepted, since_reason
-from pytest_llmperf.judge.trainings import spans, spreads
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured, rate_of
 from pytest_llmperf.report.text import Column
@@ -59,25 +57,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
     shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
-    own = [*list_page(shelf.stored, screen), *_capacities_page(shelf.of(CapacityBaseline), screen)]
-    curves = _curves_page([one.baseline for one in shelf.of(CurveBaseline)], screen)
-    return Answer([*own, *([""] if own and curves else []), *curves], shelf.troubles)
+    lines = [*list_page(shelf.stored, screen), *_capacities_page(shelf.of(CapacityBaseline), screen)]
+    return Answer(lines, shelf.troubles)
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    case, root, machine = arguments.case, arguments.perf_baselines, arguments.machine
-    if is_file(case):
-        return Answer(show_page(find_any(case, root, machine), screen))
-    shelf = Shelf.read(root, machine)
-    curves, broken = shelf.curves_of(case)
-    pages = [show_page(one, screen) for one in curves]
-    try:
-        pages.insert(0, show_page(shelf.find(case), screen))
-    except NotStoredError:
-        if not pages and not broken:
-            raise
-    lines = [line for page in pages for line in ("", *page)]
-    return Answer(lines[1:], broken)
+    return Answer(show_page(find_any(arguments.case, arguments.perf_baselines, arguments.machine), screen))
 
 
 def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
@@ -125,20 +110,7 @@ def _capacities_page(capacities: Sequence[Stored[CapacityBaseline]], screen: Scr
     return ["", *table(columns, screen)] if baselines else []
 
 
-def _curves_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[str]:
-    columns = [
-        Column("loss curves of", [plain(one.id) for one in baselines], right=False),
-        Column("seeds", [str(len(one.seeds)) for one in baselines]),
-        Column("steps", [str(one.steps) for one in baselines]),
-        Column("trained on", [plain(one.device) or formats.ABSENT for one in baselines], right=False),
-        Column("accepted", [plain(one.recorded_at)[:10] for one in baselines], right=False),
-    ]
-    return table(columns, screen) if baselines else []
-
-
 def show_page(stored: AnyStored, screen: Screen) -> list[str]:
-    if isinstance(stored.baseline, CurveBaseline):
-        return _curve_page(stored.path, stored.baseline, screen)
     baseline, anchor, chosen = stored.baseline, stored.baseline.anchor, chosen_settings(stored.baseline.spec)
     if isinstance(baseline, CapacityBaseline):  # the micro-batch is what a search was for
         chosen.pop("micro_batch_size", None)
@@ -198,26 +170,6 @@ def short_site(site: str) -> str:
     """``NVIDIA H200 0f5ddc53``: eight digits tell a GPU; of several the first, and how many more."""
     first, *others = site.split(" + ")
     return plain(_UUID.sub(r"\1", first)) + (f" + {len(others)} more" if others else "")
-
-
-def _curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
-    about = {
-        "loss curves": f"{len(found.curves)} seeds ({', '.join(map(str, found.seeds))}) of {found.steps} steps",
-        "digest": found.digest,
-        "file": path,
-        "recorded by": found.recorded_by,
-        "accepted": f"{found.recorded_at[:10]}" + (f" ({found.reason})" if found.reason else ""),
-        "device": found.device,
-        "versions": ", ".join(f"{name} {version}" for name, version in sorted(found.versions.items())),
-    }
-    parts = spreads(list(found.losses.values()))
-    columns = [
-        Column("steps", [f"{span.first} to {span.last}" for span in spans(found.steps)]),
-        Column("loss", [f"{part.mean:.4f}" for part in parts]),
-        Column("sd of seeds", [f"{part.sd / part.mean:.2%}" for part in parts]),
-        Column("is nothing", [f"{part.nothing / part.mean:.2%}" for part in parts]),
-    ]
-    return [plain(found.id), *facts(about), "", *table(columns, screen)]
 
 
 def _acceptances(baseline: Baseline | CapacityBaseline, screen: Screen) -> list[str]:

@@ -11,9 +11,7 @@ from signal import Signals
 from pytest_llmperf.cli.answer import Answer, Screen, add_shared
 from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, as_pairs, asked_run, named, usage_errors
 from pytest_llmperf.report.summary_table import summary_lines
-from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, RunEndedError
-from pytest_llmperf.run.learning_cases import SEEDS
 from pytest_llmperf.run.options import CHECK
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
@@ -55,9 +53,7 @@ class Check:
             raise SystemExit(self.exit_code)
 
     def _checked(self) -> Iterator[str]:
-        # Of specs that are named, each is meant.
-        terms = CaseTerms(loss_curve=SEEDS if self.run.settings.loss_curve else 0)
-        checks = self.run.cases(NODEID, Terminal(), terms)
+        checks = self.run.cases(NODEID, Terminal())
         if self.run.settings.static:
             self.run.static_steps.ask(self.specs)
         for spec in self.specs:
@@ -90,7 +86,6 @@ class Check:
         settings = self.run.settings
         where = ["--static"] if settings.static else ["--gpus", str(self.run.num_gpus)]
         where += ["--perf-parity"] if settings.parity else []
-        where += ["--perf-loss-curve"] if settings.loss_curve else []
         where += [f"--perf-soak={settings.soak_minutes:g}"] if settings.soak_minutes else []
         again = ["llmperf", "check", *as_pairs(spec), *where, "--perf-baselines", str(self.arguments.perf_baselines)]
         yield from conclusion.message(shlex.join(again)).splitlines()

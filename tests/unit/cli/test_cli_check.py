@@ -18,7 +18,6 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run import cases, run_end, whole_run
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.whole_run import WholeRun
-from tests import text_package
 from tests.fakes import install
 from tests.golden import Golden
 
@@ -202,25 +201,10 @@ def test_a_case_that_nobody_has_launched_is_found_by_its_id(capsys: pytest.Captu
     golden(capsys.readouterr().err)
 
 
-def test_a_loss_curve_is_of_a_text_and_takes_launches(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
-    text_package.offer(tmp_path, monkeypatch)
-    assert check("--perf-loss-curve") == 1
-    golden(capsys.readouterr().out)
-    with pytest.raises(SystemExit):
-        check("--perf-loss-curve", "--static")
-    golden(capsys.readouterr().err)
+def test_parity_takes_launches(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     with pytest.raises(SystemExit):
         check("--perf-parity", "--static")
     golden(capsys.readouterr().err)
-    words = ["check", *SPEC, "data=text", "min_steps=20", "--gpus", "0", "--perf-loss-curve"]
-    assert main(words) == 1
-    out = capsys.readouterr().out
-    assert "--perf-loss-curve --perf-baselines" in out
-    assert main([*words, "--update-baselines=new"]) == 0
-    assert main(words) == 0
-    golden(capsys.readouterr().out)
 
 
 def test_a_model_of_few_positions_is_named_by_what_it_was_given(

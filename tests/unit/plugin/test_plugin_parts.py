@@ -346,7 +346,6 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
             calibration=True,
             all_steps=10,
             parity=False,
-            loss_curve=False,
         ),
         rule=Rule(),
         experience=Experience.of([], Policy.for_gpu().noise),

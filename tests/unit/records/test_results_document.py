@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.records.result import JudgedCurve, JudgedPart, Reference
+from pytest_llmperf.records.result import Reference
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile, document_of, read_values
 from pytest_llmperf.report.results_json import document, write_json
 from tests.runs import LADDER, ladder_run, result_of, written
@@ -28,16 +28,8 @@ def test_the_schema_that_ships_is_made_of_the_types() -> None:
     assert PATH.read_text(encoding="utf-8") == text(), "python -m tools.results_schema writes it again"
 
 
-_CURVE = JudgedCurve(
-    verdict="same",
-    reason="r",
-    seeds=(1, 2),
-    stored_seeds=3,
-    parts=(JudgedPart(first=1, last=4, loss=1, stored=1, nothing=0),),
-)
 _FULL = replace(
     result_of(*LADDER["llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"]),
-    loss_curve=_CURVE,
     reference=Reference(source="book", tokens_per_second_per_gpu=None),
     notes=("n",),
     updated="u",

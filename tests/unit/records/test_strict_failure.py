@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, JudgedCurve, Verdict, verdict_fails
+from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, Verdict, verdict_fails
 from tests.fakes import launch_of
 from tests.gpu_nights import spec_of
 
@@ -54,7 +54,6 @@ def test_a_speed_fails_by_more_than_it_does_by_itself(check: Check, fails: bool)
 
 
 MEMORY = Check(metric="peak_reserved_bytes", value=1.0, unit="bytes", verdict="inconclusive")
-UNDECIDED = JudgedCurve(verdict="undecided", reason="", seeds=(1,), stored_seeds=5)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +62,11 @@ UNDECIDED = JudgedCurve(verdict="undecided", reason="", seeds=(1,), stored_seeds
         result("inconclusive", OWN, MEMORY),
         result("inconclusive", OWN, replace(MEMORY, verdict="changed")),
         result("inconclusive", OWN, changed=("loss: 1 -> 2",)),
-        replace(result("inconclusive", OWN), loss_curve=UNDECIDED),
         replace(result("inconclusive", OWN), launches_before=(launch_of(spec_of(0)),)),
         result("inconclusive"),
         result("regressed", replace(OWN, verdict="regressed")),
     ],
-    ids=["memory", "a count", "evidence", "learning", "turns", "no check", "a loss"],
+    ids=["memory", "a count", "evidence", "turns", "no check", "a loss"],
 )
 def test_whatever_else_is_open_fails_as_before(open_beside: CaseResult) -> None:
     assert open_beside.fails(strict=True)

@@ -105,7 +105,6 @@ EXCEPTIONS = {
     "analysis/formulas.py": "what the prediction's formula leaves out, a line for each",
     "analysis/ladder.py": "the chapter's rungs are specs",
     "cli/commands/report.py": "tables of the chapter: of its rungs by their settings, of scaling by parallelism",
-    "run/learning_cases.py": "random tokens have no curve to learn",
     "run/tuning/tuner.py": "which settings ask for less memory, where nothing can be predicted",
     "run/tuning/winner.py": "a launch of a compiled case compiles for some seconds",
     "judge/store.py": "a text that is not here has its identity in the file",
