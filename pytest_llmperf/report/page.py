@@ -90,26 +90,6 @@ class LineChart(Chart):
     lines: tuple[Line, ...]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """One row: a change, between what it is, and where it would have been called a loss; fractions."""
-
-    label: str
-    verdict: str
-    words: str
-    change: float
-    low: float | None
-    high: float | None
-    limit: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntervalChart(Chart):
-    """Changes beside their limits."""
-
-    intervals: tuple[Interval, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of the page."""
@@ -281,7 +261,7 @@ def legend(chart: Chart) -> list[tuple[str, str]]:
             return [*((_WHOLE[name], name) for name in chart.parts), *marks]
         case LineChart():
             return list(dict.fromkeys((f"{line.role} line", line.name) for line in chart.lines))
-    return [("now", "change, nine times in ten within the line"), ("limit mark", "limit")]
+    return []
 
 
 def specification(chart: Chart) -> dict[str, Any]:
@@ -293,8 +273,6 @@ def specification(chart: Chart) -> dict[str, Any]:
             sizes = [size for row in chart.rows for _, size in (*row.parts, *row.marks)]
             is_large = max(sizes, default=0.0) >= _LARGE
             spec["encoding"]["x"]["axis"] |= {"title": chart.axis, **({"format": _THREE_DIGITS} if is_large else {})}
-        case IntervalChart():
-            spec, values = known["intervals"], _intervals(chart)
         case LineChart():
             spec, values = known["lines"], []
             for index, line in enumerate(chart.lines):
@@ -329,23 +307,6 @@ def _rows(chart: RowChart) -> list[dict[str, Any]]:
         told |= {"size": [size for _, size in row.parts], "colour": [f"var(--{_WHOLE[name]})" for name, _ in row.parts]}
         found.append({**told, **{key: marks.get(name) for key, name in zip(_MARKS, chart.marks, strict=False)}})
     return found
-
-
-def _intervals(chart: IntervalChart) -> list[dict[str, Any]]:
-    return [
-        {
-            "row": index,
-            "label": _short(one.label),
-            "told": one_line(one.words),
-            "zero": 0,
-            "change": one.change,
-            "low": one.change if one.low is None else one.low,
-            "high": one.change if one.high is None else one.high,
-            "limit": one.limit,
-            "colour": f"var(--{one.verdict})",
-        }
-        for index, one in enumerate(chart.intervals)
-    ]
 
 
 # What only a script would need of them.

@@ -1,4 +1,4 @@
-"""What a page shows of cases: changes beside limits, steps, a soak's minutes, memory by part, traced steps."""
+"""What a page shows of a case: steps, a soak's minutes, memory by part, traced steps."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.page import (
     FOR_A_PERSON,
-    Interval,
-    IntervalChart,
     Line,
     LineChart,
-    Section,
     Table,
 )
 from pytest_llmperf.report.results_json import Result
-from pytest_llmperf.report.text import detectable_words
 from pytest_llmperf.run.ladder_charts import Baselines
 from pytest_llmperf.support import formats
 
-_MOST_CASES, _MOST_LAUNCHES = 16, 6
+_MOST_LAUNCHES = 6
 _MOST_POINTS, _MOST_NAMES = 400, 12
 
 _ALLOCATED, _PREDICTED = "peak_allocated_bytes", "predicted_peak_bytes"
@@ -43,35 +39,6 @@ def interval_words(figure: Figure) -> str:
 
 def _limit_change(figure: Figure) -> float | None:
     return None if figure.limit is None or not figure.baseline else figure.limit / figure.baseline - 1
-
-
-def change_section(results: Sequence[Result]) -> Section | None:
-    """How the throughput of every case changed; ``None`` where none is held against anything."""
-    told = [(result, change) for result in results if (change := result.figure(RATE).change) is not None]
-    if not told:
-        return None
-    # What is furthest from its limit's side first, among equals of urgency.
-    shown = sorted(told, key=lambda each: (urgency(each[0]), each[1]))[:_MOST_CASES]
-    intervals, rows = [], []
-    for result, change in shown:
-        figure, step = result.figure(RATE), result.figure("step_seconds")
-        low, high = figure.interval or (None, None)
-        limit, words = _limit_change(figure), formats.percent(change)
-        # A case that lost memory has lost no speed. What has no limit gates nothing.
-        verdict = figure.verdict or (result.verdict if figure.limit is not None else "pass")
-        intervals.append(Interval(result.id, verdict, words, change, low, high, limit))
-        times = (formats.seconds(step.baseline), formats.seconds(step.value))
-        beside = (interval_words(figure), formats.percent(limit), detectable_words(figure))
-        rows.append((result.id, result.verdict, *times, words, *beside))
-    headings = ("case", "verdict", "baseline, step", "now, step", "change", "nine times in ten", "limit", "detectable")
-    chart = IntervalChart(
-        title="Change of throughput since the baseline",
-        says=f"How tokens/s per GPU changed in {len(shown)} cases, within what nine times in ten, beside each limit.",
-        note=f"{len(told) - len(shown)} more: in the table of cases." if len(told) > len(shown) else "",
-        intervals=tuple(intervals),
-        table=Table(headings, tuple(rows), 2),
-    )
-    return Section(anchor="changes", title="What changed, and how surely", charts=(chart,))
 
 
 def step_chart(result: Result, stored: Baselines) -> LineChart | None:

@@ -15,7 +15,6 @@ from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
 from pytest_llmperf.run.case_charts import (
-    change_section,
     interval_words,
     memory_parts,
     memory_table,
@@ -87,7 +86,6 @@ def _sections(
     newest = {(result.machine, result.id): result for result in results}
     charted = sorted(newest.values(), key=lambda result: (urgency(result), not result.record.rung))
     yield ladder_section(charted, stored)
-    yield change_section(charted)
     yield history_section(histories)
 
 
