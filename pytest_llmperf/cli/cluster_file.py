@@ -346,6 +346,7 @@ SBATCH: Mapping[str, str] = {
         ("--gpus", "--gpus-per-node", "--ntasks-per-gpu"), "which follow from [suite] gpus; see [sbatch] gres"
     ),
     "--chdir": "say it as [suite] checkout",
+    "--clusters": "whose queue this cluster does not know: submit where the jobs run",
     "--hold": "with which no night begins",
     "--wait": "say it as llmperf submit --wait",
     **dict.fromkeys(_SUBMITS_NONE, "with which sbatch submits no job of this night"),
@@ -360,7 +361,7 @@ _SBATCH_SHORT = dict(
     word.split("=")
     for word in (
         "t=--time a=--array J=--job-name N=--nodes n=--ntasks o=--output e=--error W=--wait h=--help u=--usage "
-        "V=--version d=--dependency A=--account p=--partition q=--qos C=--constraint D=--chdir"
+        "V=--version d=--dependency A=--account p=--partition q=--qos C=--constraint D=--chdir M=--clusters"
     ).split()
 )
 # The short options of sbatch after which the rest of a word is the value.

@@ -62,32 +62,6 @@ def warnings(cluster: ClusterFile) -> Iterator[str]:
             "[sbatch] exclusive = no: other jobs may run on the same nodes, and the figures depend on them (two nights "
             "side by side: 41 % slower); write exclusive = yes"
         )
-    yield from _launch(cluster)
-
-
-def _launch(cluster: ClusterFile) -> Iterator[str]:
-    """What each node needs to begin a launch, as far as this machine can show it."""
-    prefix, srun, modules = (cluster.words("launch", key) for key in ("prefix", "srun", "modules"))
-    python, found = cluster.text("launch", "python"), dict[str, str]()
-    if prefix and not modules and shutil.which(prefix[0]) is None:
-        found[f"prefix = {shlex.join(prefix)}"] = f"no program {prefix[0]} here"
-    if python and not prefix and not srun and not modules and shutil.which(python) is None:
-        found[f"python = {python}"] = "no such program here"
-    tried = {}
-    if srun and not cluster.is_local and (program := shutil.which("srun")):
-        tried[f"srun = {shlex.join(srun)}"] = [program, *srun, "--version"]
-    if modules:
-        load = f"type module >/dev/null || exit 0; module load {shlex.join(modules)}"
-        tried[f"modules = {shlex.join(modules)}"] = ["bash", "-lc", load]
-    for what, command in tried.items():
-        try:
-            done = answer_of(command, _SECONDS)
-        except (OSError, subprocess.TimeoutExpired):  # it cannot be tried
-            continue
-        if done.returncode:
-            found[what] = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it fails")
-    for what, why in found.items():
-        yield f"{cluster.path}: [launch] {what}: {why}; the nodes may differ, and if not every launch fails"
 
 
 def _why_it_fails(command: Sequence[str], folder: Path) -> str:

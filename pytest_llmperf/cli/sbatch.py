@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.cluster_file import KEYS, ClusterFile
+from pytest_llmperf.cli.cluster_file import KEYS, SBATCH, ClusterFile
 from pytest_llmperf.cli.night_log import answer_of
 
 
@@ -115,6 +115,8 @@ def refused(cluster: ClusterFile, said: str) -> RefusedError:
 
 def sbatch(words: Sequence[str]) -> str:
     """Submit; the job's number. RefusedError: sbatch is missing or refuses; ClusterError: it is not known to have."""
+    if elsewhere := os.environ.get("SLURM_CLUSTERS"):
+        raise RefusedError(f"SLURM_CLUSTERS={elsewhere}: a cluster {SBATCH['--clusters']}")
     try:
         done = answer_of(["sbatch", "--parsable", *words])
     except OSError as error:

@@ -59,8 +59,6 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     # A new folder for each submission: two of one second do not meet in it.
     night = _Submission(cluster, cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     warned, troubles = _earlier(night, reports=not dry_run), list[str]()
-    if wait and night.names_clusters:
-        raise cluster.wrong("sbatch", "options", "no --clusters beside --wait, which asks this cluster's queue alone")
     try:
         planned = sbatch.jobs(cluster)
         night = replace(night, planned=planned, scripts=_scripts(night, script, planned))
@@ -143,18 +141,6 @@ class _Submission:
         """A line about this night in the file of all: one that is never merged is seen there too."""
         for trouble in Notice(self.results.name, nights=self.cluster.nights_file).note(line):
             yield f"warning: {trouble}"
-
-    @property
-    def names_clusters(self) -> bool:
-        return any(word.startswith(("-M", "--clusters")) for word in self.cluster.words("sbatch", "options"))
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether another cluster has the jobs: this one's queue knows nothing of them."""
-        return "SLURM_CLUSTERS" in os.environ or self.names_clusters
-
-    def submitted_as(self, ids: Sequence[str]) -> str:
-        return f"submitted {'elsewhere ' if self.is_elsewhere else ''}as {' '.join(ids)}"
 
     def left(self, ids: Sequence[str]) -> str:
         """What to do about jobs that no other will merge."""
@@ -247,13 +233,12 @@ def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
         return
     ids = list[str]()
     yield from _submit(night, paths, merging, ids)
-    if not night.is_elsewhere:
-        found = night_log.first_look(ids[:-1])
-        yield from (f"squeue: {job} {state}" for job, state in found.items())
-        # One that waits for what does not come by itself is noted and mailed.
-        if stuck := [f"{job} {state}" for job, state in found.items() if state.is_stuck]:
-            line = f"{night_log.STUCK}{', '.join(stuck)}; it may never start"
-            yield f"warning: {night.alarm(line, ClusterError(line))}"
+    found = night_log.first_look(ids[:-1])
+    yield from (f"squeue: {job} {state}" for job, state in found.items())
+    # One that waits for what does not come by itself is noted and mailed.
+    if stuck := [f"{job} {state}" for job, state in found.items() if state.is_stuck]:
+        line = f"{night_log.STUCK}{', '.join(stuck)}; it may never start"
+        yield f"warning: {night.alarm(line, ClusterError(line))}"
     yield f"results: {results}"
     if wait:
         yield from night_log.waited(night.notice(), ids[:-1], ids[-1])
@@ -273,17 +258,17 @@ def _submit(night: _Submission, paths: Sequence[Path], merging: Path, ids: list[
             yield f"submitted {ids[-1]}: {path}"
         last = sbatch.sbatch([*sbatch.merge_options(night.cluster, ids), str(merging)])
         yield f"submitted {last}: merges their results"
-        yield from night.noted(f"{night.submitted_as(ids)}, to be merged by {last}")
+        yield from night.noted(f"submitted as {' '.join(ids)}, to be merged by {last}")
         ids.append(last)
     except ClusterError as error:
         is_refused = isinstance(error, sbatch.RefusedError)
         why = sbatch.refused(night.cluster, str(error)) if is_refused else error
-        how = f"{night.submitted_as(ids)}, with no job that merges: {why}" if ids else f"not submitted: {why}"
+        how = f"submitted as {' '.join(ids)}, with no job that merges: {why}" if ids else f"not submitted: {why}"
         if not ids and is_refused:
             shutil.rmtree(night.results, ignore_errors=True)  # this submission's own, and no job knows of it
         raise night.alarm(how, ClusterError(f"{why}{night.left(ids)}")) from None
     except KeyboardInterrupt:
         if ids:
-            yield from night.noted(f"{night.submitted_as(ids)}, with no job that merges: interrupted")
+            yield from night.noted(f"submitted as {' '.join(ids)}, with no job that merges: interrupted")
         yield f"interrupted; sbatch may have taken one more job, see squeue{night.left(ids)}"
         raise

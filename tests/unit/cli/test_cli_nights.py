@@ -163,13 +163,16 @@ class TestSubmit:
         golden(capsys.readouterr().out)
         assert not mailed()
 
-    def test_jobs_of_another_cluster_are_not_looked_for(self) -> None:
-        queue()
-        Path("mine.ini").write_text(f"[sbatch]\nexclusive = yes\noptions = -M big\n{MINIMAL}python = ./python\n")
-        assert main(["submit", "mine.ini"]) == 0
-        main(["submit", "mine.ini"])
-        assert "submitted elsewhere as 1, to be merged by 2" in noted()
-        assert "not merged" not in noted()
+    @pytest.mark.parametrize("option", ["-M other", "--clusters=other", ""])
+    def test_another_clusters_jobs_are_not_submitted(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, golden: Golden
+    ) -> None:
+        queue("")
+        if not option:
+            monkeypatch.setenv("SLURM_CLUSTERS", "other")
+        Path("mine.ini").write_text(f"[sbatch]\noptions = {option}\n{MINIMAL}python = ./python\n")
+        assert main(["submit", "mine.ini"]) == 1
+        golden(capsys.readouterr().err)
 
 
 @pytest.mark.processes
@@ -182,16 +185,6 @@ class TestWait:
             f"echo x >> looked; [ $(wc -l < looked) -gt 2 ] && {{ {note}; echo '2|{state}|None'; exit; }}\n"
             "echo '1|RUNNING|None'; echo '2|PENDING|Dependency'",
         )
-
-    @pytest.mark.parametrize("option", ["-M other", "--clusters=other"])
-    def test_another_clusters_jobs_are_not_taken_for_gone(
-        self, capsys: pytest.CaptureFixture[str], option: str, golden: Golden
-    ) -> None:
-        queue("")
-        Path("mine.ini").write_text(f"[sbatch]\noptions = {option}\n{MINIMAL}python = ./python\n")
-        assert main(["submit", "mine.ini", "--wait"]) == 1
-        golden(capsys.readouterr().err)
-        assert main(["submit", "mine.ini"]) == 0
 
     @pytest.mark.parametrize(
         ("line", "state", "code"),

@@ -264,18 +264,3 @@ class TestTested:
         refuse = "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
         program("sbatch", f"echo 1; case $* in *--test-only*) {refuse};; esac", tested="")
         assert submit(ALONE.replace("[cluster]", "merge_options = --mem=1\n[cluster]")) == 0
-
-    @pytest.mark.parametrize(
-        ("launch", "said"),
-        [
-            ("srun = --no-such", "srun = --no-such: srun: unrecognized option"),
-            ("prefix = no-such run", "prefix = no-such run: no program no-such here"),
-            ("python = /no/python", "python = /no/python: no such program here"),
-        ],
-    )
-    def test_what_begins_no_launch_here_is_warned_of(
-        self, capsys: pytest.CaptureFixture[str], launch: str, said: str
-    ) -> None:
-        program("srun", "case $* in *no-such*) echo srun: unrecognized option >&2; exit 1;; esac")
-        assert submit(f"{ALONE}[launch]\n{launch}\n") == 0
-        assert f"warning: mine.ini: [launch] {said}" in capsys.readouterr().out
