@@ -76,7 +76,7 @@ _HOMES = {
     "nights": "night_log:add_nights_options",
 }
 _COMMANDS = {
-    "baselines": "stored figures: list, show, history, diff",
+    "baselines": "stored figures: list, show, diff",
     "history": "what a case took, run by run, and where that changed; without one all, worst first",
     "plan": "the memory that specs will need, predicted without a GPU",
     "scale": "what a step takes of each of many ranks, without a GPU: collectives, their bytes, memory, arithmetic",
@@ -86,7 +86,7 @@ _COMMANDS = {
     "check": "launch specs until they are decided against their baselines, as pytest does, without pytest",
     "tune": "the fastest configuration of a model that fits here: searched, compared in turns, shown to be sound",
     "script": "what could be held of a training command of your own, by two short launches; or watch a real run",
-    "bisect": "the revision, or the version of a package, with which a training became slower, larger or another",
+    "bisect": "the revision, or the version, with which a training became slower, larger or another",
     "submit": "the nightly job of a cluster file: its cost, then sbatch",
     "merge": "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green",
     "nights": "the nights of a folder and where each stands; exit code 1 where a new one is missing",

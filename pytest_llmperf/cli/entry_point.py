@@ -15,11 +15,6 @@ from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
 from pytest_llmperf.support import interpreter
 from pytest_llmperf.support.redaction import without_secrets
 
-_NO_SCRIPT = (
-    "'tune --script' cannot be: a search changes fields of a TrainSpec, and a script has none; in a test, parametrize "
-    "what its command says, and perf.compare takes turns"
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 is fine, 1 is no baselines, no such case or a broken file, and argparse exits with 2."""
@@ -100,9 +95,7 @@ def _print(answer: Answer, screen: Screen) -> list[str]:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """As argparse has them, with words behind options too, as ``later_words``: ``check model=a --gpus 1 liger=1``."""
-    parser, given = arguments_parser(), [word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)]
-    if given[:1] == ["tune"] and "--script" in given:
-        parser.error(_NO_SCRIPT)
+    parser = arguments_parser()
     arguments: argparse.Namespace
     arguments, rest = parser.parse_known_args(argv)
     name = getattr(arguments, "later_words", "specs")

@@ -9,7 +9,7 @@ from pytest_llmperf.records.metrics import RATE, label
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.report.results_json import ExportedCase, ExportedRun
 from pytest_llmperf.report.summary_table import merged_reasons, no_gate_of_speed
-from pytest_llmperf.report.text import UNICODE, Column, escaped, figure_columns, markdown, shorten_list
+from pytest_llmperf.report.text import UNICODE, Column, escaped, figure_columns, markdown, shorten_middle
 from pytest_llmperf.support import formats
 
 _LONGEST = 500
@@ -49,7 +49,7 @@ def case_table(cases: Sequence[ExportedCase]) -> list[str]:
 
 
 def _cut(text: str) -> str:
-    return shorten_list(text, _LONGEST, UNICODE.ellipsis)
+    return shorten_middle(text, _LONGEST, UNICODE.ellipsis)
 
 
 # What pytest writes into JUnit's XML of a case.

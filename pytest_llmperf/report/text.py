@@ -20,8 +20,6 @@ from pytest_llmperf.support.redaction import without_secrets
 
 # Where a line that is too long may break: after a space, then inside an id, then anywhere.
 _BREAKS = (r"(?<= )", r"(?<=[-/:=,])")
-# Between what a list has.
-_PARTS = re.compile(r"(?<=[,;]) ")
 
 
 @dataclass(frozen=True)
@@ -99,23 +97,6 @@ def shorten_middle(text: str, width: int, ellipsis: str) -> str:
     kept = width - len(ellipsis)
     tail = kept // 2
     return text[: kept - tail] + ellipsis + (text[-tail:] if tail else "")
-
-
-def shorten_list(text: str, width: int, ellipsis: str) -> str:
-    """``text`` in ``width`` characters, parts of a list (up to a comma or semicolon) left out of its middle: half of
-    one says another thing. Where the first and the last have no room together, the text's ends are kept."""
-    if len(text) <= width:
-        return text
-    first, *middle = _PARTS.split(text)
-    end = f" {ellipsis} {middle.pop()}" if middle else ""
-    if not end or len(first + end) > width:
-        return shorten_middle(text, width, ellipsis)
-    kept = first
-    for part in middle:
-        if len(f"{kept} {part}{end}") > width:
-            break
-        kept = f"{kept} {part}"
-    return kept + end
 
 
 # A table gives way to a narrow terminal without losing an id or a figure, by the first of three layouts that fits: the

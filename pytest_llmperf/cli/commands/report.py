@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains, largest_jump, step_before
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, add_shared, plain, table
-from pytest_llmperf.cli.baseline_folder import Shelf, change, figure, settings_differences, shown
+from pytest_llmperf.cli.baseline_folder import Shelf, figure, settings_differences
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.records.metrics import MEMORY, RATE, label, rate_of
+from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.results_document import ResultsError, read_values
 from pytest_llmperf.report.page import missing
 from pytest_llmperf.report.results_json import RunDocument
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("results", metavar="RESULTS", type=Path, nargs="*", help="--perf-json files, for --html")
     what = parser.add_mutually_exclusive_group()
-    tables = "what baselines hold (default): tables 15.1 to 15.9, 15.10 to 15.12 of several GPUs, and commands"
+    tables = "what baselines hold (default): tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs"
     what.add_argument("--tables", action="store_true", help=tables)
     what.add_argument("--html", metavar="FILE", type=Path, help="the runs of RESULTS as one page that needs no network")
     add_shared(parser, "report")
@@ -56,7 +56,7 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         if len(machines) > 1:
             lines = side_by_side(shelf, machines, where)
         else:
-            lines = page(machines[0] if machines else "", ladders(shelf), scalings(shelf), commands(shelf), where)
+            lines = page(machines[0] if machines else "", ladders(shelf), scalings(shelf), where)
     except CaseError as error:
         return Answer([], [*shelf.troubles, str(error)])
     return Answer(lines, shelf.troubles, for_programs=not is_text)
@@ -134,7 +134,7 @@ def ladders(shelf: Shelf) -> list[Rungs[Side]]:
     """The chapter's ladders that ``shelf``, of one machine kind, has a rung of; CaseError: it has nothing to show."""
     baselines = {one.baseline.digest: one.baseline for one in shelf.stored}
     known = [rungs for rungs in chapter15.LADDERS if any(rung.spec.digest in baselines for rung in rungs)]
-    if not known and not scalings(shelf) and not commands(shelf):
+    if not known and not scalings(shelf):
         raise CaseError(
             f"{shelf.root}: none of {len(baselines)} baselines is of a rung of {_TITLE}, expected one at least; "
             "record them with: pytest perf_tests/test_ladder.py --gpus 1 --update-baselines=new"
@@ -186,32 +186,13 @@ def _of_this_work(of_one: TrainSpec, baselines: Iterable[Baseline]) -> Mapping[T
     return found
 
 
-def commands(shelf: Shelf) -> list[Column]:
-    """Of training commands, which are no rungs: what each takes, and how far that is from where it began."""
-    stored = sorted((one.baseline for one in shelf.stored if "command" in one.baseline.spec), key=lambda one: one.id)
-    rates = [(one, rate_of(one.launches)) for one in stored]
-    columns = [
-        Column("training command", [plain(one.id) for one in stored], right=False),
-        Column("GPUs", [str(one.spec.get("gpus", 1)) for one in stored]),
-        Column(label(RATE), [shown(name, figure(one, name)) for one, name in rates]),
-        Column(
-            "since the first", [formats.percent(change(figure(one, n), one.anchor.metrics.get(n))) for one, n in rates]
-        ),
-        Column("step", [formats.seconds(figure(one, "step_seconds")) for one in stored]),
-        Column("memory", [formats.memory(figure(one, MEMORY)) for one in stored]),
-        Column("launches", [str(len(one.launches)) for one in stored]),
-    ]
-    return columns if stored else []
-
-
 def page(
     machine: str,
     found: Sequence[Rungs[Side]],
     scaled: Sequence[Rungs[Width]],
-    own: Sequence[Column],
     screen: Screen | None = None,
 ) -> list[str]:
-    """One table a model, three for several GPUs, one of commands: for a ``screen``, or as Markdown."""
+    """One table a model, three for several GPUs: for a ``screen``, or as Markdown."""
 
     def title(level: int, text: str) -> str:
         return f"{'#' * level} {escaped(text)}" if screen is None else text
@@ -222,7 +203,7 @@ def page(
     def listed(lines: Sequence[str]) -> list[str]:
         return ["", *(f"- {escaped(line)}" for line in lines)] if screen is None else [*lines]
 
-    lines = [title(2, plain(machine) + (f" beside {_TITLE}" if found or scaled else ""))]
+    lines = [title(2, f"{plain(machine)} beside {_TITLE}")]
     for ladder in found:
         tables = _for_a_screen(ladder, screen) if screen else shown([*chain(*_ladder_columns(ladder))])
         lines += ["", title(3, _subject(ladder)), *tables, *listed(_jumps(ladder))]
@@ -230,9 +211,8 @@ def page(
         lines += ["", title(3, _scaling_subject(scaling))]
         for name, columns in _scaling_tables(scaling).items():
             lines += ["", title(4, name), *shown(columns)]
-    lines += [*([""] if screen else []), *shown(own)] if own else []
     notes = listed([*chapter15.NOTES, *(_NOTES_OF_SEVERAL_GPUS if scaled else ())])
-    return [*lines, *([""] if screen else []), *notes] if found or scaled else lines
+    return [*lines, *([""] if screen else []), *notes]
 
 
 def side_by_side(shelf: Shelf, machines: Sequence[str], screen: Screen | None) -> list[str]:

@@ -148,13 +148,6 @@ def test_a_spec_that_cannot_be_is_refused(
     golden(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("words", ["tune --script train.py"])
-def test_what_there_is_not_says_what_to_use(words: str, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-    with pytest.raises(SystemExit):
-        main(words.split())
-    golden.lines(capsys.readouterr().err, "error: ")
-
-
 _WORDS = st.text(st.characters(codec="utf-8", exclude_characters=",=\0"), min_size=1)
 _VALUES = _WORDS | st.sampled_from(["1,2", "1,B=2", ","])
 

@@ -81,7 +81,7 @@ class TestText:
 
     @pytest.mark.parametrize("width", [1, 20, 40, 80, 100, 200])
     def test_a_narrow_terminal_loses_nothing(self, root: Path, width: int) -> None:
-        lines = command.page("m", command.ladders(Shelf.read(root)), [], [], Screen(width, ASCII))
+        lines = command.page("m", command.ladders(Shelf.read(root)), [], Screen(width, ASCII))
         kept = "".join(lines).replace(" ", "")
         for figure in ("10,485", "20,000", "61.9GiB", "15.9"):
             assert figure in kept

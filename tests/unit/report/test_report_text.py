@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.metrics import formatted, label
-from pytest_llmperf.report.text import ASCII, UNICODE, fold, glyphs_of, one_line, shorten_list, shorten_middle
+from pytest_llmperf.report.text import ASCII, UNICODE, fold, glyphs_of, one_line, shorten_middle
 from pytest_llmperf.support import formats
-from tests.golden import Golden
 
 
 @pytest.mark.parametrize(
@@ -105,25 +104,3 @@ def test_shortening_fits_and_keeps_both_ends(text: str, width: int, ellipsis: st
         head, tail = short.split(ellipsis)
         assert text.startswith(head)
         assert text.endswith(tail)
-
-
-@given(st.lists(st.text("ab", min_size=1), min_size=1), st.integers(-2, 40))
-def test_a_list_loses_whole_parts_of_its_middle(parts: list[str], width: int) -> None:
-    text = "; ".join(parts)
-    short = shorten_list(text, width, "…")
-    assert len(short) <= max(width, 0) or short == text
-    if len(text) <= width:
-        assert short == text
-    elif "; … " in short:
-        head, tail = short.split("; … ")
-        assert text.startswith(f"{head}; ")
-        assert tail == parts[-1]
-    else:
-        assert short == shorten_middle(text, width, "…")
-
-
-def test_what_changed_is_told_whole_or_not_at_all(golden: Golden) -> None:
-    told = "slower by 3 %; changed: sources x: none -> e3b0c44298fc, PYTHONPATH: none -> /a/long/path; on n1"
-    golden(shorten_list(told, 80, "…"))
-    assert shorten_list(told, len(told), "…") == told
-    assert shorten_list("nothing to leave out here", 10, "…") == shorten_middle("nothing to leave out here", 10, "…")
