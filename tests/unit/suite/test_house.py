@@ -30,7 +30,6 @@ JOINTS = {
     "run/capacity": 17,
     "run/cases": 20,
     "run/conclusion": 18,
-    "run/learning_cases": 17,
     "run/paired_comparison": 18,
     "run/run": 16,
     "run/run_end": 18,
