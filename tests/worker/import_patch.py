@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.worker.user import LIGHT
+from tests.worker.user import LIGHT, QUICK
 
 _PATCH = """
 def patch(module):
@@ -36,6 +36,9 @@ of_light = importlib.util.spec_from_file_location("light", {str(LIGHT / "sitecus
 light = importlib.util.module_from_spec(of_light)
 of_light.loader.exec_module(light)
 """
+
+#: As ``QUICK``, in a sitecustomize of the test's own.
+QUICK_TOO = f"import runpy, sys\nsys.path.append({str(QUICK)!r})\nrunpy.run_path({str(QUICK / 'sitecustomize.py')!r})\n"
 
 # accelerate shards over GPUs alone, and trains with DDP elsewhere without a word: here it is told that these are GPUs.
 _AS_ON_GPUS = """import {module} as asks

@@ -21,7 +21,8 @@ from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.commands import script as hook
 from pytest_llmperf.launch.script import HOOKS
 from pytest_llmperf.run.history import History
-from tests.worker.user import REPOSITORY
+from tests.worker.import_patch import QUICK_TOO
+from tests.worker.user import QUICK, REPOSITORY
 
 pytest.importorskip("torch")
 
@@ -52,7 +53,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def _environment(here: Path, **more: str) -> dict[str, str]:
-    paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    paths = os.pathsep.join(filter(None, [str(QUICK), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "LLMPERF_CACHE_DIR": str(here / "state"), "PYTHONPATH": paths, **more}
 
 
@@ -127,7 +128,7 @@ def test_what_a_watched_run_cannot_leave_is_told_at_its_end(here: Path, steps: s
 
 
 def test_a_killed_run_leaves_a_row_too(here: Path) -> None:
-    (here / "sitecustomize.py").write_text("import time; time.monotonic = lambda real=time.monotonic: 1000 * real()")
+    (here / "sitecustomize.py").write_text(f"{QUICK_TOO}import time; time.monotonic = lambda real=time.monotonic: 1000 * real()")
     paths = os.pathsep.join([str(HOOKS), str(here), str(REPOSITORY)])
     environment = _environment(here, PYTHONPATH=paths, LLMPERF_OBSERVE=str(here / "rows"))
     run = subprocess.Popen(

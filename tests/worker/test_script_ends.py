@@ -19,7 +19,7 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from tests.golden import Golden
 from tests.worker.scripted import launch, loop
-from tests.worker.user import REPOSITORY
+from tests.worker.user import QUICK, REPOSITORY
 
 pytest.importorskip("torch")
 
@@ -39,6 +39,12 @@ shared = torch.zeros(1000).share_memory_()
 daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
 data = iter(torch.utils.data.DataLoader(range(10**6), batch_size=1, num_workers=1))
 """
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No script here compiles anything."""
+    monkeypatch.setenv("PYTHONPATH", str(QUICK))
 
 
 def test_nothing_of_a_torchrun_in_a_shell_runs_after_its_record(tmp_path: Path) -> None:
@@ -121,7 +127,7 @@ def test_what_a_script_does_beside_its_training_is_no_failure(tmp_path: Path) ->
     (project / "fast").touch()
     record = launch(project, "python train.py --mode fast")
     assert isinstance(record, Launch), record
-    assert "PYTHONPATH" not in record.environment.variables, "the hooks' folder is none of the user's"
+    assert record.environment.variables["PYTHONPATH"] == str(QUICK), "the hooks' folder is none of the user's"
 
 
 # A helper with another model: goes backward, makes three steps, or goes on for ever.

@@ -15,6 +15,7 @@ from pytest_llmperf.analysis.step_difference import last_rank, points_to, step_d
 from pytest_llmperf.records.launch import Launch
 from tests.worker.launching import launched
 from tests.worker.scripts import FOLDER
+from tests.worker.user import QUICK
 
 pytestmark = pytest.mark.torchrun
 
@@ -26,7 +27,7 @@ def trained(
     home = folder / "home"
     shutil.copytree(FOLDER, home)
     command = f"python {words}"
-    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **(env or {})}
+    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(QUICK), **(env or {})}
     given = {"gpus": 2, "steps": 10, "warmup_steps": 2, **fields}
     spec = ScriptSpec(command=command, env=variables, cwd=str(home), **given)
     record = launched(spec, folder / "launch", start="cold")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.worker import user
+from tests.worker.user import QUICK_PATH
 
 pytest.importorskip("torch")
 
@@ -40,12 +41,12 @@ def project(folder: Path, script: str) -> Path:
 @pytest.mark.slow
 def test_a_wait_a_step_is_found_by_the_small_form_and_its_line_is_named(tmp_path: Path) -> None:
     folder = project(tmp_path, TRAIN)
-    assert user.run_one(folder, "--perf-static", "--update-baselines=new")["verdict"] == "new"
-    kept = user.run(folder, "--perf-static")
+    assert user.run_one(folder, "--perf-static", "--update-baselines=new", path=QUICK_PATH)["verdict"] == "new"
+    kept = user.run(folder, "--perf-static", path=QUICK_PATH)
     assert [result["verdict"] for result in kept["results"]] == ["pass"]
     assert kept["spent"]["launches"] == 1
     (folder / "train.py").write_text(TRAIN.replace(".mean()\n", ".mean()\n    seen = loss.item()\n"))
-    found = user.run_one(folder, "--perf-static")
+    found = user.run_one(folder, "--perf-static", path=QUICK_PATH)
     assert (found["verdict"], found["metrics"]["synchronisations_per_step"]["value"]) == ("regressed", 1)
     assert "1 a step at train.py:10 (`seen = loss.item()`)" in found["diagnosis"]
 

@@ -15,6 +15,9 @@ RESULTS = "out.json"
 #: First on the path of ranks that train a small network with plain PyTorch: for what becomes of them, not of a model.
 LIGHT = REPOSITORY / "tests" / "slurm" / "light"
 LIGHT_PATH = f"{LIGHT}:{REPOSITORY}"
+#: First on the path of scripts that compile nothing: what they leave out of torch takes half of its import.
+QUICK = REPOSITORY / "tests" / "worker" / "quick"
+QUICK_PATH = f"{QUICK}:{REPOSITORY}"
 
 
 def make(folder: Path, case: str) -> Path:
@@ -42,9 +45,9 @@ def start(folder: Path, *options: str, inject: str = "", path: str = str(REPOSIT
         )
 
 
-def run(folder: Path, *options: str, inject: str = "", seconds: float = 400) -> dict[str, Any]:
-    """What ``--perf-json`` says of a whole run."""
-    with start(folder, *options, inject=inject) as process:
+def run(folder: Path, *options: str, seconds: float = 400, **given: str) -> dict[str, Any]:
+    """What ``--perf-json`` says of a whole run, ``given`` as to ``start``."""
+    with start(folder, *options, **given) as process:
         try:
             process.wait(seconds)
         finally:
@@ -53,7 +56,7 @@ def run(folder: Path, *options: str, inject: str = "", seconds: float = 400) -> 
     return dict(json.loads((folder / RESULTS).read_text()))
 
 
-def run_one(folder: Path, *options: str, inject: str = "", seconds: float = 400) -> dict[str, Any]:
+def run_one(folder: Path, *options: str, seconds: float = 400, **given: str) -> dict[str, Any]:
     """The one result of a run."""
-    (result,) = run(folder, *options, inject=inject, seconds=seconds)["results"]
+    (result,) = run(folder, *options, seconds=seconds, **given)["results"]
     return dict(result)

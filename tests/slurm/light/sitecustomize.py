@@ -30,50 +30,8 @@ _UNUSED = tuple(
 )
 
 
-class _Nothing:
-    """Whatever is asked of it, and a decorator that changes nothing."""
-
-    def __call__(self, *given: Any, **_: Any) -> Any:
-        return given[0] if len(given) == 1 and callable(given[0]) else self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __mro_entries__(self, _: Any) -> tuple[()]:
-        return ()
-
-    def __or__(self, _: Any) -> _Nothing:
-        return self
-
-    __ror__ = __getitem__ = __or__
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-
-class _Empty(ModuleType):
-    """A module in which there is anything."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Nothing()
-
-
-class _Loader(importlib.abc.Loader):
-    def create_module(self, spec: Any) -> ModuleType:
-        return _Empty(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing is in it."""
-
-
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, _target: ModuleType | None = None) -> Any:
-        if name.startswith(_UNUSED) and any(name == unused or name.startswith(f"{unused}.") for unused in _UNUSED):
-            return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
         if name in _IN_PLACE:
             return importlib.util.spec_from_file_location(name, _IN_PLACE[name])
         if name != _PRELOAD:
@@ -92,4 +50,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+# By its path, as whoever runs this may have another folder first on his.
+_spec = importlib.util.spec_from_file_location("left_out", _HERE.parents[1] / "worker" / "quick" / "left_out.py")
+assert _spec is not None
+assert _spec.loader is not None
+_left_out = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_left_out)
+_left_out.leave_out(_UNUSED)
 sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,67 @@
+"""Modules that are not imported: whoever asks for one gets an empty one, in which there is anything."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+
+class _Nothing:
+    """Whatever is asked of it, and a decorator that changes nothing."""
+
+    def __call__(self, *given: Any, **_: Any) -> Any:
+        return given[0] if given and callable(given[0]) else self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __mro_entries__(self, _: Any) -> tuple[()]:
+        return ()
+
+    def __or__(self, _: Any) -> _Nothing:
+        return self
+
+    __ror__ = __getitem__ = __or__
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class _Empty(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing()
+
+
+class _Loader(importlib.abc.Loader):
+    def create_module(self, spec: Any) -> ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is in it."""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+
+    def find_spec(self, name: str, path: Any, _target: ModuleType | None = None) -> Any:
+        parts = name.split(".")
+        if self._names.isdisjoint(".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            return None
+        return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
+
+
+def leave_out(names: Iterable[str]) -> None:
+    """From now on, ``names`` and what is in them."""
+    sys.meta_path.insert(0, _Finder(names))
