@@ -128,7 +128,9 @@ def test_what_a_watched_run_cannot_leave_is_told_at_its_end(here: Path, steps: s
 
 
 def test_a_killed_run_leaves_a_row_too(here: Path) -> None:
-    (here / "sitecustomize.py").write_text(f"{QUICK_TOO}import time; time.monotonic = lambda real=time.monotonic: 1000 * real()")
+    (here / "sitecustomize.py").write_text(
+        f"{QUICK_TOO}import time; time.monotonic = lambda real=time.monotonic: 1000 * real()"
+    )
     paths = os.pathsep.join([str(HOOKS), str(here), str(REPOSITORY)])
     environment = _environment(here, PYTHONPATH=paths, LLMPERF_OBSERVE=str(here / "rows"))
     run = subprocess.Popen(

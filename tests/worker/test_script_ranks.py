@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -20,14 +20,17 @@ from tests.worker.user import QUICK
 pytestmark = pytest.mark.torchrun
 
 
-def trained(
-    words: str, folder: Path, env: dict[str, str] | None = None, **fields: Any
-) -> tuple[Launch, list[list[list[float]]]]:
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2 ranks.py"
+Trained: TypeAlias = tuple[Launch, list[list[list[float]]]]
+
+
+def trained(words: str, folder: Path, env: dict[str, str] | None = None, **fields: Any) -> Trained:
     """The record, and each rank's own: when its steps ended, their losses, and their tokens."""
     home = folder / "home"
     shutil.copytree(FOLDER, home)
     command = f"python {words}"
-    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(QUICK), **(env or {})}
+    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **(env or {})}
+    variables |= {"PYTHONPATH": str(QUICK), "SHARDS": "1"}  # nothing is compiled
     given = {"gpus": 2, "steps": 10, "warmup_steps": 2, **fields}
     spec = ScriptSpec(command=command, env=variables, cwd=str(home), **given)
     record = launched(spec, folder / "launch", start="cold")
@@ -35,9 +38,15 @@ def trained(
     return record, [[json.loads(line) for line in lines] for lines in own]
 
 
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """By FSDP2, with a rank that might sleep and does not."""
+    return trained(f"{TORCHRUN} late", tmp_path_factory.mktemp("sharded"), {"SLEEP": "0"})
+
+
 @pytest.mark.parametrize("kind", ["no_sync", "sharded"])
-def test_two_ranks_of_torchrun_are_one_record(tmp_path: Path, kind: str) -> None:
-    record, own = trained(f"-m torch.distributed.run --standalone --nproc-per-node 2 ranks.py {kind}", tmp_path)
+def test_two_ranks_of_torchrun_are_one_record(tmp_path: Path, kind: str, sharded: Trained) -> None:
+    record, own = sharded if kind == "sharded" else trained(f"{TORCHRUN} {kind}", tmp_path)
     assert_is(record, own)
     collectives = {row.name for row in record.trace.rows if row.name.startswith("c10d::")}
     wanted = {"no_sync": "c10d::allreduce_", "sharded": "c10d::_reduce_scatter_base_"}
@@ -54,9 +63,10 @@ def test_two_ranks_of_torchrun_are_one_record(tmp_path: Path, kind: str) -> None
         assert payload["all_reduce"] == 4 * record.parameters
 
 
-def test_a_rank_that_sleeps_in_its_backward_pass_is_the_one_that_others_wait_for(tmp_path: Path) -> None:
-    words = "-m torch.distributed.run --standalone --nproc-per-node 2 ranks.py late"
-    usual, late = (trained(words, tmp_path / seconds, {"SLEEP": seconds}, steps=6)[0].trace for seconds in ("0", "0.2"))
+def test_a_rank_that_sleeps_in_its_backward_pass_is_the_one_that_others_wait_for(
+    tmp_path: Path, sharded: Trained
+) -> None:
+    usual, late = sharded[0].trace, trained(f"{TORCHRUN} late", tmp_path, {"SLEEP": "0.2"}, steps=6)[0].trace
     found = last_rank(usual, late)
     assert found is not None
     assert found.rank == 1

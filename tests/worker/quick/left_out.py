@@ -43,25 +43,35 @@ class _Empty(ModuleType):
         return _Nothing()
 
 
+class _Unused(_Empty):
+    """Of its classes nothing is an instance."""
+
+    def __getattr__(self, name: str) -> Any:
+        return type(name, (), {}) if name[:1].isupper() else super().__getattr__(name)
+
+
 class _Loader(importlib.abc.Loader):
+    def __init__(self, kind: type[ModuleType]) -> None:
+        self._kind = kind
+
     def create_module(self, spec: Any) -> ModuleType:
-        return _Empty(spec.name)
+        return self._kind(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is in it."""
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = frozenset(names)
+    def __init__(self, names: Iterable[str], kind: type[ModuleType]) -> None:
+        self._names, self._kind = frozenset(names), kind
 
     def find_spec(self, name: str, path: Any, _target: ModuleType | None = None) -> Any:
         parts = name.split(".")
         if self._names.isdisjoint(".".join(parts[:end]) for end in range(1, len(parts) + 1)):
             return None
-        return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
+        return importlib.machinery.ModuleSpec(name, _Loader(self._kind), is_package=True)
 
 
-def leave_out(names: Iterable[str]) -> None:
-    """From now on, ``names`` and what is in them."""
-    sys.meta_path.insert(0, _Finder(names))
+def leave_out(names: Iterable[str], *, with_classes: bool = False) -> None:
+    """From now on, ``names`` and what is in them; ``with_classes``: somebody asks what is an instance of theirs."""
+    sys.meta_path.insert(0, _Finder(names, _Unused if with_classes else _Empty))
