@@ -17,7 +17,7 @@ from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, OPTIMISATIONS_ON_CPU, Optimisation
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
-from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
+from perf_tests.scaling import SHARDED, SHARDED_ON_CPU, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from perf_tests.texts import TROUBLE
 from pytest_llmperf import GIB, DidNotTrain, TrainSpec, is_active, on_cpu
 
@@ -122,5 +122,5 @@ _CASES: Mapping[str, Callable[[bool], list[Any]]] = {
     "made_small": _specs(PARITY, PARITY_ON_CPU),
     "weak": _widths(WEAK, WEAK_ON_CPU),
     "strong": _widths(STRONG, STRONG_ON_CPU),
-    "sharded": _widths(SHARDED, ()),  # on a CPU accelerate does not shard
+    "sharded": _widths(SHARDED, SHARDED_ON_CPU),  # on a CPU accelerate does not shard, and DeepSpeed does
 }

@@ -43,7 +43,7 @@ def _kernels() -> Iterator[TrainSpec]:
     )
     yield from (replace(_LIGER, mixed_precision="no", gpus=2, parallelism="fsdp"), replace(_LIGER, gpus=2))
     yield replace(_LIGER, mixed_precision="no", gpus=4, parallelism="fsdp_hybrid")
-    yield replace(_PLAIN, mixed_precision="no", gpus=2, parallelism="tensor")
+    yield from (replace(_PLAIN, mixed_precision="no", gpus=2, parallelism=one) for one in ("tensor", "context"))
     yield replace(_LIGER, model_precision="fp32", mixed_precision="fp16")
 
 

@@ -17,6 +17,8 @@ from pytest_llmperf.analysis import ladder
 #: What shards weights, and the fewest GPUs it shards over. Under mixed precision it would keep fp32 weights: pure bf16.
 _SHARDING = {"fsdp": 2, "fsdp_hybrid": 4}
 
+_ZERO = ("zero2", "zero3")
+
 #: Sequences of an optimizer step where all widths share them.
 GLOBAL_BATCH = 64
 _STRONG_WIDTHS = (1, 2, 4, 8)
@@ -78,6 +80,11 @@ def _on_cpu(spec: TrainSpec) -> TrainSpec:
     return replace(on_cpu(spec), liger=False, micro_batch_size=_CPU_MOST_AT_ONCE)
 
 
+def _zero(best: TrainSpec, gpus: int, parallelism: str) -> Width:
+    """DeepSpeed computes with copies in bf16 of weights in fp32."""
+    return Width(replace(best, model_precision="fp32", gpus=gpus, parallelism=parallelism))
+
+
 _BEST = [rung for rung in LADDER if rung.number == "15.9"]
 _LLAMA = next(rung.spec for rung in _BEST if rung.spec.model == "llama-3.2-1b")
 
@@ -87,9 +94,15 @@ SHARDED = [
     Width(replace(_LLAMA, mixed_precision="no")),
     *(width for rung in _BEST for width in _sharded(rung.spec, rung.inactive, ladder.WIDTHS)),
     # Of the widths that divide its eight heads of keys and values; transformers has no such plan of OPT.
-    *(Width(replace(_LLAMA, mixed_precision="no", gpus=gpus, parallelism="tensor")) for gpus in (2, 4, 8)),
+    *(
+        Width(replace(_LLAMA, mixed_precision="no", gpus=gpus, parallelism=parallelism))
+        for parallelism in ("tensor", "context")
+        for gpus in (2, 4, 8)
+    ),
+    *(_zero(_LLAMA, gpus, parallelism) for parallelism in _ZERO for gpus in (2, 4, 8)),
 ]
 STRONG = list(_strong(_LLAMA, GLOBAL_BATCH, _MOST_AT_ONCE, _STRONG_WIDTHS))
 
 WEAK_ON_CPU = [replace(width, at_least=None) for rung in _BEST for width in _weak(_on_cpu(rung.spec), (), _CPU_WIDTHS)]
+SHARDED_ON_CPU = [_zero(_on_cpu(_LLAMA), 2, parallelism) for parallelism in _ZERO]
 STRONG_ON_CPU = list(_strong(_on_cpu(_LLAMA), _CPU_BATCH, _CPU_MOST_AT_ONCE, _CPU_WIDTHS))

@@ -5,29 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
+from pytest_llmperf.settings.setting import (
+    Axis,
+    Evidence,
+    Package,
+    Search,
+    Setting,
+    TrainSpec,
+    at_default,
+    claimed,
+    equal,
+)
 
 #: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over those of a node (in one node: over half), and has replicas. By
-#: ``tensor`` all ranks compute each sequence together, by the plan that transformers has of the model's layers.
-PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid", "tensor")
+#: ``tensor`` all ranks compute each sequence together, by the plan that transformers has of the model's layers; by
+#: ``context`` each has a part of every sequence, and a shard of the weights. ``zero2``, ``zero3``: DeepSpeed's stages.
+PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid", "tensor", "context", "zero2", "zero3")
+#: Those of a search: the others have needs that it does not know.
+_SEARCHED = PARALLELISMS[:3]
 
 _HYBRID_LEAST = 4
-# Ranks that are enough to share, and to have shards with replicas.
-_FEW: Mapping[str, int] = {"ddp": 2, "fsdp": 2, "fsdp_hybrid": 4, "tensor": 2}
+# Ranks that are enough to share; shards with replicas take more.
+_FEW = 2
 
-
-# Those that update each weight by itself where ranks share it.
-_ONE_BY_ONE = ("adamw_torch", "sgd")
+# Those that update each weight by itself: what ranks share, and what DeepSpeed lays flat.
+_ONE_BY_ONE: Mapping[str, tuple[str, ...]] = {
+    "tensor": ("adamw_torch", "sgd"),
+    **dict.fromkeys(("zero2", "zero3"), ("adamw_torch", "adamw_torch_fused", "sgd")),
+}
+_DEEPSPEED = Package("deepspeed", "DeepSpeed", "'pytest-llmperf[deepspeed]'")
 
 
 def few_ranks(spec: TrainSpec) -> int:
     """As few of its ranks as show that they share a step."""
-    return min(spec.gpus, _FEW[spec.parallelism])
+    return min(spec.gpus, _HYBRID_LEAST if spec.parallelism == "fsdp_hybrid" else _FEW)
 
 
 def data_ranks(spec: TrainSpec) -> int:
     """How many of its ranks read sequences of their own."""
-    return 1 if spec.parallelism == "tensor" else spec.gpus
+    return 1 if spec.parallelism in ("tensor", "context") else spec.gpus
+
+
+def zero_stage(spec: TrainSpec) -> int:
+    """DeepSpeed's; 0: it does not train."""
+    return int(spec.parallelism[-1]) if spec.parallelism.startswith("zero") else 0
 
 
 def is_sharded(spec: TrainSpec) -> bool:
@@ -35,8 +56,8 @@ def is_sharded(spec: TrainSpec) -> bool:
 
 
 def gathered_precision(spec: TrainSpec) -> str:
-    """Of the copies of fp32 weights that it computes with, as FSDP does in the place of autocast; ``no``: of none."""
-    return spec.mixed_precision if spec.parallelism in ("fsdp", "fsdp_hybrid") else "no"
+    """Of the copies of fp32 weights that FSDP and DeepSpeed compute with in the place of autocast; ``no``: of none."""
+    return "no" if spec.parallelism in ("ddp", "tensor") else spec.mixed_precision
 
 
 def on_one_gpu(spec: TrainSpec) -> TrainSpec:
@@ -57,7 +78,24 @@ def _clash(spec: TrainSpec) -> str | None:
         return None
     if spec.gpus == 1:
         return f"parallelism={spec.parallelism!r} has nothing to shard over on one GPU; use parallelism='ddp'"
-    return _tensor_clash(spec) if spec.parallelism == "tensor" else _fsdp_clash(spec)
+    untried = [(name, getattr(spec, name)) for name in _UNTRIED.get(spec.parallelism, ())]
+    if name := next((name for name, value in untried if value not in (False, "no", "model")), ""):
+        return f"{spec.parallelism} with {name} was never tried here; leave {name} out"
+    optimizers = _ONE_BY_ONE.get(spec.parallelism, (spec.optimizer,))
+    if spec.optimizer not in optimizers:
+        names = " or ".join(map(repr, optimizers))
+        return f"{spec.parallelism} with {spec.optimizer} does not train: use optimizer={names}"
+    if spec.parallelism == "tensor":
+        return _tensor_clash(spec)
+    return _fsdp_clash(spec) or (_context_clash(spec) if spec.parallelism == "context" else None)
+
+
+_NEVER = ("fp8", "save_checkpoint", "lora")
+_UNTRIED: Mapping[str, tuple[str, ...]] = {
+    "tensor": _NEVER,
+    "context": (*_NEVER, "torch_compile", "loss"),
+    **dict.fromkeys(("zero2", "zero3"), (*_NEVER, "torch_compile")),
+}
 
 
 def _fsdp_clash(spec: TrainSpec) -> str | None:
@@ -66,6 +104,8 @@ def _fsdp_clash(spec: TrainSpec) -> str | None:
             f"{spec.parallelism} under mixed precision keeps fp32 weights whatever was asked for (accelerate raises "
             "them); use fp32 weights (precision bf16-mixed), or no mixed precision (bf16-pure)"
         )
+    if zero_stage(spec) and spec.model_precision != "fp32":
+        return f"{spec.parallelism} keeps fp32 weights whatever was asked for; use precision bf16-mixed or fp32"
     if spec.mixed_precision == "fp16":
         return f"{spec.parallelism} with fp16 loss scaling was never tried here; use bf16"
     if spec.parallelism == "fsdp_hybrid" and (spec.gpus < _HYBRID_LEAST or spec.gpus % 2):
@@ -80,21 +120,30 @@ def _tensor_clash(spec: TrainSpec) -> str | None:
     heads = (sizes.num_heads, sizes.num_key_value_heads) if sizes else ()
     if any(each % spec.gpus for each in heads):
         return f"tensor shares attention's heads: {spec.gpus} GPUs do not divide {' and '.join(map(str, heads))}"
-    # Some weights are shared and others are not: what works on several at once takes no such list.
-    if spec.optimizer not in _ONE_BY_ONE:
-        return f"tensor with {spec.optimizer} does not train: use optimizer={' or '.join(map(repr, _ONE_BY_ONE))}"
-    if spec.mixed_precision == "fp16":
-        return "tensor with fp16 loss scaling does not train: use bf16"
-    untried = (("fp8", spec.fp8 != "no"), ("save_checkpoint", spec.save_checkpoint), ("lora", spec.lora))
-    for name, value in untried:
-        if value:
-            return f"tensor with {name} was never tried here; leave {name} out"
+    return "tensor with fp16 loss scaling does not train: use bf16" if spec.mixed_precision == "fp16" else None
+
+
+def _context_clash(spec: TrainSpec) -> str | None:
+    if spec.attention != "sdpa" or spec.sdpa_backend == "math":
+        return f"context passes keys and values on from rank to rank by sdpa's fused kernels, not by {spec.attention}"
+    if spec.data == "text" and spec.rows != "packed":
+        return f"context takes no mask, and rows={spec.rows!r} have one or come with positions; use rows='packed'"
+    # Each rank has a part from the front and one from the back, so that causal attention is as much work for all.
+    if spec.sequence_length % (2 * spec.gpus):
+        return f"context gives each rank two parts of a sequence: {2 * spec.gpus} do not divide {spec.sequence_length}"
     return None
+
+
+def _why_not_on_cpu(spec: TrainSpec) -> str | None:
+    if spec.parallelism == "context":
+        return "its attention's kernels are a GPU's"
+    # accelerate would train with DDP there, and say nothing.
+    return "accelerate shards over GPUs only" if is_sharded(spec) and not zero_stage(spec) else None
 
 
 def _axis(base: TrainSpec, search: Search) -> Axis:
     found = []
-    for parallelism in PARALLELISMS[:1] if search.on_cpu or base.gpus == 1 else PARALLELISMS[:-1]:
+    for parallelism in _SEARCHED[:1] if search.on_cpu or base.gpus == 1 else _SEARCHED:
         try:
             replace(base, parallelism=parallelism, model_precision="fp32", mixed_precision="bf16")
         except ValueError:  # more GPUs than there are
@@ -113,7 +162,7 @@ class ParallelismEvidence:
     mesh: Sequence[int] | None = None
     """Sizes of the mesh that the weights are sharded over."""
     gathered_dtype: str | None = None
-    """To which FSDP casts weights as it gathers them; empty: it does not."""
+    """Of the copies of its weights that FSDP or DeepSpeed computes with; empty: there are none."""
 
 
 def _world_size(spec: TrainSpec, evidence: Evidence) -> str | None:
@@ -131,8 +180,8 @@ SETTING = Setting(
     in_id={"parallelism": "{}"},
     least={"gpus": 1},
     clash=_clash,
-    # accelerate would train with DDP there, and say nothing.
-    why_not_on_cpu=lambda spec: "accelerate shards over GPUs only" if is_sharded(spec) else None,
+    why_not_on_cpu=_why_not_on_cpu,
+    needs=lambda spec: _DEEPSPEED if zero_stage(spec) else None,
     small=lambda spec: {"gpus": few_ranks(spec)},
     plain=at_default("gpus", "parallelism"),
     axis=_axis,

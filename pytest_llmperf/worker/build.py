@@ -127,7 +127,7 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
     """The Trainer's arguments: its defaults, but for what the spec says and what would only add host work."""
     found_settings()  # before anything is forced
-    return TrainingArguments(
+    made = TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=steps,
         per_device_train_batch_size=spec.micro_batch_size,
@@ -152,6 +152,8 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         **data.arguments(spec, device),
         **arguments.arguments(spec),
     )
+    parallelism.build_whole(spec)
+    return made
 
 
 # Of what a configuration describes: what no step would do.

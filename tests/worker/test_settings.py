@@ -105,13 +105,28 @@ SHARDED: Mapping[str, TrainSpec] = {
     "all": replace(PLAIN, gpus=2, parallelism="fsdp"),
     "replicas": replace(PLAIN, gpus=4, parallelism="fsdp_hybrid", model_precision="bf16"),
     "together": replace(PLAIN, gpus=2, parallelism="tensor"),
+    "parts": replace(PLAIN, gpus=2, parallelism="context"),
     "gathered": replace(PLAIN, gpus=2, parallelism="fsdp", mixed_precision="bf16"),
 }
 
 
+# A CPU has no ring attention: each rank is given its part of a sequence, and attends to that alone.
+_DIVIDED = """
+    import contextlib
+    from torch.distributed.tensor import experimental
+    @contextlib.contextmanager
+    def divided(*, mesh, buffers, buffer_seq_dims, no_restore_buffers):
+        for whole, dimension in zip(buffers, buffer_seq_dims):
+            part = whole.chunk(mesh.size(), dimension)[mesh.get_local_rank()].clone()
+            whole.resize_(part.shape).copy_(part)
+        yield
+    experimental.context_parallel = divided"""
+
+
 def trained(name: str, folder: Path) -> Launch:
     """By FSDP on the CPU."""
-    variables = in_the_rank(folder, "transformers.trainer", as_on_gpus())
+    patch = as_on_gpus() + (_DIVIDED if name == "parts" else "")
+    variables = in_the_rank(folder, "transformers.trainer", patch)
     return launched(SHARDED[name], folder / "run", variables=variables)
 
 
@@ -137,6 +152,18 @@ class TestSharded:
         assert record.losses == pytest.approx(plain.losses, abs=1e-3)
         assert record.parameters == plain.parameters
 
+    def test_ranks_that_have_parts_of_each_sequence_count_it_once(self, plain: Launch, tmp_path: Path) -> None:
+        spec, record = SHARDED["parts"], trained("parts", tmp_path)
+        assert troubles(spec, record) == ()
+        assert [*unlearnt(spec, record)] == []
+        assert record.learning.tensors == 20
+        assert (record.evidence["parallelism"], record.evidence["mesh"]) == ("context", [2])
+        assert record.tokens_per_step == plain.tokens_per_step
+        assert [rank.tokens_per_step for rank in record.ranks] == [32, 32]
+        # Who asked for it and was given whole sequences is told.
+        whole = Evidence.read({**record.evidence, "parallelism": "fsdp"})
+        assert [*contradictions(spec, whole, frozenset())] == ["asked for parallelism context, the run had fsdp"]
+
     def test_replicas_of_shards(self, tmp_path: Path) -> None:
         replicated = trained("replicas", tmp_path)
         evidence = replicated.evidence
@@ -148,6 +175,19 @@ class TestSharded:
     def test_the_type_that_weights_are_gathered_in_is_seen(self, tmp_path: Path) -> None:
         evidence = trained("gathered", tmp_path).evidence
         assert (evidence["autocast_dtype"], evidence["gathered_dtype"]) == (None, "torch.bfloat16")
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("parallelism", ["zero2", "zero3"])
+def test_deepspeeds_stages_train_as_ddp_does(parallelism: str, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    spec = replace(PLAIN, gpus=2, parallelism=parallelism, mixed_precision="bf16")
+    record, together = (launch(each, tmp_path / each.id) for each in (spec, replace(spec, parallelism="ddp")))
+    told = record.evidence
+    assert (told["parallelism"], told["gathered_dtype"], told["optimizer"]) == (parallelism, "torch.bfloat16", "AdamW")
+    assert {*told["parameter_dtypes"]} == {"torch.float32"}
+    assert (record.tokens_per_step, record.parameters) == (together.tokens_per_step, together.parameters)
+    assert record.losses == pytest.approx(together.losses, abs=2e-3)
 
 
 class TestOpen:

@@ -247,7 +247,7 @@ def scale_document(one: _Scaled) -> dict[str, Any]:
 
 
 def _notes(spec: TrainSpec) -> list[str]:
-    uncounted = "tensor, context and pipeline parallelism are not counted: no spec has them"
+    uncounted = "tensor, context and pipeline parallelism are not counted"
     elsewhere = "fsdp_hybrid is counted on one node"  # by plan alone
     return [*(line for line in formulas.caveats(spec) if not line.startswith(elsewhere)), uncounted]
 

@@ -55,6 +55,8 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     MUON: partial(MuonAndAdamW, lr=1e-3),
 }
 
+_PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid")
+
 
 def plan(
     spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter | None = None, ranks_per_node: int = 0
@@ -121,8 +123,8 @@ def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradi
 def _refuse_unmodelled(spec: TrainSpec) -> None:
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
-    if spec.parallelism == "tensor":
-        raise ValueError("parallelism='tensor' is not modelled; known: ddp, fsdp, fsdp_hybrid")
+    if spec.parallelism not in _PARALLELISMS:
+        raise ValueError(f"parallelism={spec.parallelism!r} is not modelled; known: {', '.join(_PARALLELISMS)}")
     if spec.offloading != "no":
         raise ValueError(f"offloading={spec.offloading!r} is not modelled; known: no")
     if spec.loss == "cut":

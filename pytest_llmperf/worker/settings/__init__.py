@@ -24,7 +24,10 @@ class Training:
 
     @property
     def optimizer(self) -> Any:
-        return getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)  # accelerate wraps it
+        found = self.trainer.optimizer
+        while hasattr(found, "optimizer"):  # accelerate wraps it, and DeepSpeed
+            found = found.optimizer
+        return found
 
     @property
     def wrapped(self) -> nn.Module | None:

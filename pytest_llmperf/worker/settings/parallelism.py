@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,23 +15,28 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from pytest_llmperf.observe.device import collectives
-from pytest_llmperf.settings.parallelism import ParallelismEvidence
+from pytest_llmperf.settings.parallelism import ParallelismEvidence, zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
+from pytest_llmperf.worker.settings import Training
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, Trainer
 
 # FSDP lets go of a layer's weights when its forward pass is done, and gathers them again in the backward pass.
 RESHARD_AFTER_FORWARD = True
+# The stage of ZeRO that shares weights, beside gradients and states.
+_WEIGHTS_TOO = 3
 
 
 def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
     arguments: dict[str, Any] = {"ddp_backend": collectives(device), "ddp_find_unused_parameters": False}
-    if spec.parallelism in ("fsdp", "fsdp_hybrid"):
+    if spec.parallelism in ("fsdp", "fsdp_hybrid", "context"):
         arguments["fsdp"] = True
         arguments["fsdp_config"] = {"version": 2, "reshard_after_forward": RESHARD_AFTER_FORWARD}
-    sizes: dict[str, int] = {"tp_size": spec.gpus} if spec.parallelism == "tensor" else {}
+    if zero_stage(spec):
+        arguments["deepspeed"] = _deepspeed(spec)
+    sizes = {_SIZES[spec.parallelism]: spec.gpus} if spec.parallelism in _SIZES else {}
     if spec.parallelism == "fsdp_hybrid":
         replicas, shards = replicas_and_shards(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
         sizes = {"dp_replicate_size": replicas, "dp_shard_size": shards}
@@ -39,6 +45,26 @@ def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
 
         arguments["parallelism_config"] = ParallelismConfig(**sizes)
     return arguments
+
+
+_SIZES = {"tensor": "tp_size", "context": "cp_size"}
+
+
+def _deepspeed(spec: TrainSpec) -> dict[str, Any]:
+    """DeepSpeed's configuration as transformers' documentation has it, where the Trainer fills in what it knows."""
+    zero: dict[str, Any] = {"stage": zero_stage(spec), "overlap_comm": True, "contiguous_gradients": True}
+    sized = "reduce_bucket_size stage3_prefetch_bucket_size stage3_param_persistence_threshold".split()
+    zero |= dict.fromkeys(sized if zero_stage(spec) == _WEIGHTS_TOO else [], "auto")
+    asked = "train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping".split()
+    return {"zero_optimization": zero, "bf16": {"enabled": "auto"}, **dict.fromkeys(asked, "auto")}
+
+
+def build_whole(spec: TrainSpec) -> None:
+    """Let a model be made as it is without DeepSpeed, which divides it when training begins."""
+    if zero_stage(spec):
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # noqa: PLC0415 - as above
+
+        unset_hf_deepspeed_config()
 
 
 def replicas_and_shards(spec: TrainSpec, on_this_node: int) -> tuple[int, int]:
@@ -78,7 +104,20 @@ def share_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether ranks share its weights; accelerate shards the layers, and not always what is around them."""
-    return any(isinstance(module, FSDPModule) for module in model.modules()) or bool(_meshes(model))
+    is_fsdp = any(isinstance(module, FSDPModule) for module in model.modules())
+    return is_fsdp or bool(_meshes(model)) or any(hasattr(each, "ds_numel") for each in model.parameters())
+
+
+def zero_masters(model: nn.Module | None) -> list[torch.Tensor]:
+    """What DeepSpeed's optimizer updates on this rank, in the place of parameters; nothing where it does not train."""
+    own = getattr(model, "optimizer", None)
+    names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")  # of stage 3, and before
+    return next((list(found) for name in names if (found := getattr(own, name, None))), [])
+
+
+def sharing(trainer: Trainer) -> int:
+    """How many ranks compute each sequence together."""
+    return int(trainer.get_tp_size() * trainer.get_cp_size())
 
 
 def _meshes(model: nn.Module) -> set[tuple[int, ...]]:
@@ -88,6 +127,10 @@ def _meshes(model: nn.Module) -> set[tuple[int, ...]]:
 def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence:
     """How the ranks share the work, and the sizes of the mesh that the weights are sharded over."""
     modules = list(model.modules()) if model is not None else []
+    if model is not None and hasattr(model, "zero_optimization_stage"):
+        copies = {str(parameter.dtype) for parameter in modules[0].parameters()} - {"torch.float32"}
+        stage = f"zero{model.zero_optimization_stage()}"
+        return ParallelismEvidence(world_size=ranks, parallelism=stage, mesh=[], gathered_dtype=" ".join(copies))
     sharded = next((module for module in modules if isinstance(module, FSDPModule)), None)
     if sharded is None and model is not None and (shared := _meshes(model)):
         return ParallelismEvidence(world_size=ranks, parallelism="tensor", mesh=[*max(shared)])
@@ -104,7 +147,12 @@ def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence
     )
 
 
-WITNESSES = {
-    "parallelism": lambda *_: lambda training: seen_parallelism(training.wrapped, training.trainer.args.world_size)
-}
+def _seen(training: Training) -> ParallelismEvidence:
+    """Beside the modules, whether the model was given a part of each sequence."""
+    found = seen_parallelism(training.wrapped, training.trainer.args.world_size)
+    is_context = found.parallelism == "fsdp" and getattr(training.trainer, "parts", 1) > 1
+    return replace(found, parallelism="context") if is_context else found
+
+
+WITNESSES = {"parallelism": lambda *_: _seen}
 PREPARE = share_layers

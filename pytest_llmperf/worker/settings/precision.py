@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from pytest_llmperf.observe.environment import numel
 from pytest_llmperf.settings.precision import FP8_MULTIPLE, FP8_RECIPES, PrecisionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.settings import Training
+from pytest_llmperf.worker.settings.parallelism import zero_masters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,10 +72,11 @@ class Witness:
         self._hook.remove()
 
     def __call__(self, training: Training) -> PrecisionEvidence:
+        masters = zero_masters(training.wrapped)
         converted, left, recipe = fp8_layers(training.model)
         return PrecisionEvidence(
-            parameter_dtypes=parameter_dtypes(training.model),
-            kept_dtypes=kept_dtypes(training.model, self._asked),
+            parameter_dtypes=parameter_dtypes(training.model, masters),
+            kept_dtypes={} if masters else kept_dtypes(training.model, self._asked),
             autocast_dtype=self._autocast,
             tf32=_tf32_rounds(training.device),
             fp8_modules=converted,
@@ -84,10 +86,10 @@ class Witness:
         )
 
 
-def parameter_dtypes(model: nn.Module) -> dict[str, int]:
-    """Parameters by type, as they were before anything wrapped the model."""
+def parameter_dtypes(model: nn.Module, masters: Sequence[torch.Tensor] = ()) -> dict[str, int]:
+    """Parameters by type, as they were before anything wrapped the model; ``masters`` are updated in their place."""
     counts = Counter[str]()
-    for parameter in model.parameters():
+    for parameter in masters or model.parameters():
         counts[str(parameter.dtype)] += numel(parameter)
     return dict(counts)
 

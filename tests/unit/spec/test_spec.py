@@ -115,6 +115,12 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
             {"parallelism": "tensor", "gpus": 2, "model_precision": "fp32", "mixed_precision": "fp16"},
             "fp16 loss scaling does not train",
         ),
+        ({"parallelism": "context", "gpus": 2, "mixed_precision": "no", "attention": "eager"}, "not by eager"),
+        ({"parallelism": "context", "gpus": 3, "mixed_precision": "no"}, "6 do not divide 1024"),
+        ({"parallelism": "context", "gpus": 2, "mixed_precision": "no", "loss": "chunked"}, "leave loss out"),
+        ({"parallelism": "zero2", "gpus": 2, "mixed_precision": "no"}, "use precision bf16-mixed or fp32"),
+        ({"parallelism": "zero3", "gpus": 2, "optimizer": "adafactor"}, "zero3 with adafactor does not train"),
+        ({"parallelism": "fsdp", "gpus": 2, "mixed_precision": "no", "optimizer": "muon"}, "it takes whole matrices"),
         ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
         ({"sequence_length": 0}, "sequence_length=0 must be at least 1"),
         ({"sequence_length": 1}, "no next token"),
@@ -328,6 +334,8 @@ def test_the_order_of_fields_does_not_matter() -> None:
 
 def test_ranks_that_share_each_sequence_have_a_batch_in_common() -> None:
     together, apart = (replace(SPEC, gpus=4, parallelism=each) for each in ("tensor", "ddp"))
+    parts = replace(SPEC, gpus=4, parallelism="context", mixed_precision="no")
+    assert parts.sequences_per_step == together.sequences_per_step
     assert (together.sequences_per_step, apart.sequences_per_step) == (37, 4 * 37)
     assert "-tensor-gpus4" in together.id
 

@@ -19,11 +19,12 @@ from transformers import PreTrainedModel, Trainer
 from pytest_llmperf.observe.tracer import said
 from pytest_llmperf.records.learning import RankLearning, TensorSeen
 from pytest_llmperf.settings.data import is_apart
+from pytest_llmperf.settings.parallelism import zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.recipes.huggingface import update_replay
 from pytest_llmperf.worker.recipes.huggingface.data import unflattened
 from pytest_llmperf.worker.recipes.huggingface.update_replay import bit_sums, sample, sampled, square_sums, trained
-from pytest_llmperf.worker.settings.parallelism import is_sharded
+from pytest_llmperf.worker.settings.parallelism import is_sharded, sharing
 
 # A window of attention or a kernel's block is longer than half of it at times; more would only cost memory.
 _LENGTH = 128
@@ -151,7 +152,8 @@ def _kept(look: Callable[..., None]) -> Callable[..., None]:
 class Inspection:
     def __init__(self, spec: TrainSpec) -> None:
         self._spec = spec
-        self.none = ""
+        # Its engine makes the step within the backward pass, of parts that it has laid flat.
+        self.none = "DeepSpeed keeps gradients and updates to itself" if zero_stage(spec) else ""
         """Why there is nothing to tell, if there is nothing."""
         self._passes = self._stale = self._dropped = 0
         self._digests: list[bytes] = []
@@ -244,7 +246,7 @@ class Inspection:
             for (name, parameter), then, weights, gradient, squares in seen
         ]
         # Of ranks that share each sequence the first one tells of it, and of what all have.
-        is_first = trainer.args.process_index % trainer.get_tp_size() == 0
+        is_first = trainer.args.process_index % sharing(trainer) == 0
         own = [is_first or isinstance(parameter, DTensor) for parameter in parameters]
         digests = self._digests if is_first else []
         largest, bound = self._largest_update(trainer, parameters)

@@ -32,6 +32,7 @@ from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, doc
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.data import bind_workers, explained
 from pytest_llmperf.worker.settings.optimizer import chosen
+from pytest_llmperf.worker.settings.parallelism import sharing
 from pytest_llmperf.worker.settings.precision import force_tf32
 
 
@@ -59,7 +60,7 @@ def train(
     checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if spec.save_checkpoint else None
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
-    evidence = watched(spec, model)
+    evidence, num_parameters = watched(spec, model), model.num_parameters()
 
     @cache  # what stays the same is gathered once
     def seen() -> Trained:
@@ -67,7 +68,7 @@ def train(
         facts |= data.evidence(len(observed.measurement.step_seconds) * spec.sequences_per_step)
         facts |= observed.ending.evidence | ({"checkpoint_bytes": checkpoint.num_bytes} if checkpoint else {})
         facts |= {"remarks": remarks} if remarks else {}
-        return observed.trained(rates, parameters=model.num_parameters(), evidence=facts)
+        return observed.trained(rates, parameters=num_parameters, evidence=facts)
 
     observed.measured = lambda: measured(seen())
     asked = Injection.from_environment(spec.gpus)
@@ -118,7 +119,8 @@ class WatchedTrainer(Trainer):
         given = {"train_dataset": data.samples, "data_collator": data.collator, "callbacks": [marks], **more}
         super().__init__(model=model, args=arguments, **given)
         self._observed, self._inspection = marks.observed, marks.inspection
-        self._sharing = self.get_tp_size()
+        self._sharing, self._given, self.parts = sharing(self), 0, 1
+        """``parts``: into how many each sequence of the last pass was divided before a model was given it."""
 
     def _own(self, tokens: int) -> int:
         """This rank's of ``tokens``, which several may compute together: theirs add up to all."""
@@ -176,21 +178,29 @@ class WatchedTrainer(Trainer):
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         self._observed.pass_began(model.parameters())
         real_tokens = inputs.pop(REAL_TOKENS, None)  # the host's own number, and no input of the model's
+        tokens = inputs["input_ids"].numel()  # before ranks divide them among themselves
         loss = super().training_step(model, inputs, *args, **kwargs)
+        self.parts = tokens // self._given
         real = None if real_tokens is None else self._own(real_tokens)
-        self._observed.pass_ended(loss, self._own(inputs["input_ids"].numel()), real)
+        self._observed.pass_ended(loss, self._own(tokens), real)
         if self._inspected:
             self._inspected.end_pass(self.model)
         return loss
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         given: dict[str, Any] = super()._prepare_inputs(inputs)
-        if self._inspected:
+        if self._inspected and self.get_cp_size() == 1:
             self._inspected.begin_pass(given)
         return given
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().compute_loss(*args, **kwargs)
+    def _prepare_context_parallel_inputs(self, model: Any, inputs: dict[str, Any]) -> Any:
+        if self._inspected and self.get_cp_size() > 1:  # before they are divided
+            self._inspected.begin_pass(inputs)
+        return super()._prepare_context_parallel_inputs(model, inputs)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        self._given = inputs["input_ids"].numel()
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
         if self._inspected:
             self._inspected.end_forward(self.model)
         return loss

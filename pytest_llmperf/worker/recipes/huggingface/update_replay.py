@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer
 
 from pytest_llmperf.records.learning import ReplayedUpdate
+from pytest_llmperf.worker.settings.parallelism import sharing
 
 # An order that two epochs share is told by the second.
 _EPOCHS = 2
@@ -32,8 +33,8 @@ def misorder(trainer: Trainer) -> str:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
         taken = list(_epochs(trainer))
-    number, batch, sharing = len(trainer.train_dataset), args.train_batch_size, trainer.get_tp_size()
-    ranks, rank = args.world_size // sharing, args.process_index // sharing
+    number, batch, together = len(trainer.train_dataset), args.train_batch_size, sharing(trainer)
+    ranks, rank = args.world_size // together, args.process_index // together
     for epoch, own in enumerate(taken):
         order = list(range(number))
         if asked == "random":  # the operator and not the function: what has replaced that is what this looks for
