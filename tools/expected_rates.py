@@ -59,7 +59,7 @@ def told(cases: Sequence[Case]) -> dict[str, list[Told]]:
     errors = [one.error_of(case) for way, found in known.items() if way != "another kind of GPU" for case, one in found]
 
     def ranged(case: Case, one: Expectation) -> Told:
-        return Told(case, with_error(one, [each for each in errors if each[0] != case.digest]))
+        return Told(case, with_error(one, [each for each in errors if each[0].digest != case.digest]))
 
     return {name: [ranged(*each) for each in found] for name, found in known.items()}
 

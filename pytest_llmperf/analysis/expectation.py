@@ -8,23 +8,28 @@ others."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from operator import mul
+from typing import TypeAlias
 
 from pytest_llmperf.analysis.formulas import peak_bandwidth, peak_flops
 from pytest_llmperf.analysis.likely_causes import ATTENTION, COMMUNICATION, LOSS, MATRIX, OPTIMIZER, likely_causes
 from pytest_llmperf.analysis.step_difference import DATA, HOST, ORDER, parts_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep, Trace
+from pytest_llmperf.settings.lora import trained_weights
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import compact
 
 Parts = Mapping[str, float]
 """By kind of work."""
-Error = tuple[str, float, float]
-"""Of a case, by its digest: how unlike its nearest is, and by how much, as a logarithm, that is off."""
+Error: TypeAlias = "tuple[Case, float, float]"
+"""Of a case: how unlike its nearest is, and by how much, as a logarithm, that is off."""
 
 # How unlike two cases are, as the logarithm of what one says of the other: another kind of GPU, another model, a
 # setting, and once more where that decides the kind of work, twice as many tokens. Ratios of two kinds of GPU differ
@@ -45,8 +50,8 @@ _DECIDE: Mapping[str, frozenset[str]] = dict.fromkeys(
     HOST: frozenset(),
     DATA: frozenset({"data"}),
 }
-# One of so many may be further off than is told; cases whose nearest is about as unlike judge one another, if so many.
-_OUTSIDE, _ALIKE, _FEWEST = 10, 2.5, 10
+# That so many are no further off is told; cases whose nearest is about as unlike judge one another, if so many.
+_INSIDE, _ALIKE, _FEWEST = 0.9, 2.5, 10
 # A step of so many times less or more arithmetic than any stored one is nothing that they tell of.
 _BEYOND = 8
 # Of a step: what is lost, or idle, below this is told to nobody; and so many parts at most.
@@ -110,21 +115,26 @@ class Case:
             again = spec.gradient_checkpointing and spec.checkpointing_policy == "full"
             each = sizes.weights * (8.0 if again else 6.0) - (spec.unmade_flops_per_token or 0.0)
             products = tokens * each + 12 * scores * (spec.attention == "eager")
-        calls = float(spec.gradient_accumulation_steps * sizes.num_layers)
+        calls, trained = float(spec.gradient_accumulation_steps * sizes.num_layers), float(trained_weights(spec) or 0)
         return {
             **dict.fromkeys(ORDER, float(tokens * sizes.num_layers * width)),
             MATRIX: products / self.speed,
             ATTENTION: scores,
             LOSS: float(tokens * sizes.vocabulary_size),
-            OPTIMIZER: sizes.weights / (spec.gpus if spec.parallelism != "ddp" else 1),
-            COMMUNICATION: float(sizes.weights),
+            OPTIMIZER: trained / (spec.gpus if spec.parallelism != "ddp" else 1),
+            # Shards of what stays as it is are gathered all the same.
+            COMMUNICATION: trained if spec.parallelism == "ddp" else float(sizes.weights),
             HOST: calls,
             DATA: float(spec.gradient_accumulation_steps),
         }
 
+    @cached_property
+    def model(self) -> str:
+        return self.spec.architecture.fingerprint
+
     def is_of(self, other: Case) -> bool:
         """Whether both are of one model."""
-        return self.spec.architecture.fingerprint == other.spec.architecture.fingerprint
+        return self.model == other.model
 
     def far(self, other: Case) -> Parts:
         """How unlike ``other`` is, by kind of work."""
@@ -145,16 +155,16 @@ class Expectation:
     """That said most of it, and how unlike it is."""
     far: float
     error: float = 0.0
-    """As a logarithm: but for one of ten, stored cases that others told of as well are no further off."""
+    """As a logarithm: nine of ten stored cases that others told of as well are no further off."""
     judged_by: int = 0
-    """How many of them there are."""
+    """How many of them there are, of all models."""
 
     @property
     def step_seconds(self) -> float:
         return sum(self.parts.values())
 
     def error_of(self, case: Case) -> Error:
-        return case.digest, self.far, abs(math.log(self.step_seconds / case.step_seconds))
+        return case, self.far, abs(math.log(self.step_seconds / case.step_seconds))
 
     @property
     def rate(self) -> float:
@@ -182,15 +192,21 @@ def expected(asked: Case, cases: Sequence[Case], errors: Sequence[Error]) -> Exp
     found = estimated(asked, others)
     if found is None or not min(products) / _BEYOND <= (asked.work or {})[MATRIX] <= max(products) * _BEYOND:
         return None
-    return with_error(found, [each for each in errors if each[0] != asked.digest])
+    return with_error(found, [each for each in errors if each[0].digest != asked.digest])
 
 
 def with_error(found: Expectation, errors: Sequence[Error]) -> Expectation:
-    """``found`` by the errors of cases that are known as well as it, or of all that are known as badly at least."""
-    near = [error for _, far, error in errors if abs(far - found.far) <= _ALIKE]
+    """``found`` by the errors of cases that are known as well as it, or of all that are known as badly at least. Those
+    of another model say no more of this one than one does: together they count as one."""
+    near = [each for each in errors if abs(each[1] - found.far) <= _ALIKE]
     if len(near) < _FEWEST:
-        near = [error for *_, error in sorted(errors, key=lambda each: abs(each[1] - found.far))[:_FEWEST]]
-    error = sorted(near)[-1 - len(near) // _OUTSIDE] if near else 0.0
+        near = sorted(errors, key=lambda each: abs(each[1] - found.far))[:_FEWEST]
+    near = sorted(near, key=lambda each: each[2])
+    models = Counter(one.model for one, *_ in near)
+    sums = [*accumulate(1.0 if one.is_of(found.asked) else 1 / models[one.model] for one, *_ in near)]
+    # The case itself is one more, of which nobody knows where it is among them.
+    wanted = bisect_left(sums, _INSIDE * (sums[-1] + 1)) if sums else 0
+    error = near[min(wanted, len(near) - 1)][2] if near else 0.0
     return replace(found, error=found.error + error, judged_by=len(near))
 
 

@@ -104,6 +104,8 @@ _PEAKS: tuple[tuple[frozenset[str], Mapping[str, float]], ...] = (
     (frozenset({"v100", "sxm2"}), {"fp16": 125.0, "fp32": 15.7, "memory": 0.9}),
     (frozenset({"v100", "pcie"}), {"fp16": 112.0, "fp32": 14.0, "memory": 0.9}),
 )
+#: Their names, as a person may write them.
+CHIPS = ["-".join(sorted(words)) for words, _ in _PEAKS]
 
 
 def peak_flops(gpu_name: str, compute_precision: str) -> float | None:

@@ -162,11 +162,23 @@ def _mapping(text: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in re.split(r",(?=[A-Za-z_]\w*=)", text))
 
 
+def _open_mapping(text: str) -> str | dict[str, Any]:
+    """The same, of values of any type: what is no JSON is a text."""
+    found: dict[str, Any] = {}
+    for name, value in () if text.startswith("{") else _mapping(text).items():
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found or text
+
+
 _READ: Mapping[str, Callable[[str], Any]] = {
     "bool": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()],
     "int": int,
     "float": float,
     "str | int": lambda text: int(text) if text.isdecimal() else text,
+    "str | Mapping[str, Any]": _open_mapping,
     "Sequence": lambda text: text.split(","),
     "Mapping": _mapping,
 }
@@ -176,7 +188,7 @@ _EXPECTED = {"bool": "true or false", "int": "a whole number", "Mapping": "NAME=
 def _pair(word: str, kinds: Mapping[str, str]) -> tuple[str, Any]:
     name, _, text = word.partition("=")
     kind = kinds.get(name, "str")  # an unknown name is the spec's to refuse
-    first = re.split(r"\W", kind, maxsplit=1)[0]
+    first = "Mapping" if "Mapping" in kind else re.split(r"\W", kind, maxsplit=1)[0]
     try:
         return name, _READ.get(kind, _READ.get(first, str))(text)
     except (KeyError, ValueError):

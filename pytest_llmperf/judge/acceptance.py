@@ -12,7 +12,7 @@ from statistics import fmean
 from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, size_of
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.judge.stats import Noise, Spread, quantile
+from pytest_llmperf.judge.stats import Noise, Spread, log_of, quantile
 from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError, since_reason
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.judge.verdict import alike
@@ -26,6 +26,8 @@ from pytest_llmperf.support.formats import first_n, in_sentence, percent
 MAX_LAUNCHES = 24
 # Launches of another speed or memory that take the place of those that are stored.
 _PROVEN_BY = 2
+#: From here on it is said how many times as long steps of one launch of a case are as another's, on whatever hardware.
+FAR_APART = 2.0
 
 
 def accept(
@@ -295,6 +297,10 @@ def describe(old: Baseline | CapacityBaseline | None, new: Baseline | CapacityBa
     if isinstance(new, Baseline):
         size, row = f" ({size_of(new)})", measured(new.launches)[RATE]
         held = [f"  {new.repeats.words(new.launches)}; speed in {row.label}"] if new.repeats else []
+        times = math.exp(max(logs) - min(logs)) if (logs := [*map(log_of, new.launches)]) else 1.0
+        if times > FAR_APART:
+            wide = "a smaller loss is not seen; record it again when the machine is quiet"
+            held.append(f"  its launches are {times:.1f} times apart: {wide}")
 
     def figures(entry: Accepted) -> str:
         memory = in_sentence(entry.metrics[MEMORY], "bytes") if MEMORY in entry.metrics else "-"

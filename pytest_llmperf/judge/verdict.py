@@ -78,7 +78,8 @@ def _judged(
             tolerance = _of_alike(metric, launches, held, check.tolerance, narrowest)
             check = replace(check, tolerance=tolerance, verdict=None if tolerance is None else check.verdict)
         if metric.rule == "speed":
-            found.append(_speed(check, launches, difference, policy, policy.on_known.get(name)))
+            speed = _speed(check, launches, difference, policy, policy.on_known.get(name))
+            found.append(_as_stored(metric, speed, held))
         else:
             found.append((_confirmed if metric.rule == "confirmed" else _exact)(metric, check, launches, held, policy))
     found = _told(found)
@@ -177,6 +178,15 @@ def _speed(
     is_alone = known is not None and len(launches) < min(CONFIRMED_BY, rule.budget)
     is_beyond = is_alone and max(difference.each) > math.log1p(known or 0.0)
     return Decided(speed.check, speed.undecided or is_beyond)
+
+
+def _as_stored(metric: Metric, found: Decided, held: Held) -> Decided:
+    """``found``, which says so where its baseline is not the stored figure, but what that would be here and today."""
+    check, stored = found.check, metric.read(held.launches) if isinstance(held, Baseline) else 0.0
+    if not stored or abs((check.baseline or stored) / stored - 1) * 100 < _LEAST_TOLD:
+        return found
+    told = f"its baseline is predicted for this GPU and day; stored: {in_sentence(stored, check.unit)}"
+    return replace(found, check=replace(check, detail="; ".join(filter(None, [check.detail, told]))))
 
 
 def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: Held, policy: Policy) -> Decided:

@@ -53,7 +53,7 @@ def merged_reasons(reasons: Iterable[tuple[str, str]]) -> list[str]:
 
 def without_name(name: str, why: str) -> str:
     """A reason says whose it is where it stands alone."""
-    return why.removeprefix(f"{name}: ")
+    return re.sub(rf"^{re.escape(name)}:? ", "", why)
 
 
 def merged_notes(cases: Iterable[tuple[str, Sequence[str]]], total: int) -> list[str]:

@@ -13,7 +13,7 @@ from functools import partial
 from pytest_llmperf.analysis.step_difference import points_to, ranked, relevant, step_difference, unseen
 from pytest_llmperf.analysis.waits import data_wait, held_up
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.acceptance import creep, nearest_line
+from pytest_llmperf.judge.acceptance import FAR_APART, creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changed_evidence, changes, count_checks, trace_notes
 from pytest_llmperf.judge.policy import Policy, passing_ranges
@@ -264,9 +264,6 @@ def contradictions(spec: Spec, launches: tuple[Launch, ...], inactive: frozenset
 
 # Of a step: from here on they are worth a note.
 _MOST_STALLED, _NOTABLE_WAIT = 0.01, 0.05
-# Of a step's time in two launches of one case, on whatever hardware.
-_APART = 2.0
-
 _MOST_DIFFERENT, _MOST_FILES = 2, 3
 
 
@@ -275,7 +272,7 @@ def steps_notes(launches: Sequence[Launch], baseline: Baseline | None, policy: P
     if seen := horizon(launches)[1]:  # no launch took all its steps
         yield f"{seen}: stalls, drift and growth of memory that come later are not judged"
     slow, fast = (edge((one.median_step_seconds for one in launches), default=1.0) for edge in (max, min))
-    if slow > _APART * fast:
+    if slow > FAR_APART * fast:
         yield f"its launches are {slow / fast:.1f} times apart: steps of {seconds(fast)} and of {seconds(slow)}"
     was_bimodal = baseline and any(launch.steady.bimodal for launch in baseline.launches)
     if any(launch.steady.bimodal for launch in launches) and not was_bimodal:

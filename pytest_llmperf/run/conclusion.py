@@ -146,8 +146,7 @@ class Recorder:
         """``result``, held against ``judged``, with what was recorded of it; ``BaselineError``: nothing was."""
         if disagreement and not self._settings.reason:
             raise BaselineError(
-                f"{spec.id}: {disagreement}; record it when the machine is quiet, or say with "
-                "--perf-reason that it is never quieter"
+                f"{spec.id}: {disagreement}; record it when the machine is quiet, or explain with --perf-reason"
             )
         change = partial(accept, judged=judged, spec=spec, result=result, entry=self._entry(result))
         old, new = self._store.update(self._run.machine_kind, spec, change)

@@ -9,11 +9,14 @@ from typing import Any
 
 from pytest_llmperf.settings.models import slugged
 from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, claimed, equal
+from pytest_llmperf.support.user_input import hint
 
 #: As they are, or quantised by bitsandbytes: QLoRA's NormalFloat (Dettmers et al. 2023), its scales quantised too.
 BASES = ("as_is", "nf4")
 #: PEFT's word for every linear layer but the vocabulary's.
 ALL_LINEAR = "all-linear"
+# Layers beside those of each block that can have adapters, as families call them.
+_OF_THE_VOCABULARY = ("lm_head", "embed_tokens", "embed_positions", "embed_in", "embed_out", "wte", "wpe")
 _SWITCHED = ("lora_base", "lora_rank", "lora_targets", "lora_dropout")
 
 _PEFT = Package("peft", "PEFT", "'pytest-llmperf[lora]'")
@@ -34,6 +37,24 @@ def unmade_flops_per_token(spec: TrainSpec) -> float | None:
     return 0.0 if geometry is None else 2.0 * geometry.weights
 
 
+def _layers(spec: TrainSpec) -> list[tuple[str, int, int]]:
+    """Those of one layer of the model that have adapters."""
+    all_of_them = spec.architecture.linear_layers()
+    return [each for each in all_of_them if spec.lora_targets == ALL_LINEAR or each[0] in targets(spec)]
+
+
+def trained_weights(spec: TrainSpec) -> int | None:
+    """How many there are, adapters' alone where it has some; ``None``: the configuration does not say."""
+    sizes = spec.architecture.sizes
+    if sizes is None:
+        return None
+    if not spec.lora:
+        return sizes.weights
+    of_a_layer = sum(width + output for _, width, output in _layers(spec))
+    others = len({*_OF_THE_VOCABULARY}.intersection(targets(spec))) * (sizes.hidden_size + sizes.vocabulary_size)
+    return spec.lora_rank * (sizes.num_layers * of_a_layer + others)
+
+
 def _problems(spec: TrainSpec) -> Iterator[str]:
     if not re.fullmatch(r"\w+(\+\w+)*|all-linear", spec.lora_targets):
         yield (
@@ -47,10 +68,25 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
 def _clash(spec: TrainSpec) -> str | None:
     if not spec.lora:
         return None
+    if spec.architecture.has_known_layers and (line := _not_of_the_model(spec)):
+        return line
     if spec.fp8 != "no":
         return f"fp8={spec.fp8!r} converts layers whose weights are trained, and LoRA's are not; use fp8='no'"
     if spec.lora_base == "nf4" and spec.parallelism != "ddp":
         return f"weights in four bits are not sharded: use parallelism='ddp', or lora_base={BASES[0]!r}"
+    return None
+
+
+def _not_of_the_model(spec: TrainSpec) -> str | None:
+    """What is asked for that no layer of a known family can have."""
+    known = [name for name, *_ in spec.architecture.linear_layers()]
+    for name in () if spec.lora_targets == ALL_LINEAR else targets(spec):
+        if name not in (*known, *_OF_THE_VOCABULARY):
+            family, names = spec.architecture.model_type, ", ".join(dict.fromkeys(known))
+            return f"lora_targets: {family} has no linear layer {name!r}{hint(name, known)}; use some of {names}"
+    most = max((min(width, output) for _, width, output in _layers(spec)), default=spec.lora_rank)
+    if spec.lora_rank > most:
+        return f"lora_rank={spec.lora_rank} is more than the rank of any layer that it adapts; use {most} at most"
     return None
 
 

@@ -36,6 +36,17 @@ _OF_THE_FORMULA: Mapping[str, tuple[str, ...]] = {
 # Those of them whose feed-forward block has two matrices (up, down); others' have a gate beside these.
 _PLAIN = frozenset({"opt", "gpt2", "gpt_neox"})
 
+# The linear layers of one attention and of one feed-forward block: what is fused has one name.
+_LIKE_LLAMA = ("q_proj k_proj v_proj o_proj", "gate_proj up_proj down_proj")
+_LINEAR: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("llama", "olmo2", "mistral", "qwen2", "smollm3", "gemma", "gemma2", "qwen3"), _LIKE_LLAMA),
+    "gemma3_text": _LIKE_LLAMA,
+    "phi3": ("qkv_proj o_proj", "gate_up_proj down_proj"),
+    "gpt_neox": ("query_key_value dense", "dense_h_to_4h dense_4h_to_h"),
+    "opt": ("q_proj k_proj v_proj out_proj", "fc1 fc2"),
+    "gpt2": ("c_attn c_proj", "c_fc c_proj"),
+}
+
 # Each size, under every name that a family gives it.
 _LAYERS = ("num_hidden_layers", "n_layer")
 _HIDDEN = ("hidden_size", "n_embd")
@@ -132,6 +143,26 @@ class Model:
             vocabulary_size=vocabulary,
             num_feed_forward_matrices=2 if self.model_type in _PLAIN else 3,
         )
+
+    @property
+    def has_known_layers(self) -> bool:
+        return self.sizes is not None and self.model_type in _LINEAR
+
+    def linear_layers(self) -> list[tuple[str, int, int]]:
+        """Of one of its layers the name, width and output of each linear one; of a family unknown here, as most are."""
+        sizes = self.sizes
+        if sizes is None:
+            return []
+        (*ins, out), (*ups, down) = (each.split() for each in _LINEAR.get(self.model_type, _LIKE_LLAMA))
+        hidden, own, shared = sizes.hidden_size, sizes.num_heads, sizes.num_key_value_heads
+        heads = [own, shared, shared] if len(ins) > 1 else [own + 2 * shared]
+        wide = sizes.feed_forward_size * (sizes.num_feed_forward_matrices - 1) // len(ups)
+        return [
+            *((name, hidden, number * sizes.head_size) for name, number in zip(ins, heads, strict=True)),
+            (out, own * sizes.head_size, hidden),
+            *((name, hidden, wide) for name in ups),
+            (down, sizes.feed_forward_size, hidden),
+        ]
 
 
 @cache

@@ -118,9 +118,9 @@ def nearest(name: str, known: Iterable[str], at_least: float = _ALIKE) -> str | 
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """``, did you mean 'liger'?``, to go behind the name; empty where nobody can tell."""
+    """`` (did you mean 'liger'?)``, to go behind the name; empty where nobody can tell."""
     found = nearest(name, known)
-    return f", did you mean {found!r}?" if found else ""
+    return f" (did you mean {found!r}?)" if found else ""
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -286,7 +286,7 @@ def test_a_case_that_ran_and_lacks_a_package_now_is_no_green_night(
     plain = project.run(*workers, "--perf-json=out.json")
     plain.assert_outcomes(skipped=2)
     assert plain.ret == 0
-    plain.stdout.fnmatch_lines(["skipped: *-gpus64 needs *"])
+    plain.stdout.fnmatch_lines(["skipped: *-gpus64: needs *"])
     golden.lines(plain.stdout, "skipped, and has")
     skipped = json.loads((project.path / "out.json").read_text())["skipped"]
     assert sorted(case["lost"] for case in skipped) == [False, True]
@@ -297,4 +297,4 @@ def test_launches_that_are_far_apart_are_told_where_they_are_recorded(project: P
     project.fake(sequence=[{"step_seconds": 0.1}, {"step_seconds": 0.3}])
     result = project.run("--update-baselines=new", "--perf-launches", "2", "-k", "sdpa")
     result.assert_outcomes(passed=1, deselected=1)
-    golden.lines(result.stdout, "times apart")
+    golden.lines(result.stdout, "times apart")  # as a note, and where it is recorded

@@ -148,7 +148,7 @@ def test_a_run_knows_whether_cases_are_held_by_others_launches(project: Project,
     ("mark", "said"),
     [
         ("perf_scaling(0.9)", "perf_scaling(0.9): must be given by name: efficiency_at_least=*"),
-        ("perf_scaling(efficiency=0.9)", "perf_scaling(efficiency=0.9): unknown, did you mean 'efficiency_at_least'*"),
+        ("perf_scaling(efficiency=0.9)", "perf_scaling(efficiency=0.9): unknown (did you mean 'efficiency_at_least'*"),
         ("perf_scaling(efficiency_at_least=-1)", "perf_scaling(efficiency_at_least=-1): must be a positive fraction*"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.settings.models import Model
 from pytest_llmperf.settings.setting import SpecError
 
 torch = pytest.importorskip("torch")
 
+from transformers.pytorch_utils import Conv1D  # noqa: E402 - they need torch
 
-from pytest_llmperf.worker import build  # noqa: E402 - they need torch
+from pytest_llmperf.worker import build  # noqa: E402
 from pytest_llmperf.worker.build import build_model, check_direction  # noqa: E402
 from pytest_llmperf.worker.estimate.memory_estimator import plan  # noqa: E402
 from pytest_llmperf.worker.folder import RefusedError  # noqa: E402
@@ -150,6 +153,33 @@ def test_a_name_that_a_configuration_does_not_have_changes_nothing_and_is_refuse
     with pytest.raises(RefusedError) as refused:
         build_model(spec, spec.architecture.config, torch.device("cpu"))
     golden(refused.value)
+
+
+def test_what_a_launch_would_refuse_of_what_is_given_on_has_no_plan(golden: Golden) -> None:
+    given: list[dict[str, Any]] = [
+        {"model_kwargs": {"num_hidden_layer": 1}},
+        {"training_arguments": {"torch_empty_cache_steps": 0}},
+        {"training_arguments": {"accelerator_config": {"split": True}}},
+    ]
+    for values in given:
+        spec = replace(SPEC, **values)
+        with pytest.raises(RefusedError) as refused:
+            plan(spec, spec.architecture.config)
+        golden(refused.value)
+    with pytest.raises(RefusedError, match="unexpected keyword argument"):
+        build.training_arguments(replace(SPEC, **values), Path("none"), torch.device("cpu"), 5)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma", *FAMILIES])
+def test_linear_layers_of_a_family_are_those_that_transformers_builds(family: str) -> None:
+    config: Mapping[str, Any] = of(family, **FAMILIES["gemma2"]) if family == "gemma" else of(family)
+    config = config if len(config) > 1 else replace(SPEC, model=f"{family}-tiny").architecture.config
+    model, found = Model("any", config, ""), []
+    for name, module in built(config).named_modules():
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and re.search(r"\.0\.", name):
+            sizes = module.weight.shape[:: 1 if isinstance(module, Conv1D) else -1]
+            found.append((name.rpartition(".")[2], *sizes))
+    assert sorted(found) == sorted(model.linear_layers()) or not model.has_known_layers
 
 
 def test_what_a_training_is_given_anyway_cannot_be_given_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

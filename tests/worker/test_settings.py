@@ -14,6 +14,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import troubles, unlearnt
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.settings.lora import trained_weights
 from pytest_llmperf.settings.registry import Evidence, contradictions
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
@@ -237,7 +238,7 @@ class TestLora:
         seen = record.evidence["lora"]
         assert seen["targets"] == ["down_proj", "q_proj"]
         assert (seen["rank"], seen["base"], seen["dropout"]) == (8, "as_is", 0.0)
-        assert seen["trained"] == seen["adapters"] == record.parameters - 125_248
+        assert seen["trained"] == seen["adapters"] == record.parameters - 125_248 == trained_weights(self.ASKED)
         assert list(unlearnt(self.ASKED, record)) == []
         for other in ({"lora_rank": 4}, {"lora_targets": "q_proj"}, {"lora_dropout": 0.1}, {"lora_base": "nf4"}):
             (_line,) = contradictions(replace(self.ASKED, **other), Evidence.read(record.evidence), frozenset())

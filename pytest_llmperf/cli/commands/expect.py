@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.analysis.expectation import Case, Expectation, published_rates, standing
+from pytest_llmperf.analysis.formulas import CHIPS
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, plain
 from pytest_llmperf.cli.asked_run import named
 from pytest_llmperf.records.launch import Launch
@@ -72,8 +73,11 @@ def _kind(spec: TrainSpec, name: str | None, cases: Sequence[Case]) -> str:
     if len(found) == 1 or (known and name and not found and published_rates(name)):
         return found[0] if found and found[0] else name or ""
     what = f"gpu={name}: {'several are' if found else 'no'} such GPU" if name else f"{spec.id}: no GPU is named"
+    stored = {word for one in known for word in one.split("-")}
+    others = [one for one in CHIPS if published_rates(one) and not {*one.split("-")} <= stored]
     told = ", ".join(map(plain, known)) or "none: no baselines of a GPU are stored"
-    raise CaseError(f"{what}{hint(name or '', known)}, expected gpu= and one of {told}")
+    told += f"; by published rates alone: {', '.join(others)}" if known else ""
+    raise CaseError(f"{what}{hint(name or '', [*known, *others])}, expected gpu= and one of {told}")
 
 
 def _measured(path: Path, spec: TrainSpec) -> tuple[str, list[Launch]]:
@@ -100,7 +104,7 @@ def _page(found: Expectation, launch: Launch | None) -> Iterator[str]:
     low, high = map(formats.compact, found.range)
     use = f", MFU {formats.share(found.mfu)}" if found.mfu else ""
     yield f"  expected  {low} to {high} tokens/s per GPU{use}"
-    yield f"            nine of ten stored cases that others told of as well ({found.judged_by}) were within it"
+    yield f"            nine of ten of {found.judged_by} stored cases were that near (another model's count as one)"
     yield f"  a step    {formats.seconds(found.step_seconds)}, limited by {parts[0][0]}: {', '.join(shown)}"
     yield f"  told by   {found.nearest.spec.id} on {plain(found.nearest.kind)}, most of it"
     yield f"  measured  {standing(found, launch) if launch else 'nothing: --results FILE names some'}"

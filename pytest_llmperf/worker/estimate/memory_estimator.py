@@ -37,7 +37,7 @@ from pytest_llmperf.worker.estimate.storages import (
     on_this_rank,
     parts_at_peak,
 )
-from pytest_llmperf.worker.settings import experts, lora
+from pytest_llmperf.worker.settings import arguments, experts, lora
 from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
@@ -67,6 +67,8 @@ def plan(
     hf_config = hf_config_of(config)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     check_attention(kind, hf_config, spec.attention)
+    arguments.check_configuration(spec, hf_config)
+    arguments.arguments(spec)
     # Every fused attention keeps the same tensors, but for a mask; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
     if attention not in attentions_of(kind):

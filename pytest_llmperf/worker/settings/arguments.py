@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
+from transformers import TrainingArguments
+
 from pytest_llmperf.observe.environment import plain
 from pytest_llmperf.settings.arguments import OPEN, ArgumentsEvidence, values
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -17,8 +19,19 @@ from pytest_llmperf.worker.settings import Training
 _ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 
 
+class _Checked(TrainingArguments):
+    device = None  # asking for it would begin the group of ranks
+
+
 def arguments(spec: TrainSpec) -> Mapping[str, Any]:
-    return values(spec, OPEN[0])
+    """RefusedError: TrainingArguments does not take one of its values."""
+    given = values(spec, OPEN[0])
+    if given:
+        try:
+            _Checked(output_dir="", use_cpu=True, report_to="none", **given)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise RefusedError(f"training_arguments: {' '.join(str(error).split())[:300]}") from error
+    return given
 
 
 def check_configuration(spec: TrainSpec, hf_config: Any) -> None:

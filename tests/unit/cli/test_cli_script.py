@@ -173,8 +173,15 @@ def test_pairs_name_what_transformers_is_given() -> None:
     spec = TrainSpec(model="llama-tiny", training_arguments={"adam_beta2": 0.95, "max_grad_norm": 0})
     (found,) = named(as_pairs(spec), Path("none"), None)
     assert found.spec == spec
-    (written,) = named(["model=llama-tiny", 'model_kwargs={"num_hidden_layers": 1}'], Path("none"), None)
-    assert written.spec == TrainSpec(model="llama-tiny", model_kwargs={"num_hidden_layers": 1})
+    for words in ('model_kwargs={"num_hidden_layers": 1}', "model_kwargs=num_hidden_layers=1"):
+        (written,) = named(["model=llama-tiny", words], Path("none"), None)
+        assert written.spec == TrainSpec(model="llama-tiny", model_kwargs={"num_hidden_layers": 1})
+    (written,) = named(
+        ["model=llama-tiny", "training_arguments=max_grad_norm=0.5,optim_args=a=1,b=c"], Path("none"), None
+    )
+    assert written.spec == TrainSpec(
+        model="llama-tiny", training_arguments={"max_grad_norm": 0.5, "optim_args": "a=1", "b": "c"}
+    )
 
 
 def test_a_comma_that_no_name_follows_is_of_the_variable() -> None:

@@ -67,9 +67,9 @@ class TestClusterFile:
         [
             (
                 "[cluster]\ngpu_per_node = 4\n",
-                "unknown key in [cluster]: 'gpu_per_node', did you mean 'gpus_per_node'?",
+                "unknown key in [cluster]: 'gpu_per_node' (did you mean 'gpus_per_node'?)",
             ),
-            ("[sbach]\n", "unknown section: 'sbach', did you mean 'sbatch'?"),
+            ("[sbach]\n", "unknown section: 'sbach' (did you mean 'sbatch'?)"),
             ("[cluster]\ngpus_per_node = 4\n", "[suite] gpus is missing"),
             ("[cluster]\ngpus_per_node = 0\n[suite]\ngpus = 1", "gpus_per_node = 0: expected a whole number"),
             (MINIMAL + "[sbatch]\ntime = soon", "time = soon: expected a time above 0 as sbatch takes it"),
@@ -126,7 +126,10 @@ class TestClusterFile:
                 f"{MINIMAL}mode = array\n[sbatch 1-4]\n[sbatch 2+]\n",
                 "[sbatch 1-4]: expected 4 GPU(s) in one section, not",
             ),
-            (f"{MINIMAL}mode = array\n[sbatch 2]\ntme = 5\n", "unknown key in [sbatch 2]: 'tme', did you mean 'time'?"),
+            (
+                f"{MINIMAL}mode = array\n[sbatch 2]\ntme = 5\n",
+                "unknown key in [sbatch 2]: 'tme' (did you mean 'time'?)",
+            ),
             (f"{MINIMAL}mode = array\n[sbatch 2]\ntime = x\n", "[sbatch 2] time = x: expected a time above 0"),
             (f"{MINIMAL}mode = array\n[sbatch 2]\nmerge_options = -v\n", "expected merge_options in [sbatch]"),
             ("gpus = 1", "not an ini file"),

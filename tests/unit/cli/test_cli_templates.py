@@ -45,7 +45,11 @@ class TestInAProjectOfOnesOwn:
     @pytest.mark.parametrize(
         ("words", "code", "said"),
         [
-            (["--example", "marenostrum"], 1, "no example 'marenostrum', did you mean 'marenostrum5-acc'?; known: gen"),
+            (
+                ["--example", "marenostrum"],
+                1,
+                "no example 'marenostrum' (did you mean 'marenostrum5-acc'?); known: gen",
+            ),
             (["--example", "workstation", "my.ini"], 2, "--example submits nothing"),
             ([], 2, "expected CLUSTER.ini, or --example"),
             (["nothing.ini"], 1, "llmperf submit --example has some"),

@@ -58,7 +58,7 @@ def test_a_spec_in_pairs_and_one_by_its_id() -> None:
         (["model=llama-3.2-1b", "gpus="], "gpus=: expected a whole number"),
         (["model=llama-3.2-1b", "gpus=0"], "gpus=0 must be at least 1"),
         (["model=llama-3.2-1b", "gpus=1", "gpus=2"], "gpus= is given twice"),
-        (["model=llama-3.2-1b", "lieger=true"], "has no field 'lieger', did you mean 'liger'?"),
+        (["model=llama-3.2-1b", "lieger=true"], "has no field 'lieger' (did you mean 'liger'?)"),
         (["model=llama-3.2-1b", "=true"], "has no field ''"),
         (["model=llama-3.2-1b", "attention=flash"], "unknown attention 'flash'"),
         (["model=llama-tiny", "sequence_length=4096"], "exceeds the model's 2048 positions"),

@@ -316,7 +316,7 @@ class TestBrokenFiles:
             (setting("anchor", {**ENTRY, "launches": "2"}), 'launches is "2", expected a whole number'),
             (setting("anchor", {**ENTRY, "metrics": {"x": None}}), "metrics 'x' is null, expected a number"),
             (setting("anchor", [ENTRY]), "anchor is [{"),
-            (setting("anchor", {**ENTRY, "reasons": ""}), "has 'reasons', which is unknown, did you mean 'reason'?"),
+            (setting("anchor", {**ENTRY, "reasons": ""}), "has 'reasons', which is unknown (did you mean 'reason'?)"),
             (setting("id", None), "id is null, expected text"),
             (setting("history", {}), "history is {}, expected a list"),
             (setting("environments", ["x"]), 'environments is ["x"], expected an object'),

@@ -69,6 +69,15 @@ def test_the_metrics_come_in_the_designs_order_and_extra_ones_last() -> None:
     assert [check.unit for check in checks] == ["tokens/s", "tokens/s", "s", "s", "1", "bytes", "bytes", "1", "1"]
 
 
+def test_a_baseline_that_is_predicted_says_so_beside_the_stored_figure() -> None:
+    """Its launches are of two hosts, and the rate of this one is told."""
+    stored = baseline_of(launch(0.1), elsewhere(launch(0.115)))
+    check = check_of(judge([launch(0.1)], stored, POLICY), RATE)
+    assert check.baseline == pytest.approx(640, rel=0.01)
+    assert check.detail.endswith("its baseline is predicted for this GPU and day; stored: 597 tokens/s")
+    assert "predicted" not in check_of(judge([launch(0.1)], SETTLED, POLICY), RATE).detail
+
+
 def test_only_metrics_with_a_tolerance_gate_and_the_others_are_shown() -> None:
     judgement = judge([launch(0.1)], BASELINE, POLICY)
     gating = {check.metric for check in judgement.checks if check.verdict}
@@ -384,7 +393,7 @@ class TestInvalid:
 
 class TestPolicy:
     def test_an_unknown_metric_names_the_nearest(self, golden: Golden) -> None:
-        with pytest.raises(ValueError, match="'peak_reserved_byte', did you") as raised:
+        with pytest.raises(ValueError, match=r"'peak_reserved_byte' \(did you") as raised:
             Policy({"peak_reserved_byte": 0.1})
         golden(raised)
         with pytest.raises(ValueError, match=r"'zzz'; known: tokens_per_second_per_gpu, "):

@@ -69,7 +69,7 @@ class TestMarks:
             ("perf_tolerance(throughput=float('nan'))", "perf_tolerance(throughput=nan): must be a positive fraction"),
             ("perf_tolerance(throughput='3%')", "perf_tolerance(throughput='3%'): must be a positive fraction"),
             ("perf_tolerance(throughput=True)", "perf_tolerance(throughput=True): must be a positive fraction"),
-            ("perf_tolerance(troughput=0.1)", "perf_tolerance(troughput=0.1): unknown, did you mean 'throughput'?"),
+            ("perf_tolerance(troughput=0.1)", "perf_tolerance(troughput=0.1): unknown (did you mean 'throughput'?)"),
             ("rung('15.9')", "rung('15.9'): must be given by name: number=…"),
             ("perf_tolerance(0.1)", "perf_tolerance(0.1): must be given by name: throughput=…, memory=…"),
             (
@@ -77,10 +77,10 @@ class TestMarks:
                 "reference(tokens_per_second_per_gpu='10k'): must be a positive number, or None",
             ),
             ("reference(peak_reserved_gib=-1)", "reference(peak_reserved_gib=-1): must be a positive number, or None"),
-            ("reference(tokens_per_second=1)", "unknown, did you mean 'tokens_per_second_per_gpu'?"),
+            ("reference(tokens_per_second=1)", "unknown (did you mean 'tokens_per_second_per_gpu'?)"),
             (
                 "expects_inactive('ligr')",
-                "expects_inactive('ligr'): must be a setting that evidence tells of, did you",
+                "expects_inactive('ligr'): must be a setting that evidence tells of (did you",
             ),
             (
                 "expects_inactive('x')",
@@ -92,7 +92,7 @@ class TestMarks:
             ),
             ("expects_inactive(['liger'])", "expects_inactive(['liger']): must be a setting that evidence tells of"),
             ("expects_oom(below_gib='64')", "expects_oom(below_gib='64'): must be a positive number of GiB"),
-            ("expects_oom(gib=64)", "expects_oom(gib=64): unknown, did you mean 'below_gib'?"),
+            ("expects_oom(gib=64)", "expects_oom(gib=64): unknown (did you mean 'below_gib'?)"),
         ],
     )
     def test_one_that_is_misused_is_one_line_at_setup(self, pytester: pytest.Pytester, marker: str, said: str) -> None:

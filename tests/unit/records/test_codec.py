@@ -68,7 +68,7 @@ def test_what_is_at_its_default_is_absent_but_for_what_files_always_had() -> Non
         ({"inner": {"number": True}}, "inner.number is true, expected a whole number"),
         ({"inner": {"number": 2**63}}, "number is 9223372036854775808, which is no figure"),
         ({"inner": {"number": 1, "times": [1, "2"]}}, 'inner.times[1] is "2", expected a number'),
-        ({"inner": {"number": 1, "time": []}}, "inner has 'time', which is unknown, did you mean 'times'?"),
+        ({"inner": {"number": 1, "time": []}}, "inner has 'time', which is unknown (did you mean 'times'?)"),
         ({"inner": {"number": 13}}, "13 is unlucky"),
         ({"word": "c"}, 'word is "c", which is unknown'),
         ({"count": -1}, "count is -1, expected a whole number >= 0"),

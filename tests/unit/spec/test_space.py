@@ -150,7 +150,7 @@ class TestFile:
             ("", "it is empty"),
             ("axes = 3", "a space needs axes"),
             ("[axis]\nseed = [1]", "unknown 'axis'"),
-            ("[axes]\nmicro_batch = [1]", "no field 'micro_batch', did you mean 'micro_batch_size'"),
+            ("[axes]\nmicro_batch = [1]", "no field 'micro_batch' (did you mean 'micro_batch_size'"),
             ("[axes]\nseed = 1", "axis 'seed' is 1, expected a list"),
             ("[axes]\nseed = []", "expected a list of values"),
             ("[axes]\nmodel = ['a']", "sets the model"),
