@@ -88,7 +88,12 @@ def main() -> None:
     print()
     off = {name: {id(one.case): f"{one.off * 100:+.1f} %" for one in found} for name, found in ways.items()}
     rows = [
-        (case.kind, case.spec.id, f"{case.tokens / case.step_seconds:,.0f}", *(off[name][id(case)] for name in WAYS))
+        (
+            case.kind,
+            case.spec.id,
+            f"{case.tokens / case.step_seconds:,.0f}",
+            *(off[name].get(id(case), "") for name in WAYS),
+        )
         for case in cases
     ]
     tables.table([("GPU", "case", "tokens/s/GPU", *WAYS), *sorted(rows)])

@@ -22,6 +22,7 @@ from pytest_llmperf.analysis.likely_causes import ATTENTION, COMMUNICATION, LOSS
 from pytest_llmperf.analysis.step_difference import DATA, HOST, ORDER, parts_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep, Trace
+from pytest_llmperf.settings.data import is_uneven
 from pytest_llmperf.settings.lora import trained_weights
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import compact
@@ -32,7 +33,7 @@ Error: TypeAlias = "tuple[Case, float, float]"
 """Of a case: how unlike its nearest is, and by how much, as a logarithm, that is off."""
 
 # How unlike two cases are, as the logarithm of what one says of the other: another kind of GPU, another model, a
-# setting, and once more where that decides the kind of work, twice as many tokens. Ratios of two kinds of GPU differ
+# setting, and once more where that decides the kind of work, twice as many tokens or as long sequences. Ratios of two kinds of GPU differ
 # less from case to case. Chosen by how far off stored cases are (``tools/expected.py``).
 _KIND, _MODEL, _SETTING, _DECIDES, _DOUBLED, _RATIO = 0.2, 12.0, 5.0, 5.0, 1.0, 0.5
 
@@ -105,7 +106,7 @@ class Case:
     def work(self) -> Parts | None:
         """How much there is of each kind in a step of one GPU; ``None``: nothing tells."""
         spec, tokens, sizes = self.spec, self.tokens, self.spec.architecture.sizes
-        if sizes is None or (self.static is None and spec.architecture.geometry is None):
+        if sizes is None or is_uneven(spec) or (self.static is None and spec.architecture.geometry is None):
             return None
         scores = float(tokens * spec.sequence_length * sizes.num_layers * sizes.num_heads * sizes.head_size)
         width = 4 * sizes.hidden_size + sizes.num_feed_forward_matrices * sizes.feed_forward_size
@@ -139,7 +140,8 @@ class Case:
     def far(self, other: Case) -> Parts:
         """How unlike ``other`` is, by kind of work."""
         differ = {name for name, _ in self.settings ^ other.settings}
-        far = _SETTING * len(differ) + _DOUBLED * abs(math.log2(self.tokens / other.tokens))
+        longer = (self.tokens / other.tokens, self.spec.sequence_length / other.spec.sequence_length)
+        far = _SETTING * len(differ) + _DOUBLED * sum(abs(math.log2(each)) for each in longer)
         far += _MODEL * (not self.is_of(other)) + _KIND * (self.kind != other.kind)
         return {name: far + _DECIDES * len(differ & decide) for name, decide in _DECIDE.items()}
 
@@ -187,8 +189,7 @@ class Expectation:
 def expected(asked: Case, cases: Sequence[Case], errors: Sequence[Error]) -> Expectation | None:
     """What ``cases``, which are filled and judged by ``errors``, say of ``asked``; ``None``: nothing."""
     others = [one for one in cases if (one.kind, one.digest) != (asked.kind, asked.digest)]
-    others = [one for one in others if one.spec.lora == asked.spec.lora]  # adapters alone say what adapters take
-    products = [(one.work or {})[MATRIX] for one in others]
+    products = [(one.work or {})[MATRIX] for one in others if one.spec.lora == asked.spec.lora]
     found = estimated(asked, others)
     if found is None or not min(products) / _BEYOND <= (asked.work or {})[MATRIX] <= max(products) * _BEYOND:
         return None
@@ -236,6 +237,7 @@ def filled(stored: Sequence[Case]) -> list[Case]:
 def estimated(asked: Case, cases: Sequence[Case]) -> Expectation | None:
     """What ``cases``, which are filled, say of ``asked``; its error is of what nobody has measured alone."""
     work = asked.work
+    cases = [one for one in cases if one.spec.lora == asked.spec.lora]  # adapters alone say what adapters take
     if not (work and cases):
         return None
     ratios, spread = {}, 0.0

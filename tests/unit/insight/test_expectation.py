@@ -51,22 +51,30 @@ def found_of(asked: Case, *stored: Case) -> Expectation:
 @pytest.mark.simulated
 def test_each_stored_case_is_told_by_all_others(found: Mapping[str, list[Told]]) -> None:
     cases, near, median, most, inside = summary(found["all others"])
-    assert int(near) / int(cases) >= 0.87
-    assert (float(median[:-2]) <= 1.8, float(most[:-2]) <= 6.5) == (True, True)
+    assert int(near) / int(cases) >= 0.78
+    assert (float(median[:-2]) <= 2.0, float(most[:-2]) <= 9.0) == (True, True)
     assert 0.89 <= int(inside) / int(cases) <= 0.97
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize(("kind", "most"), [(H100, 0.07), (H200, 0.12)])
-def test_nine_of_ten_cases_of_each_kind_of_gpu_are_in_their_range(
-    found: Mapping[str, list[Told]], kind: str, most: float
-) -> None:
+@pytest.mark.parametrize("kind", [H100, H200])
+def test_nine_of_ten_cases_of_each_kind_of_gpu_are_in_their_range(found: Mapping[str, list[Told]], kind: str) -> None:
     """Also where no case of the same settings, or of the same model, told of them."""
     ways = [[one for one in told if one.case.kind == kind] for told in found.values()]
     inside = [sum(one.is_within for one in told) / len(told) for told in ways]
-    assert min(inside[:2]) >= 0.89
-    assert sum(inside) / len(inside) >= 0.89
-    assert median(one.found.error for one in ways[0]) < most, "a range that says something"
+    assert min(inside) >= 0.9
+    assert median(one.found.error for one in ways[0]) < 0.15, "a range that says something"
+
+
+def test_a_longer_sequence_of_as_many_tokens_is_another_case() -> None:
+    asked = Case(spec=replace(SPEC, micro_batch_size=1, sequence_length=4096), kind=H200)
+    assert found_of(asked, case(SPEC, 0.1, gemm=0.1)).far == pytest.approx(2.0)
+
+
+def test_rows_of_unknown_length_tell_nothing_and_are_told_nothing() -> None:
+    """A step of theirs has as many tokens as its documents."""
+    uneven = replace(SPEC, data="text", rows="padding_free", attention="flash_attention_2")
+    assert Case(spec=uneven, kind=H200).work is None
 
 
 def test_many_errors_of_another_model_count_as_one() -> None:
@@ -82,8 +90,8 @@ def test_many_errors_of_another_model_count_as_one() -> None:
 @pytest.mark.simulated
 def test_a_first_launch_on_a_gpu_without_baselines_is_in_its_range(found: Mapping[str, list[Told]]) -> None:
     first = [one for one in found["another kind of GPU"] if one.case.kind == H100]
-    assert len(first) == 29
-    assert sum(one.is_within for one in first) >= 26
+    assert len(first) == 40
+    assert sum(one.is_within for one in first) >= 36
     assert max(one.found.error for one in first if one.found.far < 1) < 0.25, "a range that says something"
 
 
@@ -104,10 +112,8 @@ def test_adapters_have_a_third_less_products_and_no_use_of_the_chip_for_those_th
     full, adapters = (Case(spec=replace(SPEC, lora=lora), kind=H200) for lora in (False, True))
     (of_all, of_some) = ((each.work or {})["matrix products"] for each in (full, adapters))
     assert of_some == pytest.approx(of_all * 2 / 3)
-    uses = [found_of(each, case(SPEC, 0.1, gemm=0.1)) for each in (full, adapters)]
-    assert [(one.mfu or 0) * one.step_seconds for one in uses] == [
-        pytest.approx((uses[0].mfu or 0) * uses[0].step_seconds * share, rel=0.03) for share in (1, 2 / 3)
-    ]
+    uses = [found_of(each, case(each.spec, 0.1, gemm=0.1)).mfu or 0 for each in (full, adapters)]
+    assert uses[1] == pytest.approx(uses[0] * 2 / 3, rel=0.03)
 
 
 def test_an_optimizer_updates_what_is_trained_alone() -> None:
