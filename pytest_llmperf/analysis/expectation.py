@@ -33,8 +33,8 @@ Error: TypeAlias = "tuple[Case, float, float]"
 """Of a case: how unlike its nearest is, and by how much, as a logarithm, that is off."""
 
 # How unlike two cases are, as the logarithm of what one says of the other: another kind of GPU, another model, a
-# setting, and once more where that decides the kind of work, twice as many tokens or as long sequences. Ratios of two kinds of GPU differ
-# less from case to case. Chosen by how far off stored cases are (``tools/expected.py``).
+# setting, and once more where that decides the kind of work, twice as many tokens or as long sequences. Ratios of two
+# kinds of GPU differ less from case to case. Chosen by how far off stored cases are (``tools/expected_rates.py``).
 _KIND, _MODEL, _SETTING, _DECIDES, _DOUBLED, _RATIO = 0.2, 12.0, 5.0, 5.0, 1.0, 0.5
 
 _SIZES = "model micro_batch_size sequence_length gradient_accumulation_steps seed weights text split tokenizer"
