@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ settings.register_profile(
     "llmperf", deadline=None, max_examples=USUAL, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("llmperf")
-# `--hypothesis-profile few`, for Pythons that are tried beside the one that runs all of them.
+# `--hypothesis-profile few`, beside a run of all of them (`make test-wide`, on the oldest Python).
 settings.register_profile("few", settings.get_profile("llmperf"), max_examples=10)
 # `--hypothesis-profile many`, to look for what those examples miss: others each time, or by --hypothesis-seed.
 settings.register_profile("many", settings.get_profile("llmperf"), max_examples=10 * USUAL, derandomize=False)
@@ -45,6 +48,27 @@ def pytest_configure(config: pytest.Config) -> None:
     """One order of the tests, unless ``--randomly-seed`` asks for another."""
     if getattr(config.option, "randomly_seed", None) == "default":
         config.option.randomly_seed = _ORDER
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected is no garbage: to look for some, then and in each test again, takes an eighth."""
+    gc.disable()
+    try:
+        with _one_at_a_time():
+            return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Of xdist's workers: in a fresh clone the first one compiles the tests' asserts, and the others find that done."""
+    with Path(__file__).open(encoding="utf-8") as file:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -55,11 +54,6 @@ class Together(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         return _TOGETHER.get(Path(path).stem, path)
-
-
-def pytest_collection_finish() -> None:
-    """Torch is imported by now: neither these tests nor what they fork look through it for garbage again and again."""
-    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -248,6 +248,7 @@ def test_markup_in_names_is_text_there_too(chromium: Browser, tmp_path: Path) ->
     assert EVIL in chromium.evaluate("document.querySelector('tbody.case summary').textContent")
 
 
+@pytest.mark.wide
 def test_two_thousand_rows_filter_and_sort_at_once(chromium: Browser, tmp_path: Path) -> None:
     show(chromium, tmp_path, made(many(2000)))
     script = """(() => {

@@ -32,7 +32,7 @@ def runs(environment: str) -> list[tuple[list[str], str]]:
 
 def selects(environment: str, folder: str, markers: tuple[str, ...]) -> bool:
     """Whether one of its runs has a test of this folder with these markers."""
-    known = {name: name in markers for name in ("gpu", "slow", "slurm", "torchrun", "wide")}
+    known = {name: name in markers for name in ("gpu", "processes", "simulated", "slow", "slurm", "torchrun", "wide")}
     return any(
         (paths in ([], ["tests"]) or f"tests/{folder}" in paths) and eval(expression, {}, known)
         for paths, expression in runs(environment)
@@ -54,6 +54,21 @@ def test_what_is_wide_runs_in_its_own_and_in_no_other() -> None:
     assert [name for name in ("full", "lean", "wide") if selects(name, "worker", wide)] == ["wide"]
     assert not selects("wide", "worker", ("slow", "torchrun"))
     assert "make test-wide" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_what_is_simulated_runs_on_the_oldest_python_and_all_examples_there() -> None:
+    marked = {path for path in TESTS.rglob("test_*.py") if "mark.simulated" in path.read_text(encoding="utf-8")}
+    for folder in {path.relative_to(TESTS).parts[0] for path in marked - {Path(__file__)}}:
+        assert selects("oldest", folder, ("simulated",))
+        assert not selects("lean", folder, ("simulated",))
+    properties = {
+        path for path in TESTS.rglob("test_*.py") if "from hypothesis import" in path.read_text(encoding="utf-8")
+    }
+    ini = ConfigParser(interpolation=None)
+    ini.read(REPOSITORY / "tox.ini", encoding="utf-8")
+    assert "--hypothesis-profile few" in ini["testenv:lean"]["commands"]
+    assert "--hypothesis-profile" not in ini["testenv:oldest"]["commands"]
+    assert {path.relative_to(TESTS).parts[0] for path in properties} <= {"unit", "engine", "worker"}
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: path.name)
