@@ -33,9 +33,8 @@ from pytest_llmperf.support.interpreter import Array, np
 _WARM_UP, _WARM_UP_SECONDS = 0.1, 60.0
 # Windows of which levels are found, and steps of each at least; how many windows a chip's or a host's mood lasts.
 _MOST_WINDOWS, _LEAST_WINDOWS, _LEAST_STEPS, _LASTING = 60, 12, 8, 8
-# The share of a window's steps that are the shortest.
-_LOW = 0.1
-_LEAST_SD = 1e-4
+# The share of a window's steps that are the shortest, and how little windows differ at least.
+_LOW, _LEAST_SD = 0.1, 1e-4
 # Of its window's median, what a stall is beyond it; its least seconds; of the time, what stalls may cost.
 _STALL, _LEAST_STALL_SECONDS, STALL_TOLERANCE = 0.5, 0.005, 0.02
 # Of the part of a difference that names its cause; of equal distances that make stalls periodic, and how many.
@@ -51,7 +50,6 @@ _OTHERS, _A_CORE = ", most of it waiting for a core", "a wait for a core"
 _OWN = ("garbage collection", "its loader", "a checkpoint")
 # What is none of these: the thread that trains was asleep, or it computed. On a GPU it computes while it waits for it.
 _A_WAIT, _WORK, _EITHER = "a wait (a file, a lock, a peer)", "more work", "more work of its host or GPU"
-# By which a CPU's steps may become longer.
 _CPU_TOLERANCE = 0.5
 
 
@@ -73,6 +71,12 @@ class Entry:
     peak_allocated_bytes: int = 0
     computed_seconds: float | None = None
     """By the thread that trains, since the last entry; ``None`` in old ones."""
+    grown: Mapping[str, float] | None = None
+    """Of the last one: kinds of objects, and where they are, of which a step adds so many; ``None``: nobody counted."""
+
+    @property
+    def computed(self) -> float:
+        return math.nan if self.computed_seconds is None else self.computed_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,7 @@ class Diary:
         rows = list[tuple[float, ...]]()
         for number, entry in enumerate(self.entries):
             whole, end = sum(step[0] for step in entry.steps) or 1.0, entry.time
-            found, computed = list[tuple[float, ...]](), _or_nan(entry.computed_seconds)
+            found, computed = list[tuple[float, ...]](), entry.computed
             for step in reversed(entry.steps):
                 share = step[0] / whole
                 found.append((*step, entry.waited_seconds * share, end, number, computed * share))
@@ -132,7 +136,6 @@ class Diary:
 
     @property
     def steady_from(self) -> float:
-        """The time at which its warm-up is over."""
         return self.began + min(_WARM_UP * self.seconds, _WARM_UP_SECONDS)
 
     @cached_property
@@ -149,11 +152,10 @@ class Diary:
     def lows(self, name: str) -> list[float]:
         """The least of what entries from then on have by this name, in parts of as many steps; none of too few."""
         steps = np.cumsum([len(entry.steps) for entry in self.entries])
-        found = [
-            (number, value)
-            for number, entry in zip(steps, self.entries, strict=True)
-            if entry.time > self.steady_from and (value := getattr(entry, name)) is not None
+        kept = [
+            (number, entry) for number, entry in zip(steps, self.entries, strict=True) if entry.time > self.steady_from
         ]
+        found = [(number, value) for number, entry in kept if (value := getattr(entry, name)) is not None]
         if len(found) < _LEAST_ENTRIES:
             return []
         numbers, values = np.array(found, dtype=float).T
@@ -316,9 +318,9 @@ class _Steps:
             is_periodic = gap > 1 and len(large) >= _LEAST_STALLS and times >= _ALIKE * len(gaps)
             often = f"each {gap} steps" if is_periodic else formats.counted(len(numbers), "time")
             each = formats.seconds(float(np.median(excess[large])))
-            what = f"{cause or 'something unknown'} stalls a step {often}, for {each}"
+            what = f"{cause or 'something unknown'} stalls a step {often}, by {each} each time"
             is_held = cause in _OWN or (is_periodic and cause != _A_CORE)
-            yield f"{what}: {formats.share(lost)} of the time", lost > STALL_TOLERANCE and is_held
+            yield f"{what}: {formats.share(lost)} of the time in all", lost > STALL_TOLERANCE and is_held
 
     def _unnamed(self, number: int, longer: float) -> str:
         """What its thread did in the entry of this ``number``, in which a step took so much ``longer``."""
@@ -327,12 +329,12 @@ class _Steps:
             return _A_CORE
         usual = float(np.median(self.diary.kept[:, 6] / self.diary.kept[:, 0]))
         others = sum(step[0] for step in entry.steps) - longer
-        return self._work_or_wait(_or_nan(entry.computed_seconds) - usual * others, longer)
+        return self._work_or_wait(entry.computed - usual * others, longer)
 
     def _checkpoints(self) -> set[float]:
         """Entries in whose time much was written."""
-        so_far = [each.written_bytes for each in self.diary.entries]
-        written = np.diff(so_far, prepend=so_far[0])
+        entries = self.diary.entries
+        written = np.diff([each.written_bytes for each in entries], prepend=entries[0].written_bytes)
         least = max(_CHECKPOINT_BYTES, _CHECKPOINT_TIMES * float(np.median(written)))
         return set(np.flatnonzero(written >= least).tolist())
 
@@ -350,7 +352,7 @@ _MALLOC_BYTES, _HOST_SHARE, _EXPLAINED = 8 * 2**20, 0.005, 1.25
 
 def _growth(ranks: Sequence[Diary], *, on_cpu: bool) -> Iterator[str]:
     """A line for each thing that only grows, of the rank where it grows most."""
-    of_tensors = 0.0
+    of_tensors, told = 0.0, ""
     for name, (what, unit, usual) in _WATCHED.items():
         least = _MALLOC_BYTES if on_cpu and name == "allocated_bytes" else usual
         grown = {number: found for number, diary in enumerate(ranks) if (found := _grown(diary, name, least))}
@@ -366,9 +368,21 @@ def _growth(ranks: Sequence[Diary], *, on_cpu: bool) -> Iterator[str]:
             an_hour = each * 3600 / float(np.median(ranks[rank].steps[:, 0]))
             size = f"{formats.in_sentence(each, unit)} a step, {formats.memory(an_hour)} an hour"
             objects = " and objects" if on_cpu and name == "allocated_bytes" else ""  # malloc gives both
-            yield f"{what}{objects} only grows{where}: {size}"
+            left = "" if told else _left_by(ranks[rank].entries[-1], on_cpu=on_cpu)
+            told = told or left
+            yield f"{what}{objects} only grows{where}: {size}{left}"
         else:
             yield f"{what} only grow{where}: {first:.0f} -> {last:.0f}, {each:.2g} a step"
+
+
+def _left_by(last: Entry, *, on_cpu: bool) -> str:
+    """What each step leaves behind, or what would tell it, as far as objects were counted."""
+    if last.grown is None:
+        return ""
+    if last.grown:
+        return "; each step leaves " + ", ".join(f"{number:.3g} {kind}" for kind, number in last.grown.items())
+    tool = "memray" if on_cpu else "torch.cuda.memory._record_memory_history"
+    return f"; no kind of Python object grows with it: {tool} tells which line allocates"
 
 
 def _grown(diary: Diary, name: str, least: float) -> tuple[float, float, float] | None:
@@ -382,8 +396,7 @@ def _grown(diary: Diary, name: str, least: float) -> tuple[float, float, float] 
     goes_on = lows[-1] - lows[half] >= _GOES_ON * (lows[half - 1] - lows[0])
     if not (whole >= least and goes_on and all(a < b for a, b in pairwise(lows))):
         return None
-    steps = len(diary.kept) * (_PARTS - 1) / _PARTS
-    return lows[0], lows[-1], whole / steps
+    return lows[0], lows[-1], whole / (len(diary.kept) * (_PARTS - 1) / _PARTS)
 
 
 def _series(diary: Diary, sensed: Sequence[Sensed]) -> dict[str, tuple[float | None, ...]]:
@@ -412,10 +425,6 @@ def _binned(ends: Array, rows: Sequence[Any], name: str) -> list[float | None]:
     return found
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def read_diaries(folder: Path) -> Iterator[Diary]:
     """Those of all ranks in their order; of several processes that had one number, that of the one that trained."""
     for rank in count():
@@ -436,12 +445,6 @@ def _lines(path: Path) -> Iterator[Any]:
 def _sensed(gpus: Sequence[Mapping[str, Any]]) -> Sensed:
     """All GPUs at one time."""
 
-    def known(name: str) -> list[float]:
-        return [gpu[name] for gpu in gpus if gpu[name] is not None]
-
-    joules = known("joules")
-    return Sensed(
-        time=max(known("time")),
-        clock_mhz=min(known("clock_mhz"), default=None),
-        joules=sum(joules) if len(joules) == len(gpus) else None,
-    )
+    known = {name: [gpu[name] for gpu in gpus if gpu[name] is not None] for name in ("time", "clock_mhz", "joules")}
+    joules = sum(known["joules"]) if len(known["joules"]) == len(gpus) else None
+    return Sensed(time=max(known["time"]), clock_mhz=min(known["clock_mhz"], default=None), joules=joules)

@@ -25,8 +25,9 @@ import psutil
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from pytest_llmperf.observe.vital_signs import grown, objects
 from pytest_llmperf.records.calibration import Place
-from pytest_llmperf.records.launch import RankRecord, Trained
+from pytest_llmperf.records.launch import RankRecord, Trained, soak_seconds_of
 
 Instant = TypeVar("Instant")
 
@@ -315,6 +316,8 @@ _WRITE_SECONDS = 0.5
 # Threads whose wait for a core is looked at: to read a file of each of hundreds would be felt.
 _MOST_THREADS = 16
 _DECIMALS = 6
+# Objects are counted after this share of the time, no later than so many seconds, and as long before the end at most.
+_COUNTED_FROM, _COUNTED_FROM_SECONDS, _LAST_SECONDS = 0.05, 30.0, 3.0
 
 
 class Diary(Measurement):
@@ -331,6 +334,7 @@ class Diary(Measurement):
         """Seconds on a core and of waits for one, by thread."""
         self._thread = str(threading.get_native_id())
         self._collecting = self._collected = 0.0
+        self._num_passed, self._seconds_asked = 0, soak_seconds_of(path.parent)
         gc.callbacks.append(self._collects)
 
     def begin(self) -> None:
@@ -350,6 +354,7 @@ class Diary(Measurement):
             (start, before), (end, after) = self._pending.popleft(), self._pending[0]
             seconds = self._clock.between(start.instant, end.instant), end.fetched - start.fetched, after - before
             self._passed.append((tuple(round(each, _DECIMALS) for each in seconds), end.held))
+            self._num_passed += 1
 
     def _collects(self, phase: str, _: Mapping[str, int]) -> None:
         if phase == "start":
@@ -358,13 +363,24 @@ class Diary(Measurement):
             self._collected += time.perf_counter() - self._collecting
 
     def _write(self) -> None:
+        """Objects are counted in the warm-up, and once the last line is known: each takes a step some milliseconds."""
+        asked, began, before = self._seconds_asked or math.inf, time.monotonic(), None
         with self._path.open("a", encoding="utf-8") as file:
             while True:
                 time.sleep(_WRITE_SECONDS)
-                if self._passed:  # what only goes backward is no rank; of a long step all waits are of its line
-                    with suppress(OSError):  # a full disk ends the training itself
-                        file.write(f"{json.dumps(self._line())}\n")
-                        file.flush()
+                if not self._passed:  # what only goes backward is no rank; of a long step all waits are of its line
+                    continue
+                line, now = self._line(), time.monotonic() - began
+                if before is None and now >= min(_COUNTED_FROM * asked, _COUNTED_FROM_SECONDS):
+                    before = objects(), self._num_passed
+                is_last = before is not None and now >= asked - min(_COUNTED_FROM * asked, _LAST_SECONDS)
+                if before and is_last:
+                    line["grown"] = grown(before[0], max(1, self._num_passed - before[1]))
+                with suppress(OSError):  # a full disk ends the training itself
+                    file.write(f"{json.dumps(line)}\n")
+                    file.flush()
+                if is_last:
+                    return
 
     def _line(self) -> dict[str, Any]:
         """The steps since the last one; the process now."""

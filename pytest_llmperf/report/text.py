@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns, measured
+from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns, label, measured
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.support import formats
@@ -156,7 +156,14 @@ def figure_cells(place: str, figure_of: Callable[[str], Figure | Check | None]) 
 def figure_columns(place: str, cases: Iterable[Callable[[str], Figure | Check | None]]) -> list[Column]:
     """The same of several cases."""
     rows = [figure_cells(place, figure_of) for figure_of in cases]
-    return [Column(cells[0].heading, [cell.text for cell in cells]) for cells in zip(*rows, strict=True)]
+    found = [(cells[0].heading, [cell.text for cell in cells]) for cells in zip(*rows, strict=True)]
+    return [Column(rate_heading(cells) if heading == label(RATE) else heading, cells) for heading, cells in found]
+
+
+def rate_heading(cells: Sequence[str]) -> str:
+    """Of rates; those that are no tokens' say their unit."""
+    told = [cell for cell in cells if cell != formats.ABSENT]
+    return "rate" if told and all("/s" in cell for cell in told) else label(RATE)
 
 
 def detectable_words(figure: Figure | Check) -> str:

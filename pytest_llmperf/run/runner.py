@@ -246,6 +246,8 @@ class Runner:
             except BaseException as error:
                 self._findings.spent += Spent(phases={WAITING: meter.waited_seconds})
                 why = self._observer.ended_from_outside(error)
+                if isinstance(error, KeyboardInterrupt) and not why:
+                    self._observer.say("interrupted while it waited for hardware that others hold: nothing is lost")
                 if not why:
                     raise
                 raise CaseFailedError(f"{why}, while it waited for hardware that others hold") from None

@@ -83,6 +83,7 @@ def test_a_wait_that_is_given_up_is_counted(engine: Engine, monkeypatch: pytest.
         engine.run().measure(SPEC)
     assert engine.findings.spent.launches == 0
     assert engine.findings.spent.seconds >= WAITED
+    assert engine.heard.said[-1] == "interrupted while it waited for hardware that others hold: nothing is lost"
 
 
 def test_launches_that_look_for_the_largest_micro_batch_are_counted_as_all_are(engine: Engine) -> None:

@@ -105,6 +105,8 @@ def test_each_kind_of_fault_is_found(tmp_path: Path) -> None:
         "of the process",
         "files",
         "threads",
+        "1 Tensor in 'tensors' of train.py",
+        "1 list in 'small' of train.py",
     ):
         assert words in told, told
     assert found["soak"]["seconds"] == pytest.approx(24, abs=5)

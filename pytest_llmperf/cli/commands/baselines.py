@@ -29,7 +29,7 @@ from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.store import Accepted, since_reason
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured, rate_of
-from pytest_llmperf.report.text import Column
+from pytest_llmperf.report.text import Column, rate_heading
 from pytest_llmperf.support import formats
 
 # As many hex digits of a commit as git shows at most on its own.
@@ -81,9 +81,10 @@ def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
     for machine, group in by_machine(stored):
         baselines = [one.baseline for one in group]
         rates = [(one, rate_of(one.launches)) for one in baselines]
+        figures = [shown(name, figure(one, name)) for one, name in rates]
         columns = [
             Column("case", [plain(one.id) for one in baselines], right=False),
-            Column(label(RATE), [shown(name, figure(one, name)) for one, name in rates]),
+            Column(rate_heading(figures), figures),
             Column(label(MEMORY), [shown(MEMORY, figure(one, MEMORY)) for one in baselines]),
             Column("launches", [str(len(one.launches)) for one in baselines]),
             Column("sessions", [str(one.sessions) for one in baselines]),

@@ -225,6 +225,28 @@ def test_what_only_grows_is_a_leak(name: str, each: float, words: str) -> None:
     assert words in line
 
 
+@pytest.mark.parametrize(
+    ("grown", "rule", "words"),
+    [
+        (
+            {"Tensor in 'kept' of train.py": 1.0, "list": 2.5},
+            GPU,
+            "an hour; each step leaves 1 Tensor in 'kept' of train.py, 2.5 list",
+        ),
+        ({}, GPU, "no kind of Python object grows with it: torch.cuda.memory._record_memory_history tells"),
+        ({}, CPU, "no kind of Python object grows with it: memray tells"),
+        (None, GPU, "an hour"),
+    ],
+)
+def test_a_leak_of_memory_has_the_objects_that_each_step_leaves(
+    grown: dict[str, float] | None, rule: SoakRule, words: str
+) -> None:
+    leaks = diary(steady(6000), process={"host_bytes": lambda number: 4e9 + 65536.0 * number})
+    last = replace(leaks.entries[-1], grown=grown)
+    (line,) = judged(Diary([*leaks.entries[:-1], last]), rule=rule).findings
+    assert line.endswith(words) or f"{words} which line" in line
+
+
 def test_what_grows_at_first_alone_is_no_leak() -> None:
     def settles(number: int) -> float:
         return 4e9 + 3e8 * (1 - math.exp(-number / 800))

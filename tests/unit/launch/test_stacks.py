@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.process import Ended
+from pytest_llmperf.observe.vital_signs import grown, objects
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.golden import Golden
@@ -175,3 +178,18 @@ print(*written)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["False", "False", "False", "False", "True"]
+
+
+class Kept:
+    """What a training forgets to let go."""
+
+
+def test_objects_that_became_more_have_their_kind_and_the_variable_that_leads_to_them() -> None:
+    before = objects()
+    mine = SimpleNamespace(history=[Kept() for _ in range(200)])
+    with ThreadPoolExecutor(1) as pool:  # as a diary asks, of the thread that trains
+        found = pool.submit(grown, before, 100).result()
+    name = "test_objects_that_became_more_have_their_kind_and_the_variable_that_leads_to_them"
+    assert found[f"Kept in 'mine' of {name}() in test_stacks.py"] == 2.0
+    assert len(mine.history) == 200
+    assert not any(kind.startswith("Kept") for kind in grown(objects(), 1))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.metrics import formatted, label
-from pytest_llmperf.report.text import ASCII, UNICODE, fold, glyphs_of, one_line, shorten_middle
+from pytest_llmperf.report.text import ASCII, UNICODE, fold, glyphs_of, one_line, rate_heading, shorten_middle
 from pytest_llmperf.support import formats
 
 
@@ -88,6 +88,20 @@ def test_folding_fits_and_loses_nothing_but_spaces(text: str, width: int, indent
 
 def test_an_id_folds_at_its_hyphens() -> None:
     assert fold("llama-3.2-1b-bf16-sdpa-liger", 14) == ["llama-3.2-1b-", "bf16-sdpa-", "liger"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "heading"),
+    [
+        (["640 steps/s", "-"], "rate"),
+        (["640", "640 steps/s"], "tokens/s/GPU"),
+        (["-"], "tokens/s/GPU"),
+        ([], "tokens/s/GPU"),
+    ],
+)
+def test_a_column_of_rates_is_headed_by_what_they_are(cells: list[str], heading: str) -> None:
+    """Those that are no tokens' say their unit."""
+    assert rate_heading(cells) == heading
 
 
 def test_without_a_width_nothing_folds() -> None:
