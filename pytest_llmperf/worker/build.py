@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,8 @@ from transformers import (
 
 from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker import settings
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import (
-    arguments,
-    compilation,
-    data,
-    experts,
-    liger,
-    optimizer,
-    parallelism,
-    precision,
-)
+from pytest_llmperf.worker.settings import arguments, experts, of_twins, optimizer, parallelism, precision
 from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
 
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
@@ -101,14 +92,21 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
     return hf_config
 
 
+def checked_config(spec: TrainSpec, config: Mapping[str, Any]) -> PreTrainedConfig:
+    """As ``hf_config_of``; RefusedError, too, where the model does not have the spec's attention or open settings."""
+    hf_config = hf_config_of(config)
+    check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
+    arguments.check_configuration(spec, hf_config)
+    arguments.check_values(spec)
+    return hf_config
+
+
 def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
     """The model on ``device`` in the spec's precision: random weights, or ``spec.weights``. FileNotFoundError: no
     folder of weights. RefusedError: transformers has no such model, or not with this attention, or it is not causal."""
     choose_sdpa(spec)
-    hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
-    check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
-    arguments.check_configuration(spec, hf_config)
-    given = {"dtype": dtype, "attn_implementation": spec.attention, **experts.arguments(spec)}
+    hf_config = checked_config(spec, config)
+    given = model_arguments(spec, spec.attention)
     if spec.weights is None:
         # Drawing 1.2e9 weights takes a minute on the host and half a second on the GPU.
         with device, of_what_cannot_be_built(hf_config.model_type):
@@ -119,9 +117,20 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     else:
         raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
     check_direction(model.config)
-    for twin in settings.twins():
-        getattr(twin, "PREPARE", lambda *_: None)(spec, model)
+    for prepare in of_twins("PREPARE"):
+        prepare(spec, model)
     return model
+
+
+def model_arguments(spec: TrainSpec, attention: str) -> dict[str, Any]:
+    """What transformers is given beside a configuration."""
+    dtype = precision.DTYPES[spec.model_precision]
+    return {"dtype": dtype, "attn_implementation": attention, **experts.implementation(spec)}
+
+
+def beside_arguments(spec: TrainSpec, model: PreTrainedModel, made: TrainingArguments) -> Mapping[str, Any]:
+    """What a Trainer is given beside its arguments, which were ``made``."""
+    return optimizer.chosen(spec, model, made)
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
@@ -143,14 +152,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
-        **optimizer.arguments(spec),
-        **precision.arguments(spec, device),
-        **liger.arguments(spec),
-        **compilation.arguments(spec),
-        **compilation.recomputation_arguments(spec),
-        **parallelism.arguments(spec, device),
-        **data.arguments(spec, device),
-        **arguments.arguments(spec),
+        **dict(chain.from_iterable(given(spec, device).items() for given in of_twins("arguments"))),
     )
     parallelism.build_whole(spec)
     return made

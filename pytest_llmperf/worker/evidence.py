@@ -38,8 +38,8 @@ last_kernels = attention.last_kernels
 def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict[str, Any]]:
     """Let each setting's witness watch a training, before its Trainer is made; the answer gives what they saw, once."""
     makers: dict[str, settings.Witness] = {}
-    for twin in settings.twins():
-        makers |= getattr(twin, "WITNESSES", {})
+    for witnesses_of in settings.of_twins("WITNESSES"):
+        makers |= witnesses_of
     witnesses: Mapping[str, Callable[[Training], Any]] = {
         "run": _run,
         **{each.name: makers[each.name](spec, model) for each in SETTINGS if each.name in makers},

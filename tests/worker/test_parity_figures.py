@@ -19,9 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after
 from pytest_llmperf.worker.recipes.huggingface.parity import (  # noqa: E402
     Truth,
     errors_of,
+)
+from pytest_llmperf.worker.recipes.huggingface.small_trainer import (  # noqa: E402
+    SmallSteps,
+    place_for,
     plain_updates,
 )
-from pytest_llmperf.worker.recipes.huggingface.small_trainer import SmallSteps, place_for  # noqa: E402
 
 SPEC = TrainSpec(model="llama-tiny", model_precision="fp32", mixed_precision="no", steps=2, min_steps=2, warmup_steps=1)
 

@@ -24,9 +24,8 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
 
 from pytest_llmperf.settings.data import is_apart
-from pytest_llmperf.settings.optimizer import MUON
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.build import check_direction, hf_config_of
+from pytest_llmperf.worker.build import check_direction, checked_config, model_arguments
 from pytest_llmperf.worker.estimate import arithmetic
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, replaced
 from pytest_llmperf.worker.estimate.storages import (
@@ -37,12 +36,12 @@ from pytest_llmperf.worker.estimate.storages import (
     on_this_rank,
     parts_at_peak,
 )
-from pytest_llmperf.worker.settings import arguments, experts, lora
-from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
+from pytest_llmperf.worker.settings import lora
+from pytest_llmperf.worker.settings.attention import attentions_of
 from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
 from pytest_llmperf.worker.settings.loss import replace_loss
-from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, hidden_matrices
+from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, muon_matrices
 from pytest_llmperf.worker.settings.precision import DTYPES
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
@@ -52,7 +51,7 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw_torch": torch.optim.AdamW,
     "adamw_torch_fused": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
-    MUON: partial(MuonAndAdamW, lr=1e-3),
+    "muon": partial(MuonAndAdamW, lr=1e-3),
 }
 
 _PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid")
@@ -64,11 +63,8 @@ def plan(
     """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs and exchanges. ValueError: it is
     not modelled, or transformers does not have the model, or not so (a ``RefusedError``)."""
     _refuse_unmodelled(spec)
-    hf_config = hf_config_of(config)
+    hf_config = checked_config(spec, config)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
-    check_attention(kind, hf_config, spec.attention)
-    arguments.check_configuration(spec, hf_config)
-    arguments.arguments(spec)
     # Every fused attention keeps the same tensors, but for a mask; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
     if attention not in attentions_of(kind):
@@ -81,9 +77,7 @@ def plan(
         ranks = stack.enter_context(arithmetic.among_ranks(spec, ranks_per_node)) if spec.parallelism != "ddp" else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
-        dtype = DTYPES[spec.model_precision]
-        given = {"attn_implementation": attention, **experts.arguments(spec)}
-        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **given)
+        model = AutoModelForCausalLM.from_config(hf_config, **model_arguments(spec, attention))
         check_direction(model.config)
         replace_loss(spec, model)
         with replaced(torch.nn.Module, to=lambda module, *_, **__: module):  # what is fake cannot be moved
@@ -173,7 +167,7 @@ def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions])
 
 def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions]) -> Recording:
     """A training step of an optimizer that has its states."""
-    matrices = [*hidden_matrices(model).values()] if spec.optimizer == MUON else []
+    matrices = muon_matrices(spec, model)
     updated, pieces = _updated(model, counter, matrices)
     gradients = [own.grad for own in updated]
     with counter, counter.resizing():

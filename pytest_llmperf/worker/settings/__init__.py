@@ -48,6 +48,8 @@ class Training:
 Witness: TypeAlias = Callable[[Any, Any], Callable[[Training], Any]]
 
 
-def twins() -> Iterator[Any]:
-    """Each module here. It may have ``WITNESSES``, and ``PREPARE``, which changes a spec's model once it is built."""
-    return (import_module(f"{__name__}.{twin.name}") for twin in pkgutil.iter_modules(__path__))
+def of_twins(name: str) -> Iterator[Any]:
+    """What each module here has by this name: ``WITNESSES``; ``arguments``, of a spec and a device, for the Trainer; or
+    ``PREPARE``, which changes a spec's model once it is built."""
+    twins = (import_module(f"{__name__}.{twin.name}") for twin in pkgutil.iter_modules(__path__))
+    return (getattr(twin, name) for twin in twins if hasattr(twin, name))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 
 from pytest_llmperf.observe.environment import plain
@@ -23,7 +24,11 @@ class _Checked(TrainingArguments):
     device = None  # asking for it would begin the group of ranks
 
 
-def arguments(spec: TrainSpec) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
+    return check_values(spec)
+
+
+def check_values(spec: TrainSpec) -> Mapping[str, Any]:
     """RefusedError: TrainingArguments does not take one of its values."""
     given = values(spec, OPEN[0])
     if given:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def arguments(spec: TrainSpec) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
     is_whole = spec.torch_compile_scope == "model"
     return {
+        **_recomputation(spec),
         "torch_compile": spec.torch_compile and is_whole,
         "torch_compile_mode": spec.torch_compile_mode if spec.torch_compile_mode != "default" and is_whole else None,
     }
@@ -86,7 +87,7 @@ _MODES = {
 # Recomputation: what the layers' checkpoint function keeps, and whether it is there.
 
 
-def recomputation_arguments(spec: TrainSpec) -> Mapping[str, Any]:
+def _recomputation(spec: TrainSpec) -> Mapping[str, Any]:
     if not spec.gradient_checkpointing:
         return {}
     from transformers import TrainingArguments  # noqa: PLC0415 - a script may have no transformers

@@ -17,7 +17,7 @@ from pytest_llmperf.worker.settings import Training
 _CHOOSES = "transformers.integrations.moe"
 
 
-def arguments(spec: TrainSpec) -> Mapping[str, Any]:
+def implementation(spec: TrainSpec) -> Mapping[str, Any]:
     return {} if spec.experts == "auto" else {"experts_implementation": spec.experts}
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from pytest_llmperf.settings.liger import LIGER_KERNELS, LigerEvidence
@@ -22,7 +23,7 @@ def liger_kernels(spec: TrainSpec) -> dict[str, bool] | None:
     return {name: name in chosen for name in LIGER_KERNELS}
 
 
-def arguments(spec: TrainSpec) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
     return {"use_liger_kernel": spec.liger, "liger_kernel_config": liger_kernels(spec)}
 
 

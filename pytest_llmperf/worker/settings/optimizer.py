@@ -49,7 +49,12 @@ def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: each for name, each in named.items() if each.ndim == 2}  # noqa: PLR2004 - a matrix
 
 
-def arguments(spec: TrainSpec) -> Mapping[str, Any]:
+def muon_matrices(spec: TrainSpec, model: nn.Module) -> list[nn.Parameter]:
+    """Nothing where another optimizer trains."""
+    return [*hidden_matrices(model).values()] if spec.optimizer == MUON else []
+
+
+def arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
     return {"optim": "adamw_torch" if spec.optimizer == MUON else spec.optimizer}
 
 
@@ -60,7 +65,7 @@ def chosen(spec: TrainSpec, model: PreTrainedModel, args: TrainingArguments) -> 
     if not hasattr(torch.optim, "Muon"):
         raise RefusedError(f"torch {torch.__version__} has no torch.optim.Muon, expected 2.9 or newer; update torch")
     adam = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    given = {"lr": args.learning_rate, "matrices": {*hidden_matrices(model).values()}, **adam}
+    given = {"lr": args.learning_rate, "matrices": {*muon_matrices(spec, model)}, **adam}
     return {"optimizer_cls_and_kwargs": (MuonAndAdamW, given)}
 
 

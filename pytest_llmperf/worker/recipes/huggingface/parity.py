@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.optimization import Adafactor
 
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records import learning
 from pytest_llmperf.records.learning import FP32, GRADIENT, OWN, UPDATE, ParityOrder, TensorError, TrainingErrors
 from pytest_llmperf.settings.models import small_config
-from pytest_llmperf.settings.optimizer import MUON, keeps_states_short, learnt_by, true_optimizer
+from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
 from pytest_llmperf.settings.precision import label_of
 from pytest_llmperf.settings.registry import in_fp32, in_pieces
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -23,51 +22,8 @@ from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.folder import Request, write_json
 from pytest_llmperf.worker.rank_job import from_ranks
 from pytest_llmperf.worker.recipes.huggingface import small_trainer
-from pytest_llmperf.worker.recipes.huggingface.small_trainer import SmallSteps, Tensors, train_small
+from pytest_llmperf.worker.recipes.huggingface.small_trainer import SmallSteps, Tensors, plain_updates, train_small
 from pytest_llmperf.worker.recipes.huggingface.update_replay import fetched
-from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW
-
-# As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
-_ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
-
-# One tensor at a time, as on a CPU: what a GPU chooses by itself is a faster form.
-_PLAIN: Mapping[str, Any] = {"foreach": False}
-
-_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw_torch": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, **_ADAM, **_PLAIN),
-    "sgd": lambda groups, lr: torch.optim.SGD(groups, lr=lr, **_PLAIN),
-    "adagrad": lambda groups, lr: torch.optim.Adagrad(groups, lr=lr, **_PLAIN),
-    "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, **_PLAIN),
-    "adafactor": lambda groups, lr: Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False),
-    MUON: lambda groups, lr, matrices: MuonAndAdamW(groups, lr=lr, matrices=matrices, **_ADAM, **_PLAIN),
-}
-
-
-def plain_updates(
-    optimizer: str,
-    weights: Sequence[Tensors],
-    gradients: Sequence[Tensors],
-    decaying: Collection[str],
-    matrices: Collection[str] = (),
-) -> list[dict[str, torch.Tensor]]:
-    """The update of each step, of its ``weights`` before it and its ``gradients``; what is ``decaying`` decays, and
-    ``matrices`` are Muon's, where it is the optimizer."""
-    own = {name: torch.nn.Parameter(values.clone()) for name, values in weights[0].items()}
-    kinds = {small_trainer.WEIGHT_DECAY: own.keys() & {*decaying}, 0.0: own.keys() - {*decaying}}
-    groups = [{"params": [own[name] for name in own if name in of], "weight_decay": d} for d, of in kinds.items() if of]
-    of_muon = {"matrices": {own[name] for name in matrices}} if optimizer == MUON else {}
-    plain = _OPTIMIZERS[optimizer](groups, small_trainer.LEARNING_RATE, **of_muon)
-    updates = []
-    for before, given in zip(weights, gradients, strict=True):
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(before[name])
-        for name, parameter in own.items():
-            parameter.grad = given[name].clone() if name in given else None
-        plain.step()
-        updates.append({name: parameter.detach() - before[name] for name, parameter in own.items()})
-    return updates
-
 
 # Half the distance from 1 to the next number of the type.
 _ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4}

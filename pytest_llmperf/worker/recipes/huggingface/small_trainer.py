@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -16,15 +16,17 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, set_seed
+from transformers.optimization import Adafactor
 from transformers.pytorch_utils import Conv1D
 
 from pytest_llmperf.settings.batch import SEQUENCES
+from pytest_llmperf.settings.optimizer import MUON
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import GIB
-from pytest_llmperf.worker.build import build_model, training_arguments
+from pytest_llmperf.worker.build import beside_arguments, build_model, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
 from pytest_llmperf.worker.settings.compilation import prepare_layers
-from pytest_llmperf.worker.settings.optimizer import chosen, hidden_matrices
+from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, hidden_matrices
 from pytest_llmperf.worker.settings.precision import DTYPES, force_tf32
 
 
@@ -122,6 +124,48 @@ _HOST = torch.device("cpu")
 #: Beside the Trainer's defaults. An update is many times what fp32 weights can tell apart, weights decay enough for
 #: that to be seen, and no gradient is as short as its limit: whoever clips otherwise is seen too.
 LEARNING_RATE, WEIGHT_DECAY, LONGEST_GRADIENT = 1e-3, 0.1, 0.1
+
+# As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
+_ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+# One tensor at a time, as on a CPU: what a GPU chooses by itself is a faster form.
+_PLAIN: Mapping[str, Any] = {"foreach": False}
+
+_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw_torch": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, **_ADAM, **_PLAIN),
+    "sgd": lambda groups, lr: torch.optim.SGD(groups, lr=lr, **_PLAIN),
+    "adagrad": lambda groups, lr: torch.optim.Adagrad(groups, lr=lr, **_PLAIN),
+    "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, **_PLAIN),
+    "adafactor": lambda groups, lr: Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False),
+    MUON: lambda groups, lr, matrices: MuonAndAdamW(groups, lr=lr, matrices=matrices, **_ADAM, **_PLAIN),
+}
+
+
+def plain_updates(
+    optimizer: str,
+    weights: Sequence[Tensors],
+    gradients: Sequence[Tensors],
+    decaying: Collection[str],
+    matrices: Collection[str] = (),
+) -> list[dict[str, torch.Tensor]]:
+    """The update of each step, of its ``weights`` before it and its ``gradients``; what is ``decaying`` decays, and
+    ``matrices`` are Muon's, where it is the optimizer."""
+    own = {name: torch.nn.Parameter(values.clone()) for name, values in weights[0].items()}
+    kinds = {WEIGHT_DECAY: own.keys() & {*decaying}, 0.0: own.keys() - {*decaying}}
+    groups = [{"params": [own[name] for name in own if name in of], "weight_decay": d} for d, of in kinds.items() if of]
+    of_muon = {"matrices": {own[name] for name in matrices}} if optimizer == MUON else {}
+    plain = _OPTIMIZERS[optimizer](groups, LEARNING_RATE, **of_muon)
+    updates = []
+    for before, given in zip(weights, gradients, strict=True):
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(before[name])
+        for name, parameter in own.items():
+            parameter.grad = given[name].clone() if name in given else None
+        plain.step()
+        updates.append({name: parameter.detach() - before[name] for name, parameter in own.items()})
+    return updates
+
 
 # What is kept of a training fills no more of a device than this; else the host keeps it.
 _MOST_KEPT_BYTES = 2 * GIB
@@ -244,10 +288,8 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
         size, length = model.config.get_text_config().vocab_size, SEQUENCES * (spec.steps + 1)
         rows = UnevenRows(length=length, sequence_length=spec.sequence_length, vocabulary_size=size, seed=spec.seed)
         watch = _Watch(model, seen)
-        optimizer = chosen(spec, model, arguments)
-        trainer = SmallTrainer(
-            model=model, args=arguments, train_dataset=rows, callbacks=[watch], seen=seen, **optimizer
-        )
+        given = {"train_dataset": rows, "callbacks": [watch], **beside_arguments(spec, model, arguments)}
+        trainer = SmallTrainer(model=model, args=arguments, seen=seen, **given)
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
         seen.matrices = frozenset(map(plain_name, hidden_matrices(model)))
         force_tf32(spec, device)

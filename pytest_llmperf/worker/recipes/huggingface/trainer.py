@@ -23,7 +23,7 @@ from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.launch import Later, Trained, diary_of
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.support.formats import memory
-from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
+from pytest_llmperf.worker.build import beside_arguments, build_model, training_arguments, unused_settings
 from pytest_llmperf.worker.evidence import last_kernels, watched
 from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, training_data
@@ -31,8 +31,6 @@ from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPEC
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.data import bind_workers, explained
-from pytest_llmperf.worker.settings.optimizer import chosen
-from pytest_llmperf.worker.settings.parallelism import sharing
 from pytest_llmperf.worker.settings.precision import force_tf32
 
 
@@ -74,8 +72,8 @@ def train(
     asked = Injection.from_environment(spec.gpus)
     if asked.concerns(plan.rank):
         observed.burner = Burner(device, observed.clock, slow=asked.slow, hold=asked.hold, hang=asked.hang)
-    marks, optimizer = StepMarks(observed, beat, checkpoint, inspection), chosen(spec, model, arguments)
-    trainer = WatchedTrainer(model, arguments, data, marks, **optimizer)
+    marks, more = StepMarks(observed, beat, checkpoint, inspection), beside_arguments(spec, model, arguments)
+    trainer = WatchedTrainer(model, arguments, data, marks, **more)
     force_tf32(spec, device)
     failed = trainer.train_watched(alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
@@ -119,7 +117,7 @@ class WatchedTrainer(Trainer):
         given = {"train_dataset": data.samples, "data_collator": data.collator, "callbacks": [marks], **more}
         super().__init__(model=model, args=arguments, **given)
         self._observed, self._inspection = marks.observed, marks.inspection
-        self._sharing, self._given, self.parts = sharing(self), 0, 1
+        self._sharing, self._given, self.parts = self.get_tp_size() * self.get_cp_size(), 0, 1
         """``parts``: into how many each sequence of the last pass was divided before a model was given it."""
 
     def _own(self, tokens: int) -> int:
