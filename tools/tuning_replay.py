@@ -1,9 +1,10 @@
 """Searches of configurations of which all is known, replayed in many orders and with the noise of trials.
 
-``python -m tools.tuning_replay [--orders 100] [--beds h200,families]`` prints, for each way to search and each budget,
+``python -m tools.tuning_replay [--orders 100] [--beds grids,families]`` prints, for each way to search and each budget,
 the mean share of the best that was found, the share that 95 of 100 orders reached, how many orders came within 1 %, and
-launches. Beds are the grids measured on an H200, which a search enters anywhere, and families of ``tuning_world``,
-which it enters at its base: constants were chosen on ``CHOSEN_ON`` alone. Launches cost what they did.
+launches. Beds are grids that were measured, which a search enters anywhere, and families of ``tuning_world``, which it
+enters at its base. Launches cost what they did. ``--left-out`` searches each grid by the beliefs that do best on those
+of all other models.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 
-from pytest_llmperf.judge.tuning import CLOSE, Outcome, Search
+from pytest_llmperf.judge.tuning import CLOSE, Beliefs, Outcome, Search
 from pytest_llmperf.run.tuning.trials import STEPS
 from pytest_llmperf.run.tuning.tuner import field_of
 from pytest_llmperf.settings.space import Space, read_axes
@@ -26,16 +27,28 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.tuning_grid import read
 from tools.tuning_world import FAMILIES, Family, Known, World, space
 
-CHOSEN_ON = ("qwen-0.6b", "smollm-360m", "llama-8b-lora")
 # Standard deviations: of a trial of few steps, and of a pair of launches that took turns.
 _TRIAL_SD, _TURN_SD = 0.006, 0.003
 _WITHIN, _END_SHARE = 0.01, 0.2
 _FINALISTS, _PAIRS, _FULL_STEPS = 3, 2, 24
 _DATA = Path(__file__).parents[1] / "docs" / "data"
+_SPACES = _DATA / "grids"
+#: By GPU and model, rows and axes.
 GRIDS = {
-    "Llama 3.2 1B": ("h200-grid-llama-3.2-1b.jsonl", "h200-grid.toml"),
-    "OPT 1.3B": ("h200-part-of-grid-opt-1.3b.jsonl", "h200-grid-opt-1.3b.toml"),
+    "H200 llama-3.2-1b": (_DATA / "h200-grid-llama-3.2-1b.jsonl", _DATA / "h200-grid.toml"),
+    "H200 opt-1.3b": (_DATA / "h200-part-of-grid-opt-1.3b.jsonl", _DATA / "h200-grid-opt-1.3b.toml"),
+} | {
+    f"{path.stem[:4].upper()} {path.stem[5:]}": (path, _SPACES / f"{path.stem[5:]}.toml")
+    for path in sorted(_SPACES.glob("*.jsonl"))
 }
+# What may be believed, by ``--left-out``.
+BELIEFS = [Beliefs()] + [
+    Beliefs(untried=untried, elsewhere=elsewhere, fixed=fixed)
+    for untried in (0.06, 0.1, 0.15)
+    for elsewhere in (0.015, 0.03)
+    for fixed in (2.0, 4.0)
+]
+_CHOSEN_BY_ORDERS = 20
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,9 @@ class Bed:
     known: Sequence[Known]
 
     def log(self, number: int) -> float:
-        """Of its seconds for a token."""
+        """Of its seconds for a token; infinite where it fails."""
+        if self.known[number].failure:
+            return math.inf
         spec = self.specs[number]
         return math.log(self.known[number].step_seconds / (spec.sequences_per_step * spec.sequence_length))
 
@@ -63,14 +78,15 @@ class Bed:
 
 @cache
 def grid(name: str) -> Bed:
-    """One that was measured; what failed in it ran out of memory."""
-    rows, axes = (_DATA / one for one in GRIDS[name])
+    """One that was measured."""
+    rows, axes = GRIDS[name]
     measured = read(rows)
     known = [
         Known(
-            step_seconds=one.trial.step_seconds or 1.0,
+            step_seconds=one.trial.step_seconds,
             outside=one.trial.wall_seconds - one.trial.steps * one.trial.step_seconds,
-            peak=0.0 if one.trial.is_measured else math.inf,
+            peak=0.0 if one.trial.wall_seconds else math.inf,  # what was predicted not to fit was not launched
+            failure=one.trial.kind,
         )
         for one in measured
     ]
@@ -117,24 +133,31 @@ class Budget:
         return best
 
 
-def by_ascent(bed: Bed, budget: Budget) -> dict[int, float]:
+def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[int, float]:
     """As ``llmperf tune`` searches."""
-    search, seen = Search(field_of(bed.space, bed.specs), STEPS), dict[int, float]()
+    search, seen = Search(field_of(bed.space, bed.specs), STEPS, beliefs), dict[int, float]()
     while (number := next(search.promising(budget.left), None)) is not None:
-        if not bed.known[number].fits:
-            search.excluded.add(number)
+        known = bed.known[number]
+        if not known.fits:
+            search.excluded |= {*search.as_large(number)}
             continue
         log = budget.trial(number)
         if log is None:
             break
-        seen[number] = log
-        search.tell(number, Outcome(log, bed.known[number].step_seconds, bed.known[number].outside))
+        if known.failure == "oom":
+            search.excluded |= {*search.as_large(number)}
+        elif known.failure:
+            search.tell(number, Outcome(None))
+        else:
+            seen[number] = log
+            search.tell(number, Outcome(log, known.step_seconds, known.outside))
     return seen
 
 
 def by_chance(bed: Bed, budget: Budget) -> dict[int, float]:
     """One after the other, in a random order."""
-    return dict(_in_order(budget, [number for number, one in enumerate(bed.known) if one.fits]))
+    seen = _in_order(budget, [number for number, one in enumerate(bed.known) if one.fits])
+    return {number: log for number, log in seen if log < math.inf}
 
 
 def by_halving(bed: Bed, budget: Budget) -> dict[int, float]:
@@ -153,6 +176,7 @@ def by_halving(bed: Bed, budget: Budget) -> dict[int, float]:
             if log is None:
                 break
             last[number] = log
+        last = {number: log for number, log in last.items() if log < math.inf}
         seen |= last
         tried = sorted(last, key=lambda number: last[number])
         order, steps = (tried[: len(tried) // 4], 2 * steps) if len(tried) > _FINALISTS else ([], steps)
@@ -190,23 +214,56 @@ def told(gaps: Sequence[tuple[float, int]]) -> str:
     return f"{mean:.1%} ({reached:.1%}, {within:.0%}, {launches:.0f})".replace("%", " %")
 
 
+def chosen_without(model: str, seconds: float) -> Beliefs:
+    """What does best on the grids of all other models: the most orders within 1 %, and the least far from it."""
+    others = [name for name in GRIDS if not name.endswith(f" {model}")]
+
+    def told_by(beliefs: Beliefs) -> tuple[float, float]:
+        far = [
+            gap(grid(name), partial(by_ascent, beliefs=beliefs), seconds, seed)[0]
+            for name in others
+            for seed in range(_CHOSEN_BY_ORDERS)
+        ]
+        return fmean(one <= _WITHIN for one in far), -fmean(min(one, 1.0) for one in far)
+
+    return max(BELIEFS, key=told_by)
+
+
+def left_out(orders: Sequence[int], budgets: Sequence[float]) -> Iterator[str]:
+    """A row for each grid, searched by what was chosen without its model."""
+    yield (
+        "| grid | configurations | untried, elsewhere, fixed | " + " | ".join(f"{one:.0f} s" for one in budgets) + " |"
+    )
+    yield "|---|---:|---|" + "---:|" * len(budgets)
+    for name in GRIDS:
+        beliefs = chosen_without(name.split()[1], budgets[0])
+        way = partial(by_ascent, beliefs=beliefs)
+        cells = [told([gap(grid(name), way, seconds, seed) for seed in orders]) for seconds in budgets]
+        words = f"{beliefs.untried:g}, {beliefs.elsewhere:g}, {beliefs.fixed:g}"
+        yield f"| {name} | {len(grid(name).specs)} | {words} | " + " | ".join(cells) + " |"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orders", type=int, default=100)
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--seconds", default="150,240,480")
-    parser.add_argument("--beds", default="h200,families", help="h200, families (those left out), or chosen")
+    parser.add_argument("--seconds", default="240,480")
+    parser.add_argument("--beds", default="grids,families", help="grids, or families")
+    parser.add_argument("--left-out", action="store_true")
     arguments = parser.parse_args(argv)
     ways, orders = arguments.ways.split(","), range(arguments.orders)
-    families = [one for one in FAMILIES if ("chosen" in arguments.beds) == (one.name in CHOSEN_ON)]
+    if arguments.left_out:
+        for line in left_out(orders, [*map(float, arguments.seconds.split(","))]):
+            print(line, flush=True)
+        return 0
     print("| bed | seconds | " + " | ".join(ways) + " |")
     print("|---|---:|" + "---:|" * len(ways))
     beds: list[tuple[str, Callable[[int], Bed], bool]] = []
-    if "h200" in arguments.beds:
-        beds += [(f"{name}, measured", lambda _, name=name: grid(name), True) for name in GRIDS]  # type: ignore[misc]
-    if "families" in arguments.beds or "chosen" in arguments.beds:
-        beds += [(one.name, lambda seed, one=one: world(one, 1000 + seed), False) for one in families]  # type: ignore[misc]
+    if "grids" in arguments.beds:
+        beds += [(name, lambda _, name=name: grid(name), True) for name in GRIDS]  # type: ignore[misc]
+    if "families" in arguments.beds:
+        beds += [(one.name, lambda seed, one=one: world(one, 1000 + seed), False) for one in FAMILIES]  # type: ignore[misc]
     for name, bed_of, anywhere in beds:
         for seconds in map(float, arguments.seconds.split(",")):
             cells = [

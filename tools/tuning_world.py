@@ -102,6 +102,8 @@ class Known:
     step_seconds: float
     outside: float
     peak: float
+    failure: str = ""
+    """Of a launch that is made all the same: ``oom``, ``timeout``, ..."""
 
     @property
     def fits(self) -> bool:

@@ -177,12 +177,22 @@ CLOSE = 0.015
 _FIRST = (3.0, 15.0, 120.0)
 # Of the time left, what a search is told to begin with takes the so-manieth part at most.
 _BEGINNING = 6
-# Gains as logarithms: of a choice that nobody has tried; by how much one may do better than it did beside others; of a
-# micro-batch beside the best one; and from where on a trial is worth its seconds.
-_UNTRIED, _ELSEWHERE, _NEAR, _WORTH = 0.10, 0.03, 0.006, 0.003
-# So many sequences of a step take as long as what does not grow with them, as far as nothing is known of that; what a
-# choice brings beside another than the best is worth so much of it; one that failed so often is given up.
-_FIXED, _BESIDE_PLAIN, _GIVEN_UP = 2, 0.5, 2
+# A gain, as a logarithm, of a micro-batch beside the best one, and from where on a trial is worth its seconds; a choice
+# that failed so often is given up.
+_NEAR, _WORTH, _GIVEN_UP = 0.006, 0.003, 2
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """What is expected before it is known. As logarithms: the gain of a choice that nobody has tried, and by how much
+    one may do better than it did ``elsewhere``; the share that counts of what a choice brings beside a plain one; and
+    how many sequences of a step take as long as what does not grow with them."""
+
+    untried: float = 0.10
+    elsewhere: float = 0.03
+    beside_plain: float = 0.5
+    fixed: float = 2.0
+
 
 Choices = Mapping[str, str]
 
@@ -221,9 +231,9 @@ class Field:
 class Search:
     """Over a field; where it begins is the first of it."""
 
-    def __init__(self, field: Field, steps: int) -> None:
+    def __init__(self, field: Field, steps: int, beliefs: Beliefs = Beliefs()) -> None:
         """``steps`` of a trial."""
-        self._field, self._num_steps = field, steps
+        self._field, self._num_steps, self._beliefs = field, steps, beliefs
         self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
         self._all = list(dict.fromkeys(choice for one in field.choices for choice in one.items()))
         self._outside: tuple[list[float], ...] = ([], [], [])
@@ -295,7 +305,8 @@ class Search:
             return
         best, rates = self.in_order()[0], dict[int, float]()
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
-        for number, gain in {**self._gains(best), **dict.fromkeys(self._again - self.excluded, _UNTRIED)}.items():
+        again = dict.fromkeys(self._again - self.excluded, self._beliefs.untried)
+        for number, gain in (self._gains(best) | again).items():
             cost = self.outside(field.compiles[number]) + each * field.tokens[number]
             if gain >= _WORTH and cost <= seconds:
                 rates[number] = gain / cost
@@ -314,7 +325,7 @@ class Search:
 
         def step(gain: float, *changes: tuple[str, str]) -> bool:
             number = self._beside(own, *changes)
-            if number is not None and self._is_left(number) and not self._is_condemned(number):
+            if number is not None and self._is_left(number):
                 extra = self._field.wastes[number] - self._field.wastes[best]
                 found[number] = max(found.get(number, -math.inf), gain - max(0.0, extra))
             return number is not None
@@ -323,17 +334,19 @@ class Search:
             is_excluded = step(gain, size) and self._beside(own, size) in self.excluded
             if is_excluded and gain > _NEAR:  # what takes less memory may make room for it
                 for choice, (more, _) in each.items():
-                    step(gain + min(more, _ELSEWHERE), choice, size)
+                    step(gain + min(more, self._beliefs.elsewhere), choice, size)
         plain = next((n for n in self.in_order() if self._field.compiles[n] == PLAIN), best)
         for choice, (gain, is_known) in each.items():  # what it does beside that one, for a few seconds, it may do here
             beside = self._field.choices[plain]
             number = None if is_known or plain == best else self._beside(beside, choice)
             if number is not None and beside.get(choice[0]) == own.get(choice[0]) and self._is_left(number):
-                found[number] = gain * _BESIDE_PLAIN - max(0.0, self._field.wastes[number] - self._field.wastes[plain])
+                found[number] = gain * self._beliefs.beside_plain - max(
+                    0.0, self._field.wastes[number] - self._field.wastes[plain]
+                )
         exists = {choice: step(gain, choice) for choice, (gain, _) in each.items()}
         for (one, (gain, is_known)), (other, (more, is_too)) in combinations(each.items(), 2):
             if one[0] != other[0] and ((is_known and is_too) or not (exists[one] and exists[other])):
-                step(min(gain + more - _ELSEWHERE, _UNTRIED), one, other)
+                step(min(gain + more - self._beliefs.elsewhere, self._beliefs.untried), one, other)
         return found
 
     def _choice_gains(self, own: Choices) -> dict[tuple[str, str], tuple[float, bool]]:
@@ -347,7 +360,9 @@ class Search:
             effect = effects.get((name, own.get(name, ""), choice))
             # Of an axis of which more was tried less is to be expected.
             gain = (
-                _UNTRIED / max(1, tried[name] + ((name, choice) in trained)) if effect is None else _ELSEWHERE - effect
+                self._beliefs.untried / max(1, tried[name] + ((name, choice) in trained))
+                if effect is None
+                else self._beliefs.elsewhere - effect
             )
             found[name, choice] = gain / (1 + 2 * self._failures[name, choice]), effect is not None
         return found
@@ -364,25 +379,19 @@ class Search:
         return found
 
     def _size_gains(self, best: int) -> dict[tuple[str, str], float]:
-        """Of micro-batches beside the one of ``best`` what they may bring, by their choice. While none is tried: up to
-        twice as large half of what the last doubling brought, anywhere; down to half of it half of what halving did
-        here."""
-        axis, sizes, logs = self._field.size_axis, self._field.sizes, self._logs()
+        """Of micro-batches beside the one of ``best`` what they may bring, by their choice: of the next ones little, of
+        up to twice as large ones, while no larger one is tried, what doubling may."""
+        axis, sizes, shape = self._field.size_axis, self._field.sizes, self._shape(best)
         if not axis:
             return {}
         own, names = sizes[best], {sizes[number]: one[axis] for number, one in enumerate(self._field.choices)}
-        tried = {sizes[number]: log for number, log in logs.items() if self._shape(number) == self._shape(best)}
-        above, below = sorted(size for size in names if size > own), sorted((s for s in names if s < own), reverse=True)
-        larger = min((size for size in tried if size > own), default=None)
-        halving = 0.0 if larger is None else (tried[larger] - tried[own]) / math.log2(larger / own) / 2
-        found = {}
-        for side, brings in ((above, self._doubling(best)), (below, halving)):
-            beyond = brings if tried.keys().isdisjoint(side) else 0.0
-            for size in (one for one in side if one not in tried):
-                part = abs(math.log2(size / own))
-                if size == side[0] or (beyond and part <= 1):
-                    found[axis, names[size]] = _NEAR + beyond * min(1.0, part)
-        return found
+        tried = {sizes[number] for number in self._logs() if self._shape(number) == shape}
+        above, below = sorted(size for size in names if size > own), sorted(size for size in names if size < own)
+        doubling = self._doubling(best) if tried.isdisjoint(above) else 0.0
+        near = {*above[:1], *below[-1:], *(size for size in above if doubling and size <= 2 * own)} - tried
+        return {
+            (axis, names[size]): _NEAR + doubling * min(1.0, max(0.0, math.log2(size / own))) for size in sorted(near)
+        }
 
     def _doubling(self, best: int) -> float:
         """What twice the micro-batch of ``best`` may bring, by what the last doubling of any shape did."""
@@ -391,7 +400,7 @@ class Search:
             if sizes[one] < sizes[other] <= sizes[best] and self._shape(one) == self._shape(other):
                 brought = (logs[one] - logs[other]) / math.log2(sizes[other] / sizes[one])
                 found.append(brought * sizes[other] / sizes[best] / 2)
-        fixed = _FIXED / sizes[best]
+        fixed = self._beliefs.fixed / sizes[best]
         return max(found, default=math.log((1 + fixed) / (1 + fixed / 2)))
 
     def _shape(self, number: int) -> Choices:
@@ -401,15 +410,6 @@ class Search:
     def _beside(self, own: Choices, *changes: tuple[str, str]) -> int | None:
         """The number of ``own`` with other choices."""
         return self._numbers.get(tuple(sorted({**own, **dict(changes)}.items())))
-
-    def _is_condemned(self, number: int) -> bool:
-        """Whether another by one choice spares less memory, and fits: arithmetic says that this one is slower."""
-        wastes, own = self._field.wastes, self._field.choices[number]
-        if not wastes[number]:
-            return False
-        beside = (self._beside(own, one) for one in self._all if one[0] != self._field.size_axis)
-        others = (n for n in beside if n is not None and wastes[n] < wastes[number] and n not in self.excluded)
-        return any(n not in self.outcomes or self.outcomes[n].log is not None for n in others)
 
     def _logs(self) -> dict[int, float]:
         """Of those that were not spoilt; where there is none, of the others."""

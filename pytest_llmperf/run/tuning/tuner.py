@@ -195,9 +195,9 @@ class Tuner:
         search, tried, seconds = self._search, self._found.tried, self._until - time.monotonic() - self._end_seconds()
         if seconds <= 0 and tried:
             return None
-        if all(one.trial.is_too_large for one in tried) and (0 in search.outcomes or not self._fits(0)):
+        if all(one.trial.is_too_large for one in tried) and not (0 in search.left and self._fits(0)):
             least = self._numbers[by_settings(self._specs)]
-            if least not in search.outcomes and self._fits(least):
+            if least in search.left and self._fits(least):
                 return least
             self._exclude(search.left)  # where that does not fit nothing does
         # What does not fit changes what is worth a trial; memory of what may come next is predicted beside a launch.
@@ -212,16 +212,17 @@ class Tuner:
     def _note(self, tried: Tried) -> None:
         trial, search = tried.trial, self._search
         self._found.tried.append(tried)
-        outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds)
-        outcome = Outcome(
-            self._found.objective.log_of(trial),
-            trial.step_seconds,
-            outside_seconds=outside if trial.is_measured and not tried.was_kept else None,
-            is_spoilt=bool(trial.disturbances),
-        )
-        search.tell(self._numbers[tried.spec], outcome)
-        if trial.is_too_large:
-            self._exclude(search.as_large(self._numbers[tried.spec]))
+        number, outside = self._numbers[tried.spec], max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds)
+        if trial.is_too_large:  # no choice of it is to blame
+            self._exclude(search.as_large(number))
+        else:
+            outcome = Outcome(
+                self._found.objective.log_of(trial),
+                trial.step_seconds,
+                outside_seconds=outside if trial.is_measured and not tried.was_kept else None,
+                is_spoilt=bool(trial.disturbances),
+            )
+            search.tell(number, outcome)
         self._found.winner = next((self._specs[number] for number in search.in_order()), None)
         self._tell("")
 
