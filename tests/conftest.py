@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected is no garbage: to look for some, then and in each test again, takes an eighth."""
     gc.disable()
     try:
-        with _one_at_a_time():
+        with _first_worker_first():
             return (yield)
     finally:
         gc.freeze()
@@ -63,11 +64,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Of xdist's workers: in a fresh clone the first one compiles the tests' asserts, and the others find that done."""
+def _first_worker_first() -> Iterator[None]:
+    """In a fresh clone xdist's first worker compiles the tests' asserts, and the others find that done.
+
+    Where torch is there, its import takes longer than that.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
     with Path(__file__).open(encoding="utf-8") as file:
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        if worker is not None and find_spec("torch") is None:
+            fcntl.flock(file, fcntl.LOCK_EX if worker == "gw0" else fcntl.LOCK_SH)
         yield
 
 
