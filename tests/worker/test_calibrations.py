@@ -44,7 +44,7 @@ def made_at(launch: Launch) -> list[str]:
     return [rank.calibration.made_at if rank.calibration else "" for rank in launch.ranks]
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.wide), 2])
 def test_the_first_launch_makes_it_and_the_second_has_the_same(tmp_path: Path, gpus: int) -> None:
     spec, folder = replace(SPEC, gpus=gpus), tmp_path / "calibrations"
     plain = launched(spec, tmp_path / "plain")

@@ -54,7 +54,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return dict(zip(CASES, zip(specs, exchanges, strict=True), strict=True))
 
 
-@pytest.mark.parametrize("case", CASES[:2], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], pytest.param(CASES[1], marks=pytest.mark.wide)], ids=str)
 def test_ddp_under_the_trainer_exchanges_what_is_told_without_ranks(
     told: Told, tmp_path: Path, case: tuple[str, int]
 ) -> None:

@@ -47,7 +47,7 @@ def test_what_was_not_active_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert said in troubles(SPEC, launch)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.wide), 2])
 def test_the_others_wait_for_a_slow_rank_and_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int
 ) -> None:

@@ -85,8 +85,15 @@ launch(Path(sys.argv[1]), sys.argv[2], gpus=int(sys.argv[3]))
 LOADS = "daemon = __import__('subprocess').Popen(['sleep', '100'], start_new_session=True)\n"
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("phase", ["loads", "trains"])
+@pytest.mark.parametrize(
+    ("phase", "by"),
+    [
+        ("loads", signal.SIGKILL),
+        ("trains", signal.SIGINT),
+        pytest.param("loads", signal.SIGINT, marks=WIDE),
+        pytest.param("trains", signal.SIGKILL, marks=WIDE),
+    ],
+)
 def test_nothing_is_left_where_the_launcher_is_ended(tmp_path: Path, by: signal.Signals, phase: str) -> None:
     before = {*Path("/dev/shm").iterdir()}
     slow: dict[str, Any] = {"before": HEARS.format(out=str(tmp_path)), "each": "time.sleep(0.5)"}

@@ -78,6 +78,7 @@ TORCH = sorted({b.page for path in all_pages() for b in blocks_of(path) if (b.or
 
 
 @pytest.mark.torchrun
+@pytest.mark.wide
 @pytest.mark.parametrize("page", TORCH, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_what_is_run_with_torch_prints_what_is_shown(page: Path, tmp_path: Path) -> None:
     folder = folder_for_commands(tmp_path)
