@@ -72,12 +72,18 @@ def _kind(spec: TrainSpec, name: str | None, cases: Sequence[Case]) -> str:
     found = [name] if name in known else [one for one in known if not name or words <= {*one.split("-")}]
     if len(found) == 1 or (known and name and not found and published_rates(name)):
         return found[0] if found and found[0] else name or ""
-    what = f"gpu={name}: {'several are' if found else 'no'} such GPU" if name else f"{spec.id}: no GPU is named"
+    if not known:
+        raise CaseError(f"{spec.id}: no baselines of a GPU are stored, expected some of any: they tell what it takes")
     stored = {word for one in known for word in one.split("-")}
     others = [one for one in CHIPS if published_rates(one) and not {*one.split("-")} <= stored]
-    told = ", ".join(map(plain, known)) or "none: no baselines of a GPU are stored"
-    told += f"; by published rates alone: {', '.join(others)}" if known else ""
-    raise CaseError(f"{what}{hint(name or '', [*known, *others])}, expected gpu= and one of {told}")
+    near = "" if found else hint(name or "", [*known, *others])
+    what = (
+        f"gpu={name}: {'several GPUs are' if found else 'no GPU is'} called so"
+        if name
+        else f"{spec.id}: no GPU is named"
+    )
+    told = f"{', '.join(map(plain, known))}; by published rates alone: {', '.join(others)}"
+    raise CaseError(f"{what}{near}, expected gpu= and one of {told}")
 
 
 def _measured(path: Path, spec: TrainSpec) -> tuple[str, list[Launch]]:
