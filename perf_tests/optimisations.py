@@ -61,6 +61,7 @@ _ON_GPU = (
     # What compiles comes first: where several run at once, the longest should not begin last.
     replace(_PLAIN, torch_compile=True, fp8="tensorwise"),
     replace(_PLAIN, torch_compile=True),
+    replace(_PLAIN, torch_compile=True, torch_compile_mode="reduce-overhead"),
     replace(_LAYERS, fp8="rowwise"),
     replace(_LAYERS, fp8="tensorwise"),
     replace(_LAYERS, fp8="tensorwise", **_LARGE),
@@ -69,7 +70,7 @@ _ON_GPU = (
     replace(_PLAIN, torch_compile=True, torch_compile_scope="layers"),
     replace(_OPT, torch_compile=True, torch_compile_scope="layers"),
     replace(_BASE, attention="flex_attention"),
-    replace(_BASE, attention="flash_attention_2"),
+    *(replace(_BASE, attention=attention) for attention in ("flash_attention_2", "flash_attention_3")),
     replace(_BASE, sdpa_backend="flash"),
     replace(_OPT, sdpa_backend="efficient"),
     replace(_BASE, **_LARGE),

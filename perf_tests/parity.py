@@ -11,6 +11,7 @@ from dataclasses import replace
 from perf_tests.families import FAMILIES
 from perf_tests.ladder import LADDER, on_cpu
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.settings.attention import ATTENTIONS
 
 _PLAIN = TrainSpec(model="llama-3.2-1b", micro_batch_size=8)
 _LIGER = replace(_PLAIN, liger=True)
@@ -26,7 +27,7 @@ def _kernels() -> Iterator[TrainSpec]:
     yield from (replace(_LIGER, liger_kernels=kernel) for kernel in _KERNELS)
     yield from (replace(_PLAIN, sdpa_backend=backend) for backend in ("flash", "cudnn", "math"))
     yield replace(_OPT, sdpa_backend="efficient")
-    yield from (replace(_LIGER, attention=attention) for attention in ("flash_attention_2", "flex_attention"))
+    yield from (replace(_LIGER, attention=attention) for attention in ATTENTIONS[2:])
     yield replace(_LIGER, torch_compile=True, torch_compile_scope="layers", liger_kernels="fused_linear_cross_entropy")
     yield from (
         replace(_PLAIN, torch_compile=True, torch_compile_scope="layers", fp8=recipe)
@@ -59,6 +60,7 @@ def _everywhere() -> Iterator[TrainSpec]:
     yield replace(_PLAIN, gpus=2)
     yield replace(_PLAIN, gpus=2, gradient_accumulation_steps=2)
     yield replace(_PLAIN, mixed_precision="no")
+    yield from (replace(_PLAIN, model_precision="fp32", gpus=2, parallelism=one) for one in ("zero2", "zero3"))
     yield replace(_PLAIN, lora=True, gradient_checkpointing=True)
     yield replace(_PLAIN, loss="chunked")
     yield from (replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm"))

@@ -50,7 +50,7 @@ def caveats(spec: TrainSpec) -> list[str]:
     sharded = spec.parallelism != "ddp"
     found = {
         "torch_compile is not modelled: this is without it, and compiled kernels usually keep less": spec.torch_compile,
-        f"flash_attention_2 {_FUSED}": spec.attention == "flash_attention_2",
+        f"{spec.attention} {_FUSED}": spec.attention.startswith("flash_attention"),
         f"flex_attention {_FUSED}, without its mask of blocks": spec.attention == "flex_attention",
         "fp16 is counted as bf16, without the scaler of its loss": "fp16"
         in (spec.model_precision, spec.mixed_precision),

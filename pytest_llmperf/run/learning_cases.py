@@ -51,4 +51,4 @@ def _notes(spec: TrainSpec) -> Iterator[str]:
     if off:
         yield f"the small model has no dropout: {', '.join(off)} is 0 there"
     if not has_fp32(spec):
-        yield "flash_attention_2 has no fp32: in fp32 everything else is compared, with attention sdpa"
+        yield "flash attention has no fp32: in fp32 everything else is compared, with attention sdpa"

@@ -10,17 +10,23 @@ from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.precision import is_16_bit
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed
 
-ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention", "flash_attention_3")
+#: Kernels of packages of their own, of 16 bits and on a GPU alone.
+FLASH = ("flash_attention_2", "flash_attention_3")
 #: SDPA's kernels as torch.nn.attention.SDPBackend calls them; ``auto``: PyTorch's choice; ``math`` is not fused.
 SDPA_BACKENDS = ("auto", "flash", "efficient", "cudnn", "math")
 
-_FLASH = Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2")
+_PACKAGES = {
+    FLASH[0]: Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2"),
+    FLASH[1]: Package("flash_attn_interface", "flash-attn-3", "flash-attn-3 (or build flash-attention's hopper/)"),
+}
 # What the operators of each attention are called; eager's are matrix products and a softmax, like anything else's.
 _MATH = "aten._scaled_dot_product_attention_math.default"
 _KERNELS: Mapping[str, Callable[[str], bool]] = {
     "eager": lambda kernel: not kernel,
     "sdpa": lambda kernel: "scaled_dot_product" in kernel and kernel != _MATH,
-    "flash_attention_2": lambda kernel: "flash_attn" in kernel,
+    FLASH[0]: lambda kernel: "flash_attn" in kernel and "flash_attn_3" not in kernel,
+    FLASH[1]: lambda kernel: "flash_attn_3" in kernel,
     "flex_attention": lambda kernel: "flex_attention" in kernel,
 }
 
@@ -38,8 +44,8 @@ UNKNOWN = "unknown"
 
 def _clash(spec: TrainSpec) -> str | None:
     backend = spec.sdpa_backend
-    if spec.attention == "flash_attention_2" and not is_16_bit(spec):
-        return "flash_attention_2 has no fp32 kernels; use bf16 or fp16, or attention='sdpa'"
+    if not has_fp32(spec) and not is_16_bit(spec):
+        return f"{spec.attention} has no fp32 kernels; use bf16 or fp16, or attention='sdpa'"
     if backend != "auto" and spec.attention != "sdpa":
         return f"sdpa_backend={backend!r} acts on attention='sdpa', and this is {spec.attention}"
     if backend == "flash" and (spec.has_padding or is_apart(spec)):
@@ -55,13 +61,13 @@ def _clash(spec: TrainSpec) -> str | None:
 
 
 def _why_not_on_cpu(spec: TrainSpec) -> str | None:
-    if spec.attention in ("flash_attention_2", "flex_attention"):
+    if spec.attention in (*FLASH, "flex_attention"):
         return f"{spec.attention} trains on a GPU only"
     return f"sdpa's {spec.sdpa_backend} kernel is a GPU's" if spec.sdpa_backend in ("efficient", "cudnn") else None
 
 
 def has_fp32(spec: TrainSpec) -> bool:
-    return spec.attention != "flash_attention_2"
+    return spec.attention not in FLASH
 
 
 def _in_fp32(spec: TrainSpec) -> Mapping[str, Any]:
@@ -70,9 +76,11 @@ def _in_fp32(spec: TrainSpec) -> Mapping[str, Any]:
     return {"attention": spec.attention if has_fp32(spec) else "sdpa", "sdpa_backend": backend}
 
 
-def _axis(_base: TrainSpec, search: Search) -> Axis:
+def _axis(base: TrainSpec, search: Search) -> Axis:
     choices = {}
-    for attention in ATTENTIONS[:2] if search.on_cpu else ATTENTIONS:
+    # Few have the last one's package; who asks for it keeps it.
+    there = ATTENTIONS[:2] if search.on_cpu else ATTENTIONS[:-1]
+    for attention in dict.fromkeys([*there, base.attention]):
         choices[attention] = {"attention": attention, "sdpa_backend": "auto"}
         for one in SDPA_BACKENDS[1:-1] if attention == "sdpa" and not search.on_cpu else ():
             choices[f"sdpa {one}"] = {"attention": attention, "sdpa_backend": one}
@@ -140,7 +148,7 @@ SETTING = Setting(
     in_id={"attention": lambda spec: spec.attention, "sdpa_backend": "{}"},
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
-    needs=lambda spec: _FLASH if spec.attention == "flash_attention_2" else None,
+    needs=lambda spec: _PACKAGES.get(spec.attention),
     plain=lambda _: {"attention": "eager", "sdpa_backend": "auto"},
     in_fp32=_in_fp32,
     axis=_axis,

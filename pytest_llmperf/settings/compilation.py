@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.settings.attention import FLASH
 from pytest_llmperf.settings.liger import replaces_rope
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
@@ -12,6 +13,7 @@ from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, Tra
 # ``layers`` compiles each repeated layer by itself and leaves the rest alone: PyTorch's regional compilation.
 _SCOPES = ("model", "layers")
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_CAPTURED = ("reduce-overhead", "max-autotune")
 _FIELDS = ("torch_compile", "torch_compile_mode", "torch_compile_scope")
 
 
@@ -44,6 +46,8 @@ class CompilationEvidence:
     compiled_modules: Sequence[str] | None = None
     """The kinds of the modules that are compiled, each by itself."""
     compiled_graphs: int | None = None
+    cuda_graphs: int | None = None
+    """How many were captured of what was compiled."""
     graph_breaks: int | None = None
     recompilations: int | None = None
 
@@ -59,6 +63,8 @@ def _compile(spec: TrainSpec, evidence: Evidence) -> str | None:
         return line
     if seen.compiled_graphs == 0:
         return "asked for torch_compile, no graph was compiled"
+    if seen.cuda_graphs == 0 and evidence.run.is_on_gpu and spec.torch_compile_mode in _CAPTURED:
+        return f"asked for torch_compile_mode={spec.torch_compile_mode!r}, no CUDA graph was captured"
     mode = equal("torch_compile's mode", spec.torch_compile_mode, seen.torch_compile_mode)
     return mode or equal("torch_compile's scope", spec.torch_compile_scope, seen.torch_compile_scope)
 
@@ -87,9 +93,10 @@ _RECOMPUTED = ("gradient_checkpointing", "checkpointing_policy")
 def _clash(spec: TrainSpec) -> str | None:
     if spec.checkpointing_policy == "full":
         return None
-    if spec.attention == "flex_attention":
+    if spec.attention in ("flex_attention", FLASH[1]):
         return (
-            "selective recomputation cannot keep what flex_attention gave; use another attention, or the policy 'full'"
+            f"selective recomputation cannot keep what {spec.attention} gave; use another attention, or the policy "
+            "'full'"
         )
     if replaces_rope(spec):
         return (

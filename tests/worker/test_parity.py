@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.learning import OWN
-from pytest_llmperf.settings.parallelism import gathered_precision
+from pytest_llmperf.settings.parallelism import gathered_precision, zero_stage
 from pytest_llmperf.settings.registry import plainest
 from tests.worker.engine import checks
 from tests.worker.parity import AS_ON_GPUS, NO_CHANGE, Plain, figures
@@ -62,6 +62,7 @@ SOUND: Mapping[str, tuple[TrainSpec, tuple[str, str]]] = {
     "replicas of shards": (replace(FP32, gpus=4, parallelism="fsdp_hybrid"), SHARDING),
     "layers that ranks share": (replace(FP32, gpus=2, parallelism="tensor"), SHARDING),
     "shards, gathered in bf16": (replace(SPEC, gpus=2, parallelism="fsdp"), SHARDING),
+    "weights that DeepSpeed shares": (replace(SPEC, gpus=2, parallelism="zero3"), NO_CHANGE),
     "matrices by Muon": (replace(FP32, optimizer="muon"), NO_CHANGE),
     "compiled layers": (replace(FP32, torch_compile=True, torch_compile_scope="layers"), NO_CHANGE),
 }
@@ -69,10 +70,13 @@ SOUND: Mapping[str, tuple[TrainSpec, tuple[str, str]]] = {
 
 # To compile takes ten seconds: test_settings trains compiled layers, and their fault is wide too.
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.wide] if each == "compiled layers" else []) for each in SOUND]
+    "name",
+    [pytest.param(each, marks=[pytest.mark.wide] * (each.startswith(("compiled", "weights that")))) for each in SOUND],
 )
 def test_a_sound_training_is_let_be(name: str, plain_of: PlainOf, tmp_path: Path) -> None:
     spec, patch = SOUND[name]
+    if zero_stage(spec):
+        pytest.importorskip("deepspeed")
     parity = plain_of(spec).beside(spec, tmp_path / "here", patch)
     assert parity.troubles == ()
     # Rounding is there, and less than it may be.

@@ -23,7 +23,7 @@ from pytest_llmperf.judge import validity
 from pytest_llmperf.records import launch
 from pytest_llmperf.records.launch import merged_evidence
 from pytest_llmperf.settings import models
-from pytest_llmperf.settings.attention import ATTENTIONS
+from pytest_llmperf.settings.attention import ATTENTIONS, FLASH
 from pytest_llmperf.settings.optimizer import OPTIMIZERS, optimizer_class
 from pytest_llmperf.settings.registry import Evidence, contradictions
 from pytest_llmperf.settings.setting import gathered, stored_evidence
@@ -181,7 +181,7 @@ def test_the_canary_is_the_slowest_ranks() -> None:
     assert slowest(rates) == {"matmul_flops": 4.0, "copy_bytes_per_second": 1.0}
 
 
-@pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name != "flash_attention_2"])
+@pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name not in FLASH])
 def test_attention_is_what_was_asked_for(attention: str) -> None:
     spec = TrainSpec(model="llama-tiny", attention=attention)
     model = build_model(spec, spec.architecture.config, torch.device("cpu"))
@@ -544,6 +544,8 @@ def test_compiled_is_what_dynamo_wrapped() -> None:
     module = torch.nn.Linear(2, 2)
     module.compile()
     assert seen_compilation(module).torch_compile_scope == "layers"
+    module.compile(mode="reduce-overhead")
+    assert (seen_compilation(module).torch_compile_mode, seen_compilation(module).cuda_graphs) == ("reduce-overhead", 0)
     # As torch leaves it under TORCHDYNAMO_DISABLE=1.
     module._compiled_call_impl = module._call_impl
     assert seen_compilation(module).torch_compile is False

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
-from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN
+from pytest_llmperf.settings.attention import ATTENTIONS, FLASH, UNKNOWN
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
 from pytest_llmperf.worker.settings.experts import Operators, products_of
@@ -19,7 +19,7 @@ from pytest_llmperf.worker.settings.parallelism import is_sharded
 # An attention, and the class attribute by which a family says that it has it.
 _SAID_BY = {
     "sdpa": "_supports_sdpa",
-    "flash_attention_2": "_supports_flash_attn",
+    **dict.fromkeys(FLASH, "_supports_flash_attn"),
     "flex_attention": "_supports_flex_attn",
 }
 
@@ -33,7 +33,7 @@ def attentions_of(kind: type) -> tuple[str, ...]:
     found = ("eager", *(name for name, said in _SAID_BY.items() if getattr(kind, said, True)))
     # Where a class lists kernels of its own, transformers takes one of them in the place of what was asked for.
     own = getattr(kind, "_compatible_flash_implementations", None) or found
-    return tuple(name for name in ATTENTIONS if name in found and (name != "flash_attention_2" or name in own))
+    return tuple(name for name in ATTENTIONS if name in found and (name not in FLASH or name in own))
 
 
 def check_attention(kind: type, hf_config: Any, asked: str) -> None:

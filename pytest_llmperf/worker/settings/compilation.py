@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,20 +55,33 @@ def seen_compilation(model: nn.Module | None) -> CompilationEvidence:
     modules = list(model.modules()) if model is not None else []
     # Not by truth: a compiled model answers that by a length, which it has none of.
     compiled = [module for module in modules if _compiled(module) is not None]
-    is_whole, mode = any(hasattr(module, "_orig_mod") for module in modules), ""
+    is_whole, mode, captured = any(hasattr(module, "_orig_mod") for module in modules), "", None
     if compiled:
         options = _compiled(compiled[0]).get_compiler_config() or {}  # torch.compile makes them of its mode
         autotune = bool(options.get("max_autotune")) and bool(options.get("coordinate_descent_tuning"))
         mode = _MODES[autotune, bool(options.get("triton.cudagraphs"))]
+        captured = _captured(next(modules[0].parameters()).device) if options.get("triton.cudagraphs") else None
     return CompilationEvidence(
         torch_compile=len(compiled) > 0,
         torch_compile_mode=mode,
         torch_compile_scope="model" if is_whole else "layers" if compiled else "",
         compiled_modules=sorted({type(getattr(module, "_orig_mod", module)).__name__ for module in compiled}),
         compiled_graphs=dict(dynamo.counters["stats"]).get("unique_graphs", 0),
+        cuda_graphs=captured,
         graph_breaks=sum(dynamo.counters["graph_break"].values()),
         recompilations=sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
     )
+
+
+def _captured(device: torch.device) -> int:
+    """How many CUDA graphs are replayed in the place of what was compiled; in their trees each follows another."""
+    trees = importlib.import_module("torch._inductor.cudagraph_trees")  # a second, where nothing is compiled
+    manager = trees.get_manager(device.index or 0, create_if_none_exists=False)
+    nodes, number = [*chain.from_iterable(manager.roots.values())] if manager else [], 0
+    while nodes:
+        nodes += chain.from_iterable(nodes.pop().children.values())
+        number += 1
+    return number
 
 
 def _compiled(module: nn.Module) -> Any:

@@ -85,6 +85,16 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
             "asked for torch_compile's mode max-autotune, the run had default",
         ),
         (
+            replace(SPEC, torch_compile=True, torch_compile_mode="reduce-overhead"),
+            {"cuda_graphs": 0, "device_type": "cuda"},
+            "asked for torch_compile_mode='reduce-overhead', no CUDA graph was captured",
+        ),
+        (
+            replace(SPEC, attention="flash_attention_3"),
+            {"attention_kernel": "flash_attn._flash_attn_forward.default"},
+            "asked for attention flash_attention_3, the operators that ran were flash_attn._flash_attn_forward.default",
+        ),
+        (
             replace(SPEC, torch_compile=True, torch_compile_scope="layers"),
             {"torch_compile_scope": "model"},
             "asked for torch_compile's scope layers, the run had model",

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_collator
 
+from pytest_llmperf.settings.attention import FLASH
 from pytest_llmperf.settings.data import has_document_a_row, is_apart, is_uneven
 from pytest_llmperf.settings.text_files import COLUMN, TextFiles
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -432,7 +433,7 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         "num_tokens_left_out": rows.left_out,
     }
     # flash-attn looks for documents in a batch of one row alone.
-    is_flat = is_uneven(spec) or (is_apart(spec) and spec.attention == "flash_attention_2")
+    is_flat = is_uneven(spec) or (is_apart(spec) and spec.attention in FLASH)
     collator = flattened if is_flat else None if spec.rows == "packed" else counted
     return TrainingData(samples, collator, facts, len(rows), on_the_fly)
 

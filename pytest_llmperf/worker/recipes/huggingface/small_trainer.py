@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -202,16 +203,26 @@ class SmallTrainer(Trainer):
     # In the order of the indices, as what is measured.
     _get_train_sampler = WatchedTrainer._get_train_sampler  # noqa: SLF001
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if hasattr(model, "zero_optimization_stage") and "step" not in vars(model):
+            model.step = partial(self._step, model, model.step)
+        loss = super().training_step(model, *args, **kwargs)
         self._losses.append(loss.detach())
         if self.accelerator.sync_gradients:
             self._seen.losses.append(float(sum(self._losses)))
             self._losses.clear()
+        if len(self._seen.gradients) < len(self._seen.losses):
             scaler, found = getattr(self.accelerator, "scaler", None), gradients_of(self._inner, self._seen.device)
             scale = 1.0 if scaler is None else float(scaler.get_scale())
             self._seen.gradients.append({name: one / scale for name, one in found.items()})
         return loss
+
+    def _step(self, engine: Any, step: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """DeepSpeed's: a part of the backward pass, which clips where nobody sees it, by the norm that it tells."""
+        self._seen.gradients.append(found := gradients_of(self._inner, self._seen.device))
+        step(*args, **kwargs)
+        factor = min(1.0, LONGEST_GRADIENT / (float(engine.get_global_grad_norm()) + 1e-6))
+        self._seen.clipped.append({name: one * factor for name, one in found.items()})
 
 
 @dataclass(eq=False)
@@ -223,7 +234,8 @@ class _Watch(TrainerCallback):
         self.seen.weights.append(whole(self.model, self.seen.device))
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.seen.clipped.append(gradients_of(self.model, self.seen.device))
+        if len(self.seen.clipped) < len(self.seen.gradients):
+            self.seen.clipped.append(gradients_of(self.model, self.seen.device))
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         before, after = self.seen.weights[-1], whole(self.model, self.seen.device)
@@ -232,11 +244,22 @@ class _Watch(TrainerCallback):
 
 def whole(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:
     """What it trains in double precision on ``device``, gathered from whoever holds parts of it."""
-    return {plain_name(name): _kept(each, device) for name, each in model.named_parameters() if each.requires_grad}
+    named = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
+    return {
+        plain_name(name): _kept(_at_deepspeed(each, "safe_get_full_fp32_param", each), device) for name, each in named
+    }
+
+
+def _at_deepspeed(parameter: nn.Parameter, name: str, otherwise: torch.Tensor | None) -> Any:
+    """What its function of that name finds on all ranks, where it keeps more of ``parameter`` elsewhere."""
+    if not (hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")):
+        return otherwise
+    return getattr(import_module("deepspeed.utils"), name)(parameter)
 
 
 def gradients_of(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:
-    found = {plain_name(name): parameter.grad for name, parameter in model.named_parameters()}
+    named = model.named_parameters()
+    found = {plain_name(name): _at_deepspeed(each, "safe_get_full_grad", each.grad) for name, each in named}
     return {name: _kept(gradient, device) for name, gradient in found.items() if gradient is not None}
 
 
@@ -269,6 +292,8 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     arguments = training_arguments(spec, folder, device, spec.steps)
     arguments.learning_rate, arguments.weight_decay = LEARNING_RATE, WEIGHT_DECAY
     arguments.max_grad_norm = LONGEST_GRADIENT
+    if arguments.deepspeed:  # which has filled in its own already
+        arguments.hf_deepspeed_config.config["gradient_clipping"] = LONGEST_GRADIENT
     with DoublePrecision() if double else nullcontext():
         model = build_model(spec, config, device)
         if is_plain:
