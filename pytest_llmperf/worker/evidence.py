@@ -93,6 +93,9 @@ def _attention_function(model: PreTrainedModel) -> Any:
 # Whose functions and classes are there in any environment that trains.
 _ALWAYS_THERE = frozenset({"torch", "transformers", "huggingface_hub", "pytest_llmperf"}) | sys.stdlib_module_names
 
+# What wraps a function for the old name of an argument, and chooses nothing.
+_RENAMES = "transformers.utils.deprecation"
+
 # Modules that say nothing of one family.
 _OF_ALL_MODELS = re.compile(r"builtins|torch\b|transformers\.(?!models\.)")
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
@@ -121,7 +124,7 @@ def _provider(value: Any) -> str:
         return str(value).lower()
     if not isinstance(value, (*_FUNCTIONS, type)):
         return ""
-    reached = list(_reached(value, 0))
+    reached = [name for name in _reached(value, 0) if name != _RENAMES]
     packages = {name.partition(".")[0] for name in reached}
     # What wraps another function has chosen one.
     own = "transformers" if len(reached) > 1 and "transformers" in packages else ""
