@@ -384,7 +384,7 @@ def profiled(clock: Clock) -> None:
     for number, ids in enumerate(batches()):
         if number == 3:
             profiler.start()
-        with suppress(AttributeError):  # a build without CUDA
+        with suppress(AttributeError, RuntimeError):  # a build without CUDA, a host without a GPU
             torch.cuda.reset_peak_memory_stats()
         loss = model(ids)
         loss.backward()

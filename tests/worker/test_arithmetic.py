@@ -181,7 +181,8 @@ MISSED: dict[str, tuple[Callable[[], None], dict[str, int]]] = {
 @pytest.mark.parametrize("what", MISSED)
 def test_what_torchs_own_counter_misses_is_counted(what: str) -> None:
     step, expected = MISSED[what]
-    assert by_torch(step) == 0
+    # That of torch 2.15 counts attention on the CPU too, with the product that its backward does again.
+    assert by_torch(step) in (0, 3.5 * SQUARE if what == "attention on the CPU" else 0)
     assert counted(step) == expected
 
 

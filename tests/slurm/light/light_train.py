@@ -46,7 +46,7 @@ def train(
     torch.set_num_threads(1)  # others would only wait, at full speed
     torch.manual_seed(spec.seed)
     layers = (torch.nn.Embedding(_VOCABULARY, _WIDTH), torch.nn.Linear(_WIDTH, _VOCABULARY))
-    model = torch.nn.Sequential(*layers).to(device)
+    model = torch.nn.Sequential(*layers)  # on the CPU: to move it imports, since torch 2.15, what is left out here
     parameters = [*model.parameters()]
     clock, injection, losses = Clock(), Injection.from_environment(spec.gpus), list[float]()
     burner = None

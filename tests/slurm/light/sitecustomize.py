@@ -23,9 +23,10 @@ _PRELOAD = "pytest_llmperf.worker.imports"
 _UNUSED = tuple(
     f"torch.{name}"
     for name in (
-        "_decomp _export _functorch _higher_order_ops _lobpcg _logging _meta_registrations _native _prims _prims_common"
-        " _refs ao distributions export fft func hub jit linalg masked nn.attention nn.intrinsic nn.qat nn.quantizable "
-        "nn.quantized onnx optim package profiler quantization signal sparse special testing utils.data"
+        "_decomp _export _functorch _higher_order_ops _lobpcg _logging _meta_registrations _native _precompile "
+        "_prims _prims_common _refs ao compiler.precompile distributions export fft func hub jit linalg masked "
+        "nn.attention nn.intrinsic nn.qat nn.quantizable nn.quantized onnx optim package profiler quantization "
+        "signal sparse special testing utils.data"
     ).split()
 )
 
