@@ -135,6 +135,12 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
     "codegen": {"rotary_dim": 8},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    # Three layers, before, in and after its loop, each of two blocks.
+    "dory": {
+        **dict.fromkeys(("n_input_layers", "n_recurrent_layers", "n_output_layers"), 2),
+        "num_hidden_layers": 6,
+        "layer_types": ["full_attention", "mlp"] * 3,
+    },
     "dots1": {"n_routed_experts": 4, "moe_intermediate_size": 32, "n_shared_experts": 1},
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_ssm": 128, "mamba_n_groups": 1},
     "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
@@ -142,6 +148,13 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "helium": {"head_dim": 16},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "inkling2_loop_text": {
+        "num_hidden_layers": 4,
+        "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+        "n_layers_per_attn_res_block": 1,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 3,
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 1, "expand": 2},
     "ministral": {"head_dim": 16},
