@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations, islice, permutations
 from statistics import fmean, median
 
 from pytest_llmperf.judge import stats
@@ -303,14 +303,12 @@ class Search:
         if not logs:
             yield from sorted((number for number in self.left if number), key=self._far)
             return
-        best, rates = self.in_order()[0], dict[int, float]()
+        best, again = self.in_order()[0], dict.fromkeys(self._again - self.excluded, self._beliefs.untried)
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
-        again = dict.fromkeys(self._again - self.excluded, self._beliefs.untried)
-        for number, gain in (self._gains(best) | again).items():
-            cost = self.outside(field.compiles[number]) + each * field.tokens[number]
-            if gain >= _WORTH and cost <= seconds:
-                rates[number] = gain / cost
-        yield from sorted(rates, key=lambda number: -rates[number])
+        for gains in (self._gains(best) | again, self._gains_afar(best)):
+            costs = {number: self.outside(field.compiles[number]) + each * field.tokens[number] for number in gains}
+            worth = [number for number in gains if gains[number] >= _WORTH and costs[number] <= seconds]
+            yield from sorted(worth, key=lambda number: -gains[number] / costs[number])
 
     def _far(self, number: int) -> tuple[float, ...]:
         """How far from the first of all, while nothing trains."""
@@ -321,7 +319,7 @@ class Search:
     def _gains(self, best: int) -> dict[int, float]:
         """What each step from ``best`` may bring, as far as others tell."""
         own, found = self._field.choices[best], dict[int, float]()
-        sizes, each = self._size_gains(best), self._choice_gains(own)
+        sizes, each = self._size_gains(best), self._choice_gains(best)
 
         def step(gain: float, *changes: tuple[str, str]) -> bool:
             number = self._beside(own, *changes)
@@ -349,34 +347,47 @@ class Search:
                 step(min(gain + more - self._beliefs.elsewhere, self._beliefs.untried), one, other)
         return found
 
-    def _choice_gains(self, own: Choices) -> dict[tuple[str, str], tuple[float, bool]]:
-        """Of each choice that ``own`` has not made what it may bring, and whether it was tried in this one's place."""
-        effects, found = self._effects(), dict[tuple[str, str], tuple[float, bool]]()
+    def _gains_afar(self, best: int) -> dict[int, float]:
+        """What any other may bring, by all that it has in the place of what ``best`` has: once no step is worth it, or
+        where there are too few, as in a part of a space."""
+        own, sizes, each, found = self._field.choices[best], self._field.sizes, self._choice_gains(best), {}
+        doubling, axis = self._doubling(best), self._field.size_axis
+        for number in self.left:
+            changes = [one for one in self._field.choices[number].items() - own.items() if one[0] != axis]
+            if any(one not in each for one in changes):  # it was given up
+                continue
+            doublings = math.log2(sizes[number] / sizes[best])
+            gain = sum(each[one][0] for one in changes) - self._beliefs.elsewhere * max(0, len(changes) - 1)
+            gain += doubling * (min(1.0, doublings) if doublings > 0 else 2 * doublings)
+            found[number] = gain - max(0.0, self._field.wastes[number] - self._field.wastes[best])
+        return found
+
+    def _choice_gains(self, best: int) -> dict[tuple[str, str], tuple[float, bool]]:
+        """Of each choice that ``best`` has not made what it may bring, and whether it was tried in this one's place."""
+        own, known, found = self._field.choices[best], self._effects(best), dict[tuple[str, str], tuple[float, bool]]()
         trained = {one for number in self._logs() for one in self._field.choices[number].items()}
         tried = Counter(name for name, _ in trained)
         for name, choice in self._all:
             if own.get(name) == choice or name == self._field.size_axis or self._failures[name, choice] >= _GIVEN_UP:
                 continue
-            effect = effects.get((name, own.get(name, ""), choice))
             # Of an axis of which more was tried less is to be expected.
-            gain = (
-                self._beliefs.untried / max(1, tried[name] + ((name, choice) in trained))
-                if effect is None
-                else self._beliefs.elsewhere - effect
-            )
-            found[name, choice] = gain / (1 + 2 * self._failures[name, choice]), effect is not None
+            untried = self._beliefs.untried / max(1, tried[name] + ((name, choice) in trained))
+            gain = known.get((name, choice), untried)
+            found[name, choice] = gain / (1 + 2 * self._failures[name, choice]), (name, choice) in known
         return found
 
-    def _effects(self) -> dict[tuple[str, str, str], float]:
-        """By axis, a choice and another, what the other cost more where all else was alike; the last that was seen."""
-        logs, found = self._logs(), dict[tuple[str, str, str], float]()
-        for one, other in combinations(logs, 2):
-            before, after = self._field.choices[one], self._field.choices[other]
-            names = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
-            if len(names) == 1:
-                then, now, log = before.get(names[0], ""), after.get(names[0], ""), logs[other] - logs[one]
-                found |= {(names[0], then, now): log, (names[0], now, then): -log}
-        return found
+    def _effects(self, best: int) -> dict[tuple[str, str], float]:
+        """What a choice may bring in the place of the one of ``best``, by what it did where all else was alike, at the
+        nearest micro-batch: the further that is, the more it may do better here."""
+        logs, field, found = self._logs(), self._field, dict[tuple[str, str], tuple[float, float]]()
+        for one, other in permutations(logs, 2):
+            before, after = field.choices[one].items(), field.choices[other].items()
+            changed, kept = [*(after - before)], [*(before - after)]
+            if len(changed) == len(kept) == 1 and kept[0] in field.choices[best].items():
+                far = abs(math.log2(field.sizes[one] / field.sizes[best]))
+                gain = self._beliefs.elsewhere * (1 + far) + logs[one] - logs[other]
+                found[changed[0]] = min(found.get(changed[0], (math.inf, 0.0)), (far, gain), key=lambda it: it[0])
+        return {choice: gain for choice, (_, gain) in found.items()}
 
     def _size_gains(self, best: int) -> dict[tuple[str, str], float]:
         """Of micro-batches beside the one of ``best`` what they may bring, by their choice: of the next ones little, of

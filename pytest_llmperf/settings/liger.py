@@ -78,13 +78,14 @@ class LigerEvidence:
     """What Liger said when it patched nothing."""
 
 
-# How the name of the forward pass of each begins or goes on, in small letters.
+# How the name of the forward pass of each begins or goes on, in small letters; a Gemma 3's loss has a name of its own.
 _MARKS = {
-    "rms_norm": "rmsnorm",
-    "layer_norm": "layernorm",
+    "rmsnorm": "rms_norm",
+    "layernorm": "layer_norm",
     "swiglu": "swiglu",
     "geglu": "geglu",
-    "fused_linear_cross_entropy": "lce_forward",
+    "lce_forward": LOSS,
+    "causal_forward": LOSS,
 }
 
 
@@ -99,7 +100,7 @@ def _liger(spec: TrainSpec, evidence: Evidence) -> str | None:
         return None
     forwards = " ".join(claimed(seen.liger_forwards, "liger_forwards")).lower()
     functions = claimed(seen.liger_functions, "liger_functions")
-    ran = {kernel for kernel, mark in _MARKS.items() if mark in forwards} | {*functions}
+    ran = {kernel for mark, kernel in _MARKS.items() if mark in forwards} | {*functions}
     if ran == {*spec.liger_kernels.split("+")}:
         return None
     told = "+".join(name for name in LIGER_KERNELS if name in ran)

@@ -195,6 +195,13 @@ def test_liger_kernels_that_replace_functions_are_seen(kernels: str) -> None:
     assert len(troubles(spec, launch_of(spec, Fake(evidence=lost)))) == 1
 
 
+@pytest.mark.parametrize("name", ["lce_forward", "causal_forward"])
+def test_ligers_loss_is_seen_by_either_name_of_its_forward_pass(name: str) -> None:
+    spec = replace(LIGER, liger_kernels="fused_linear_cross_entropy")
+    ran = {"liger_modules": 1, "liger_forwards": [name], "liger_functions": []}
+    assert troubles(spec, launch_of(spec, Fake(evidence=ran))) == ()
+
+
 class TestOptimizers:
     @staticmethod
     def lines(name: str, **evidence: Any) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ FIELD = Field(
     compiles=[COMPILED if one["compile"] == "layers" else PLAIN for one in CHOICES],
     wastes=[0.25 * (one["kept"] == "few") + 0.3 * (one["attention"] == "eager") for one in CHOICES],
 )
+_PLAIN = ("all", "sdpa", "off")
 _EFFECTS = {"flash": -0.05, "on": -0.1, "layers": -0.06, "few": 0.3, "eager": 0.4}
 
 
@@ -93,6 +94,24 @@ def test_the_larger_micro_batch_of_what_is_good_comes_before_all_that_brings_les
     _tell(search, 0)
     _tell(search, _number(size="4"))
     assert next(search.promising(600.0)) == _number(size="16")
+
+
+def test_in_a_part_of_a_space_the_best_is_found_where_no_single_step_leads_to_it() -> None:
+    search, best = Search(FIELD, steps=7), _number(size="32", attention="flash", norm="on", compile="layers")
+    search.excluded |= {*range(len(CHOICES))} - {0, best, _number(size="1", kept="few")}
+    _tell(search, 0)
+    assert next(search.promising(600.0)) == best
+
+
+def test_what_a_choice_did_at_a_far_smaller_micro_batch_is_tried_again() -> None:
+    """Compiled, a few sequences wait for the host; many do not."""
+    search = Search(FIELD, steps=7)
+    search.excluded |= {n for n, one in enumerate(CHOICES) if (one["kept"], one["attention"], one["norm"]) != _PLAIN}
+    for size in ("1", "2", "4", "8", "16", "32", "64"):
+        _tell(search, _number(size=size))
+    small = _number(size="1", compile="layers")
+    _tell(search, small, log=_log(CHOICES[_number(size="1")]) + 0.05)
+    assert next(search.promising(600.0)) == _number(size="64", compile="layers")
 
 
 def test_what_never_trains_is_not_tried_again_and_again() -> None:

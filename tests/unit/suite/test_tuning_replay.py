@@ -15,14 +15,18 @@ from tools.tuning_world import FAMILIES
 
 pytestmark = pytest.mark.simulated
 
+# Of a part of a grid all is tried in four minutes, in any order.
+_SOON_TRIED = 20
+
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_it_ends_within_one_per_cent_of_the_best_of_a_measured_grid(name: str) -> None:
     found = [gap(grid(name), by_ascent, 240.0, seed) for seed in range(100)]
     assert sum(far <= 0.01 for far, _ in found) >= 95
     assert fmean(launched for _, launched in found) < 14
-    by_luck = [gap(grid(name), by_chance, 240.0, seed) for seed in range(100)]
-    assert sum(far <= 0.01 for far, _ in by_luck) < 85
+    if len(grid(name).specs) > _SOON_TRIED:
+        by_luck = [gap(grid(name), by_chance, 240.0, seed) for seed in range(100)]
+        assert sum(far <= 0.01 for far, _ in by_luck) < 85
 
 
 @pytest.mark.wide
