@@ -87,7 +87,8 @@ _ON_GPU = (
         gradient_checkpointing=True,
         checkpointing_policy="selective",
     ),
-    replace(_BASE, offloading="activations"),
+    # All of them go to the host and back: few sequences, and few steps.
+    replace(_BASE, offloading="activations", micro_batch_size=8, steps=16),
     replace(_BASE, gradient_checkpointing=True, offloading="activations"),
     replace(_BASE, gradient_accumulation_steps=4, steps=16),
     *(replace(_LAYERS_OF_LIGER, loss=loss) for loss in ("chunked", "cut")),

@@ -134,7 +134,7 @@ def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> 
     # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
     # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
     home = home_of_package(request.python, request.folder)
-    visible = shown(request.gpus, by_index=request.spec.is_script)
+    visible = shown(request.gpus, by_index=request.spec.reads_gpu_numbers)
     return {**environment, **visible, **request.variables, **python_path(home, environment)}
 
 

@@ -159,6 +159,7 @@ def give_back(device: torch.device) -> None:
     """Let the allocator keep nothing: a training's peak is its own, and it finds the device as if nothing had been."""
     if is_gpu(device):
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def room(device: torch.device | None = None) -> Room:

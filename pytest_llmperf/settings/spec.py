@@ -62,6 +62,11 @@ class Spec(ABC):
         return (), {needed: getattr(self, needed)}  # pickle and copy go through __new__ too, and set the others later
 
     @property
+    def reads_gpu_numbers(self) -> bool:
+        """Whether something in it takes the GPUs that it sees by number alone, and no UUID."""
+        return self.is_script
+
+    @property
     @abstractmethod
     def slug(self) -> str:
         """The model's name, or the script's: the folder of its baselines."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pytest_llmperf.settings import arguments, lora, models, registry, text_files
 from pytest_llmperf.settings.data import PADDED
-from pytest_llmperf.settings.parallelism import data_ranks, on_fewer
+from pytest_llmperf.settings.parallelism import data_ranks, on_fewer, zero_stage
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
@@ -211,6 +211,10 @@ class TrainSpec(Spec):
     def compiles(self) -> bool:
         """Whether its first step compiles kernels, by Inductor or Triton, unless their caches have them."""
         return self.torch_compile or self.liger or self.attention == "flex_attention"
+
+    @property
+    def reads_gpu_numbers(self) -> bool:
+        return zero_stage(self) > 0  # DeepSpeed
 
     @property
     def sequences_per_step(self) -> int:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from pytest_llmperf.launch.watch import HealthWatch
 from pytest_llmperf.observe import vital_signs as heartbeat
 from pytest_llmperf.records.failure import SOAKED, Failure, Progress
 from pytest_llmperf.records.launch import DIARY_FILE, SOAK_FILE, Launch
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import boot_id
 from pytest_llmperf.worker.folder import write_failure
@@ -683,10 +685,11 @@ def test_the_workers_environment_is_ours_where_it_matters(tmp_path: Path) -> Non
     assert worker_environment(request, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
-def test_a_script_sees_its_gpus_by_numbers_since_not_all_read_uuids(tmp_path: Path) -> None:
-    request = LaunchRequest(
-        spec=ScriptSpec(command="python train.py"), folder=tmp_path, gpus=GPUS[1:3], timeout_seconds=1
-    )
+@pytest.mark.parametrize(
+    "spec", [ScriptSpec(command="python train.py"), replace(SPEC, gpus=2, parallelism="zero2", model_precision="fp32")]
+)
+def test_who_reads_no_uuids_sees_its_gpus_by_numbers(spec: Spec, tmp_path: Path) -> None:
+    request = LaunchRequest(spec=spec, folder=tmp_path, gpus=GPUS[1:3], timeout_seconds=1)
     environment = worker_environment(request, {"CUDA_VISIBLE_DEVICES": "3,1,2", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert environment["CUDA_VISIBLE_DEVICES"] == ",".join(str(gpu.index) for gpu in GPUS[1:3])
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
