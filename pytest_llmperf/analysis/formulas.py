@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import NormalDist
 
 from pytest_llmperf.records.launch import Launch
@@ -74,36 +76,18 @@ def newest_on_a_gpu(launches: Sequence[Launch]) -> Launch | None:
 
 _TERA = 1e12
 
-_HOPPER_SXM = {
-    "fp8": 1978.9,
-    "bf16": 989.4,
-    "fp16": 989.4,
-    "tf32": 494.7,
-    "fp32": 66.9,
-}  # H100, H200 and GH200 differ in memory alone
-# Publications of these boards disagree (one card or a pair): no peak is better than a wrong one.
-_HOPPER_NVL: Mapping[str, float] = {}
+
+def _peaks() -> Iterator[tuple[frozenset[str], Mapping[str, float]]]:
+    for row in csv.DictReader(Path(__file__).with_name("peaks.csv").read_text(encoding="utf-8").splitlines()):
+        words = frozenset(row.pop("words").split())
+        yield words, {name: float(rate) for name, rate in row.items() if rate}
+
 
 # Dense (not sparse) peak rates in TFLOP/s by compute precision, and of the memory in TB/s: of several sizes of one
-# product the fastest, since it serves as a bound. Ordered: the first whose words are all in the device's
-# name counts, so that a special product comes before its family. A rate that is not certain is left out.
-_PEAKS: tuple[tuple[frozenset[str], Mapping[str, float]], ...] = (
-    (frozenset({"gh200"}), _HOPPER_SXM | {"memory": 4.9}),
-    (frozenset({"h200", "nvl"}), _HOPPER_NVL),
-    (frozenset({"h200"}), _HOPPER_SXM | {"memory": 4.8}),
-    (
-        frozenset({"h100", "pcie"}),
-        {"fp8": 1513.0, "bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0, "memory": 2.0},
-    ),
-    (frozenset({"h100", "nvl"}), _HOPPER_NVL),
-    (frozenset({"h100"}), _HOPPER_SXM | {"memory": 3.35}),
-    (frozenset({"b200"}), {"fp8": 4500.0, "bf16": 2250.0, "fp16": 2250.0, "memory": 8.0}),
-    (frozenset({"a100"}), {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "memory": 2.039}),
-    (frozenset({"l40s"}), {"fp8": 733.0, "bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6, "memory": 0.864}),
-    # No bf16 and no TF32 before Ampere. Only the SXM2 boards run at these clocks.
-    (frozenset({"v100", "sxm2"}), {"fp16": 125.0, "fp32": 15.7, "memory": 0.9}),
-    (frozenset({"v100", "pcie"}), {"fp16": 112.0, "fp32": 14.0, "memory": 0.9}),
-)
+# product the fastest, since it serves as a bound. Ordered: the first whose words are all in the device's name counts,
+# so that a special product comes before its family. A rate that is not certain is left out: of the NVL boards
+# publications disagree (one card or a pair), and no peak is better than a wrong one.
+_PEAKS = tuple(_peaks())
 #: Their names, as a person may write them.
 CHIPS = ["-".join(sorted(words)) for words, _ in _PEAKS]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.records.result import Reference
@@ -109,77 +111,35 @@ NOTES = (
 )
 
 
-def _spec(model: str, precision: str, attention: str, micro_batch_size: int, **more: Any) -> TrainSpec:
-    fields = precision_fields(precision)
-    return TrainSpec(model=model, **fields, attention=attention, micro_batch_size=micro_batch_size, **more)
+_SOURCES = {"chapter": CHAPTER, "lab": LAB}
 
 
-_llama, _opt = partial(_spec, "llama-3.2-1b"), partial(_spec, "opt-1.3b")
+def _rungs(model: str, *, widths: bool = False) -> tuple[Rung, ...]:
+    """Those of ``chapter.csv``. The chapter's tables are Llama's; the slides of the lab publish OPT's first rung, its
+    best one and 32 GPUs: the steps between are the chapter's, with batches of ours."""
+    found = []
+    for row in csv.DictReader(Path(__file__).with_name("chapter.csv").read_text(encoding="utf-8").splitlines()):
+        if row["model"] != model or (row["table"] == "15.10") is not widths:
+            continue
+        own: dict[str, Any] = {
+            "gpus": int(row["gpus"]),
+            "micro_batch_size": int(row["batch"]),
+            "liger": bool(row["liger"]),
+        }
+        spec = TrainSpec(model=model, **precision_fields(row["precision"]), attention=row["attention"], **own)
+        rate, gib = row["tokens_per_second_per_gpu"], row["peak_reserved_gib"]
+        reference = Reference(
+            source=_SOURCES.get(row["source"], ""),
+            tokens_per_second_per_gpu=None if rate in ("", "out of memory") else json.loads(rate),
+            peak_reserved_bytes=float(gib) * GIB if gib else None,
+        )
+        found.append(Rung(row["table"], spec, reference if rate else None))
+    return tuple(found)
 
 
-def _published(source: str, tokens_per_second_per_gpu: float, peak_reserved_gib: float) -> Reference:
-    return Reference(
-        source=source,
-        tokens_per_second_per_gpu=tokens_per_second_per_gpu,
-        peak_reserved_bytes=peak_reserved_gib * GIB,
-    )
-
-
-_OUT_OF_MEMORY = Reference(source=CHAPTER, tokens_per_second_per_gpu=None)
-
-LLAMA = (
-    Rung("15.1", _llama("fp32", "eager", 6), _published(CHAPTER, 10485, 61.89)),
-    Rung("15.2", _llama("fp32", "eager", 7), _OUT_OF_MEMORY),
-    Rung("15.3", _llama("bf16-mixed", "eager", 5), _published(CHAPTER, 11489, 58.27)),
-    Rung("15.4", _llama("bf16", "eager", 5), _published(CHAPTER, 13520, 47.66)),
-    Rung("15.5", _llama("bf16", "eager", 7), _published(CHAPTER, 14315, 61.32)),
-    Rung("15.5", _llama("bf16", "eager", 8), _OUT_OF_MEMORY),
-    Rung("15.6", _llama("bf16", "sdpa", 7), _published(CHAPTER, 24446, 39.27)),
-    Rung("15.7", _llama("bf16", "sdpa", 14), _published(CHAPTER, 27669, 60.89)),
-    Rung("15.8", _llama("bf16", "sdpa", 14, liger=True), _published(CHAPTER, 36479, 32.46)),
-    Rung("15.9", _llama("bf16", "sdpa", 37, liger=True), _published(CHAPTER, 48081, 62.33)),
-)
-
-# The slides publish OPT's first rung and its best one; the steps between are the chapter's, with batches of ours.
-OPT = (
-    Rung("15.1", _opt("fp32", "eager", 4), _published(LAB, 7601.89, 57.6)),
-    Rung("15.2", _opt("fp32", "eager", 5)),
-    Rung("15.3", _opt("bf16-mixed", "eager", 4)),
-    Rung("15.4", _opt("bf16", "eager", 4)),
-    Rung("15.5", _opt("bf16", "eager", 6)),
-    Rung("15.6", _opt("bf16", "sdpa", 6)),
-    Rung("15.7", _opt("bf16", "sdpa", 16), _published(LAB, 33544.73, 59.11)),
-    Rung("15.8", _opt("bf16", "sdpa", 16, liger=True)),
-    Rung("15.9", _opt("bf16", "sdpa", 32, liger=True)),
-)
-
+LLAMA, OPT = _rungs("llama-3.2-1b"), _rungs("opt-1.3b")
 LADDERS = (LLAMA, OPT)
+LLAMA_WIDTHS, OPT_WIDTHS = _rungs("llama-3.2-1b", widths=True), _rungs("opt-1.3b", widths=True)
 #: GPUs of tables 15.10 to 15.12.
-WIDTHS = (1, 2, 4, 8, 16, 32)
-
-
-def _widths(spec: TrainSpec, published: dict[int, Reference]) -> tuple[Rung, ...]:
-    return tuple(Rung("15.10", replace(spec, gpus=gpus), published.get(gpus)) for gpus in WIDTHS)
-
-
-# The chapter's tables are Llama's; of OPT the slides of lab 10 have one GPU and 32.
-LLAMA_WIDTHS = _widths(
-    _llama("bf16", "sdpa", 37, liger=True),
-    {
-        1: _published(CHAPTER, 48229, 62.34),
-        2: _published(CHAPTER, 46188, 62.21),
-        4: _published(CHAPTER, 43432, 61.97),
-        8: _published(CHAPTER, 42297, 62.13),
-        16: _published(CHAPTER, 41869, 61.99),
-        32: _published(CHAPTER, 41424, 61.99),
-    },
-)
-OPT_WIDTHS = _widths(
-    _opt("bf16", "sdpa", 16),
-    {
-        1: _published(LAB, 33544.73, 59.11),
-        32: Reference(source=LAB, tokens_per_second_per_gpu=29026),
-    },
-)
-
+WIDTHS = tuple(rung.spec.gpus for rung in LLAMA_WIDTHS)
 SCALINGS = (LLAMA_WIDTHS, OPT_WIDTHS)

@@ -1,8 +1,7 @@
 """Straggling: the rank, and its node, that holds the others up, and by how much; what all of them wait for. Pure.
 
 Ranks that meet in every step (DDP's all-reduce) all take the slowest one's time. Each rank's own work is its steps less
-what it waited for the exchange of gradients, where the record has that. What a chip can do by itself is told by its
-canary too, a product of matrices before the training: brief and on a cool chip, so that only much of it counts."""
+what it waited for the exchange of gradients, where the record has that."""
 
 from __future__ import annotations
 
@@ -14,14 +13,12 @@ from statistics import fmean, median, stdev
 from pytest_llmperf.records.launch import Launch
 
 # Less is no news, however well it is known: GPUs of one host scatter by 0.6 % (sd), so the slowest of eight is 0.9 %
-# behind the middle, and of 32 it is 1.2 %. A canary's product is brief: in 173 launches on sound H200s it ran at 797 to
-# 899 TFLOP/s, whichever the chip.
-_NEWS, _NEWS_OF_CANARY = 0.02, 0.2
+# behind the middle, and of 32 it is 1.2 %.
+_NEWS = 0.02
 # In standard errors of the difference.
 _BEYOND = 4.0
 # Of a median over that of a mean.
 _MEDIAN = math.sqrt(math.pi / 2)
-_CANARY = "matmul_flops"
 
 
 @dataclass(frozen=True)
@@ -51,27 +48,15 @@ def by_work(launch: Launch) -> Straggler | None:
     return _slowest(launch, seconds, errors)
 
 
-def by_canary(launch: Launch) -> Straggler | None:
-    """By what each rank's matrix product took; ``None`` of one rank, and where not every one tells (old records)."""
-    rates = {rank.rank: rank.canary.get(_CANARY, 0.0) for rank in launch.ranks}
-    if not all(rates.values()):
-        return None
-    return _slowest(launch, {number: 1 / rate for number, rate in rates.items()}, dict.fromkeys(rates, 0.0))
-
-
 def held_up(launches: Sequence[Launch]) -> tuple[str, ...]:
-    """A line for each way in which one rank, on the same device, was slower in every launch."""
-    found = []
-    for way, least, line in (
-        (by_work, _NEWS, "holds the others up: it works {} longer on a step than the rank in the middle"),
-        (by_canary, _NEWS_OF_CANARY, "took {} longer for a matrix product than the rank in the middle"),
-    ):
-        slowest = filter(None, map(way, launches))
-        told = [one for one in slowest if one.share > max(least, _BEYOND * one.error)]
-        if told and len(told) == len(launches) and len({(one.rank, one.device) for one in told}) == 1:
-            last, percent = told[-1], f"{median(one.share for one in told) * 100:.1f} %"
-            found.append(f"rank {last.rank} ({last.host}, {last.device}) {line.format(percent)}")
-    return tuple(found)
+    """A line where one rank, on the same device, was slower in every launch."""
+    slowest = filter(None, map(by_work, launches))
+    told = [one for one in slowest if one.share > max(_NEWS, _BEYOND * one.error)]
+    if not told or len(told) < len(launches) or len({(one.rank, one.device) for one in told}) > 1:
+        return ()
+    last, percent = told[-1], f"{median(one.share for one in told) * 100:.1f} %"
+    line = f"holds the others up: it works {percent} longer on a step than the rank in the middle"
+    return (f"rank {last.rank} ({last.host}, {last.device}) {line}",)
 
 
 def communication_share(launch: Launch) -> float | None:

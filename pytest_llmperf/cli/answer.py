@@ -76,7 +76,7 @@ _HOMES = {
     "nights": "night_log:add_nights_options",
 }
 _COMMANDS = {
-    "baselines": "stored figures: list, show, diff",
+    "baselines": "stored figures: list, show",
     "history": "what a case took, run by run, and where that changed; without one all, worst first",
     "plan": "the memory that specs will need, predicted without a GPU",
     "scale": "what a step takes of each of many ranks, without a GPU: collectives, their bytes, memory, arithmetic",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from pytest_llmperf.judge.baseline import (
     Baseline,
     BaselineStore,
     CapacityBaseline,
+    is_named,
 )
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
@@ -50,8 +51,6 @@ class Shelf:
     every: Sequence[AnyStored]
     broken: Mapping[Path, str]
     """What is wrong with each file that cannot serve, a line each."""
-    copies: Mapping[Path, Path] = field(default_factory=dict)
-    """Files that somebody left beside the one of their case, which is what counts; none of them is in ``every``."""
 
     def of(self, kind: type[_Kind]) -> list[Stored[_Kind]]:
         return [Stored(one.path, one.baseline) for one in self.every if isinstance(one.baseline, kind)]
@@ -62,11 +61,7 @@ class Shelf:
 
     @property
     def troubles(self) -> list[str]:
-        copies = self.copies.items()
-        return [
-            *self.broken.values(),
-            *(f"{path}: a stray copy of {right}, which is the one that counts; delete it" for path, right in copies),
-        ]
+        return [*self.broken.values()]
 
     @classmethod
     def read(cls, root: Path, machine: str | None = None) -> Shelf:
@@ -88,9 +83,7 @@ class Shelf:
         for kind in machines if machine is None else [machine]:
             for path in sorted([*(root / kind).glob("*/*.json"), *(root / kind).glob(f"*/{CAPACITY}/*.json")]):
                 _put(path, kind, every, broken)
-        cases = {one.path: one.baseline for one in every}
-        copies = BaselineStore(root).copies(cases)
-        return cls(root, [one for one in every if one.path not in copies], broken, copies)
+        return cls(root, every, broken)
 
     def find(self, case: str) -> AnyStored:
         """The baseline with this id or digest; BaselineError: its file cannot serve; CaseError: none, or several."""
@@ -143,7 +136,12 @@ def _read_any(path: Path) -> AnyStored:
 
 def _put(path: Path, machine: str, every: list[AnyStored], broken: dict[Path, str]) -> None:
     try:
-        every.append(_of_machine(_read_any(path), machine))
+        found = _of_machine(_read_any(path), machine)
+        if not is_named(path, found.baseline):
+            raise BaselineError(
+                f"{path}: not the name of its case, {found.baseline.id}; delete it, or give it that name"
+            )
+        every.append(found)
     except BaselineError as error:
         broken[path] = str(error)
 

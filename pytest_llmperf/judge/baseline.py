@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,14 +10,14 @@ from typing import Any, ClassVar, Literal
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.judge.stats import grouped, labels
+from pytest_llmperf.judge.stats import labels
 from pytest_llmperf.judge.store import Accepted, BaselineError, Document, Store, file_name, read, since_reason
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import HELD
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import MOST_GROWTH
 from pytest_llmperf.records.trace import StaticStep
-from pytest_llmperf.settings.spec import Spec, read_spec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec
 
 # A step without a launch: its static figures, and who accepted them when.
@@ -249,8 +248,6 @@ class Entry:
     id: str
     digest: str
     recorded_by: str
-    copy_of: Path | None = None
-    """The file that counts, where this is a copy of its case that somebody left."""
 
 
 class BaselineStore(Store[Baseline]):
@@ -267,45 +264,33 @@ class BaselineStore(Store[Baseline]):
 
     def baselines(self, machine: str, broken: list[str] | None = None) -> list[Baseline]:
         """Every readable baseline of ``machine``, once; another is told of where it is used, or in ``broken``."""
-        found, troubles = dict[Path, Baseline](), [] if broken is None else broken
+        found, troubles = list[Baseline](), [] if broken is None else broken
         own = bool(machine) and Path(machine).name == machine  # a name that leads elsewhere is nobody's folder
         for path in sorted((self.root / machine).glob("*/*.json")) if own else ():
             try:
                 baseline = read(path, Baseline)
-                found |= {path: baseline} if baseline is not None else {}
+                found += [baseline] if baseline is not None and is_named(path, baseline) else []
             except BaselineError as error:
                 troubles.append(str(error).splitlines()[0])
-        copies = self.copies(found)
-        return [baseline for path, baseline in found.items() if path not in copies]
+        return found
 
     def launches(self, machine: str) -> list[tuple[Launch, ...]]:
         return [baseline.launches for baseline in self.baselines(machine)]
 
     def entries(self, machine: str) -> list[Entry]:
         """Every baseline of ``machine``, sorted by path; BaselineError: a file that cannot be read."""
-        found: dict[Path, Baseline | CapacityBaseline] = {}
+        found = list[Entry]()
         for path in sorted((self.root / machine).rglob("*.json")):
             kind: type[Baseline | CapacityBaseline] = CapacityBaseline if path.parent.name == CAPACITY else Baseline
             baseline = read(path, kind)
-            if baseline is not None:
-                found[path] = baseline
-        copies = self.copies(found)
-        return [entry_of(path, one, copies.get(path)) for path, one in found.items()]
-
-    def copies(self, found: Mapping[Path, Baseline | CapacityBaseline]) -> dict[Path, Path]:
-        """Of several files of one case all but the one that its case looks for, each with that one."""
-        cases = grouped(((baseline.machine, baseline.digest), path) for path, baseline in found.items())
-        copies: dict[Path, Path] = {}
-        for paths in (paths for paths in cases.values() if len(paths) > 1):
-            for path in paths:
-                baseline, right = found[path], [each for each in paths if each.stem == file_name(found[path].id)]
-                with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
-                    store = self.capacities if isinstance(baseline, CapacityBaseline) else self
-                    right.insert(0, store.path(baseline.machine, read_spec(baseline.spec)))
-                counts = next((each for each in right if each in paths), paths[0])
-                copies |= {} if counts == path else {path: counts}
-        return copies
+            found += [entry_of(path, baseline)] if baseline is not None and is_named(path, baseline) else []
+        return found
 
 
-def entry_of(path: Path, one: Document, copy_of: Path | None = None) -> Entry:
-    return Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by, copy_of=copy_of)
+def is_named(path: Path, one: Document) -> bool:
+    """Whether a file has the name of its case: a copy that somebody left beside it counts for nothing."""
+    return path.stem == file_name(one.id)
+
+
+def entry_of(path: Path, one: Document) -> Entry:
+    return Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
@@ -162,26 +162,6 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
         is_known=all(place in calibrated or place[0] in by_launches for place in places),
         is_calibrated=places <= calibrated,
         together=float((abs(left[shifted]) <= _ALIKE * abs(log)).mean()),
-    )
-
-
-def host_shift(results: Sequence[CaseResult]) -> str:
-    """A line where most cases moved alike; else empty. It excuses nothing: a slower library looks the same."""
-    changes = [
-        check.change
-        for result in results
-        if not result.shared_launches and (check := result.check(RATE)) is not None and check.change is not None
-    ]
-    if len(changes) < _FEWEST:
-        return ""
-    centre = median(changes)
-    together = [change for change in changes if change * centre > 0 and abs(change - centre) <= abs(centre)]
-    if abs(centre) < _NEWS or len(together) < MOST * len(changes):
-        return ""
-    return (
-        f"host shift: {len(together)} of {len(changes)} cases moved together, by {percent(centre)} in the middle: "
-        "look at the machine, the driver or a library they share; --perf-against compares with another environment "
-        "on the same hardware"
     )
 
 

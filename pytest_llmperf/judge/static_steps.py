@@ -223,30 +223,3 @@ def refuse_unexplained(case: str, result: CaseResult, changed: Sequence[str]) ->
             f"{case}: the working tree has uncommitted changes ({first_n(changed, _MOST_FILES)}); "
             "commit them, or say why with --perf-reason"
         )
-
-
-# What other versions do to the steps of a run, in a line for each set of them: news before a GPU is paid for.
-
-
-def upgrade_lines(results: Sequence[CaseResult]) -> list[str]:
-    """``other versions (transformers: 5.17 -> 5.23): 60 of 74 cases take another step: copies a step +32 in 58, …``."""
-    lines = []
-    for versions in dict.fromkeys(result.differences for result in results if result.differences):
-        cases = [result for result in results if result.differences == versions]
-        moved = [result for result in cases if result.verdict == "changed"]
-        what, reason = f"{len(cases)} case(s) take the same step", ""
-        if moved:
-            words = [_range(metric, moved) for metric in dict.fromkeys(check.metric for check in moved[0].checks)]
-            what = f"{len(moved)} of {len(cases)} case(s) take another step: {', '.join(filter(None, words))}"
-            reason = " --perf-reason"
-        lines.append(f"other versions ({', '.join(versions)}): {what}; record it with --update-baselines{reason}")
-    return lines
-
-
-def _range(metric: str, cases: Sequence[CaseResult]) -> str:
-    found = [check for each in cases if (check := each.check(metric)) and check.baseline not in (None, check.value)]
-    if not found:
-        return ""
-    changes = sorted(check.value - (check.baseline or 0.0) for check in found)
-    ends = dict.fromkeys(change_of(change, found[0].unit) for change in (changes[0], changes[-1]))
-    return f"{label(metric)} {' to '.join(ends)} in {len(found)}"

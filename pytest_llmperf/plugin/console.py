@@ -108,8 +108,6 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
 
 
 def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
-    from pytest_llmperf.judge.run_effects import host_shift
-    from pytest_llmperf.judge.static_steps import upgrade_lines
     from pytest_llmperf.report.summary_table import summary_lines, wide_gates
     from pytest_llmperf.run.whole_run import cost_lines
 
@@ -124,10 +122,8 @@ def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
         verbose=reporter.verbosity > 0,
     )
     costs = cost_lines(spent.gpu_seconds)
-    upgrade = upgrade_lines(results) if run.settings.static else []
-    told = () if run.on_cpu and all(one.verdict == "pass" for one in results) else results  # a CPU moves by itself
-    common = whole_run.line if whole_run and (whole_run.change or whole_run.line) else host_shift(told)
-    below = [*upgrade, *costs, *filter(None, [wide_gates(results)])]
+    common = whole_run.line if whole_run else ""
+    below = [*costs, *filter(None, [wide_gates(results)])]
     return [*_folded(filter(None, [common]), reporter), *table, *_folded(below, reporter)]
 
 

@@ -204,13 +204,12 @@ def listed(run: Run) -> list[str]:
     except BaselineError as error:
         return [str(error)]
     unused = unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
-    copies = [f"stray copy: {one.path} ({one.copy_of} is what counts); delete it" for one in entries if one.copy_of]
     is_pruned = run.settings.update == "prune"
     if is_pruned and not run.coverage.doubts():
-        return copies  # they were removed, or named as what would be
+        return []  # they were removed, or named as what would be
     what = "delete the file" if run.settings.static or is_pruned else "remove it with --update-baselines=prune"
     why = f"no case of this run has its settings; if they are gone, {what}"
-    return [*copies, *(f"unused baseline: {path} ({why})" for path in unused)]
+    return [f"unused baseline: {path} ({why})" for path in unused]
 
 
 def prune(run: Run) -> str:

@@ -151,7 +151,7 @@ def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
     with suppress(BaselineError, ValueError):
         for entry in store.entries(run.machine_kind) if updated else ():
             baseline = read(entry.path, Baseline) if entry.digest in updated else None
-            if baseline is not None and entry.copy_of is None and not (spec := read_spec(baseline.spec)).is_script:
+            if baseline is not None and not (spec := read_spec(baseline.spec)).is_script:
                 found[spec] = baseline.recorded_by
     return found
 

@@ -239,17 +239,3 @@ class TestStaticFigures:
         result = recorded.run("--update-baselines=prune")
         assert (result.ret, len(recorded.baselines)) == (1, 3)
         golden.lines(result.stdout, "mbs1-gpus1.json: not a")
-
-
-def test_a_stray_copy_is_told_of_and_what_counts_is_judged_by(project: Project, golden: Golden) -> None:
-    write(project, test_mine=ONE)
-    project.record(step_seconds=0.1)
-    (right,) = project.baselines
-    copy = right.with_name("a copy.json")
-    copy.write_bytes(right.read_bytes())
-    result = project.run()
-    result.assert_outcomes(passed=1)
-    golden.lines(result.stdout, "is what counts);")
-    pruned = project.run("--update-baselines=prune")
-    pruned.stdout.fnmatch_lines([f"stray copy: {copy} *"])
-    assert project.baselines == [copy, right]

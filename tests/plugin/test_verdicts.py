@@ -324,25 +324,3 @@ def test_a_case_that_is_held_beside_its_plain_form_is_repeated_so(project: Proje
     result = project.run("-k", "sdpa", "--perf-parity")
     result.stdout.fnmatch_lines(["*it broke*"])
     golden.lines(result.stdout, "run it again:")
-
-
-def test_a_cpu_that_moved_as_a_whole_is_told_where_cases_failed_alone(project: Project) -> None:
-    project.pytester.makepyfile(
-        test_mine="""
-        import pytest
-        from pytest_llmperf import TrainSpec
-
-        @pytest.mark.parametrize("size", range(1, 5))
-        def test_it(perf, size):
-            perf.check(TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=size))
-        """
-    )
-    project.record(step_seconds=0.1)
-    project.fake(step_seconds=0.12)
-    calm = project.run()
-    calm.assert_outcomes(passed=4)
-    calm.stdout.no_fnmatch_line("host shift*")
-    project.fake(step_seconds=1.0)
-    slow = project.run()
-    slow.assert_outcomes(failed=4)
-    slow.stdout.fnmatch_lines(["host shift: 4 of 4 *"])

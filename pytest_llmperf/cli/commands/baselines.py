@@ -1,13 +1,11 @@
-"""``llmperf baselines``: what is stored, listed, shown and compared."""
+"""``llmperf baselines``: what is stored, listed and shown, with each acceptance."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import NoReturn
 
 from pytest_llmperf.cli.answer import Answer, Screen, add_place, facts, plain, table
 from pytest_llmperf.cli.baseline_folder import (
@@ -18,17 +16,14 @@ from pytest_llmperf.cli.baseline_folder import (
     change,
     chosen_settings,
     figure,
-    find,
     find_any,
-    settings_differences,
     shown,
 )
 from pytest_llmperf.judge.acceptance import best
 from pytest_llmperf.judge.baseline import CAPACITY_METRIC, Baseline, CapacityBaseline, size_of
-from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.store import Accepted, since_reason
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured, rate_of
+from pytest_llmperf.records.metrics import MEMORY, RATE, label, rate_of
 from pytest_llmperf.report.text import Column, rate_heading
 from pytest_llmperf.support import formats
 
@@ -48,11 +43,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(one)
     one.add_argument("case", metavar="CASE", help=case_help)
     one.set_defaults(answer=_show)
-    one = commands.add_parser("diff", help="two baselines side by side")
-    add_place(one)
-    one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
-    one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's, of the one CASE")
-    one.set_defaults(answer=_diff, usage=one.error)
 
 
 def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
@@ -63,17 +53,6 @@ def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
     return Answer(show_page(find_any(arguments.case, arguments.perf_baselines, arguments.machine), screen))
-
-
-def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    root, machine = arguments.perf_baselines, arguments.machine
-    match arguments.cases, arguments.against:
-        case [a, b], None:
-            return Answer(diff_page(find(a, root, machine), find(b, root, machine), screen))
-        case [one], Path() as other:
-            return Answer(diff_page(find(one, other, machine), find(one, root, machine), screen))
-    usage: Callable[[str], NoReturn] = arguments.usage
-    return usage("expected two cases, or one and --against DIR")
 
 
 def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
@@ -202,34 +181,3 @@ def _sequences(entry: Accepted) -> str:
 
 def _day(entry: Accepted) -> str:
     return plain(entry.recorded_at)[:10] or formats.ABSENT
-
-
-# What ``diff`` says: two baselines side by side. A comes first, and ratios are B/A.
-def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[str]:
-    mine, theirs = a.baseline, b.baseline
-    lines = [f"{name}  {plain(one.baseline.id)}  {plain(one.path)}" for name, one in (("A", a), ("B", b))]
-    if mine.machine != theirs.machine:
-        lines.append(f"machine: {plain(mine.machine)} -> {plain(theirs.machine)}")
-    lines += [f"{name} at best  {_best_figures(one)}" for name, one in (("A", mine), ("B", theirs))]
-    rows = [measured(one.launches).values() for one in (mine, theirs)]
-    both = [row.name for row in rows[0] if row in rows[1]]  # two scripts need not have the same rate
-    pairs = {name: (figure(mine, name), figure(theirs, name)) for name in both}
-    columns = [
-        Column("", [label(name) for name in pairs], right=False),
-        Column("A", [shown(name, one) for name, (one, _) in pairs.items()]),
-        Column("B", [shown(name, other) for name, (_, other) in pairs.items()]),
-        Column("B/A", [f"{other / one:.3f}" if one else formats.ABSENT for one, other in pairs.values()]),
-        Column("change", [formats.percent(change(other, one)) for one, other in pairs.values()]),
-    ]
-    lines += ["", *table(columns, screen)]
-    old, new, asked = mine.launches[-1], theirs.launches[-1], settings_differences(mine.spec, theirs.spec)
-    active = [plain(one) for one in changes([new], [old])]
-    named = {line.partition(":")[0] for line in asked}
-    others = [line for line in active if line.partition(":")[0] not in named]
-    for title, found in (
-        ("settings", asked),
-        ("environment of the newest launches", [plain(line) for line in old.differences(new)]),
-        ("what was active", others or ["no other difference than these settings'"] * bool(active)),
-    ):
-        lines += ["", title, *(f"  {line}" for line in found or ["no difference"])]
-    return lines

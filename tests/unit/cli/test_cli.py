@@ -18,7 +18,6 @@ from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.baseline_folder import Stored, read, settings_differences
 from pytest_llmperf.cli.commands.baselines import (
-    diff_page,
     list_page,
     short_site,
     show_page,
@@ -310,37 +309,10 @@ def test_figures_that_were_not_recorded_are_dashes() -> None:
     assert lines[1].split() == ["2026-01-01", "-", "-", "-", "-", "2", "-", "-"]
 
 
-class TestDiff:
-    def test_two_cases(self, golden: Golden) -> None:
-        lines = diff_page(Stored(Path("a"), FIRST), Stored(Path("b"), EAGER), PIPE)
-        rate = next(line for line in lines if line.startswith("tokens/s/GPU"))
-        assert rate.split() == ["tokens/s/GPU", "634", "1,280", "2.020", "+102.0", "%"]
-        golden(lines[lines.index("settings") :])
-
-    def test_a_case_with_itself(self, llmperf: Run) -> None:
-        code, out, _ = llmperf("diff", SPEC.id, SPEC.digest)
-        assert (code, out.count("no difference")) == (0, 3)
-
-    def test_a_setting_that_was_not_stored_has_its_default(self) -> None:
-        old = {name: value for name, value in SPEC.to_dict().items() if name != "liger"}
-        assert settings_differences(old, SPEC.to_dict()) == []
-        assert settings_differences(old, replace(SPEC, liger=True).to_dict()) == ["liger: False -> True"]
-
-    def test_one_case_of_two_folders(self, llmperf: Run, tmp_path: Path) -> None:
-        code, out, _ = llmperf("diff", SPEC.id, "--against", keep(tmp_path / "other", FIRST))
-        assert code == 0
-        assert re.search(r"tokens/s/GPU +634 +320 +0.505 +-49.5 %", out)
-
-    @pytest.mark.parametrize(
-        "arguments", [[], ["a"], ["a", "b", "c"], ["--against", "d"], ["a", "b", "--against", "d"]]
-    )
-    def test_usage(
-        self, llmperf: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], golden: Golden
-    ) -> None:
-        with pytest.raises(SystemExit) as ended:
-            llmperf("diff", *arguments)
-        assert ended.value.code == 2
-        golden(capsys.readouterr().err)
+def test_a_setting_that_was_not_stored_has_its_default() -> None:
+    old = {name: value for name, value in SPEC.to_dict().items() if name != "liger"}
+    assert settings_differences(old, SPEC.to_dict()) == []
+    assert settings_differences(old, replace(SPEC, liger=True).to_dict()) == ["liger: False -> True"]
 
 
 @pytest.mark.parametrize(
@@ -394,7 +366,7 @@ class TestLargestMicroBatch:
         assert (code, heading.split()[0]) == (0, "accepted")
         assert row.split()[:3] == ["2026-11-21", "39", "1"]
 
-    @pytest.mark.parametrize("command", ["baselines diff {0} {0}", "plan {0}"])
+    @pytest.mark.parametrize("command", ["plan {0}"])
     def test_where_launches_are_needed_it_says_so(self, run: Run, command: str, golden: Golden) -> None:
         code, _, err = run(command.format(self.CASE))
         assert code == 1
@@ -435,7 +407,7 @@ class TestProcess:
         assert (done.returncode, done.stderr) == (0, "")
         assert SPEC.id in done.stdout
 
-    @pytest.mark.parametrize("command", [["list"], ["show", SPEC.id], ["diff", SPEC.id, OTHER.id]])
+    @pytest.mark.parametrize("command", [["list"], ["show", SPEC.id]])
     def test_nothing_heavy_is_imported(self, root: Path, command: list[str]) -> None:
         arguments = ["baselines", *command, "--perf-baselines", str(root)]
         heavy = {"torch", "transformers", "accelerate", "numpy", "scipy", "pytest", "pynvml"}

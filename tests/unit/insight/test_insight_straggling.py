@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.analysis.waits import by_canary, by_work, communication_share, held_up
+from pytest_llmperf.analysis.waits import by_work, communication_share, held_up
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -88,18 +88,8 @@ def test_it_has_to_be_the_same_one_every_time() -> None:
     assert held_up([first, launch([0.1] * 4)]) == ()
 
 
-def test_a_slow_chip_is_told_by_its_canary_where_steps_are_equal(golden: Golden) -> None:
-    run = launch([0.1] * 4, rates=[7e14, 7e14, 5e14, 7.1e14])
-    found = by_canary(run)
-    assert found is not None
-    assert (found.rank, found.host) == (2, "node1")
-    golden(held_up([run]))
-    assert held_up([launch([0.1] * 4, rates=[7e14, 7e14, 6.8e14, 7.1e14])]) == ()
-
-
 def test_one_rank_and_old_records_tell_nothing() -> None:
     assert by_work(launch([0.1])) is None
-    assert by_canary(launch([0.1, 0.1])) is None
     assert held_up([launch([0.1])]) == ()
 
 

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge.pairs import Bounds, judge_gain
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.run_effects import host_shift
 from pytest_llmperf.judge.verdict import judge_pairs
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.examples import examples
 from tests.fakes import Fake, launch_of
@@ -152,27 +150,3 @@ class TestPairs:
         assert judge_pairs([pair(0.1, 0.1, reserved=2**31)] * 2, POLICY).verdict == "regressed"
         assert judge_pairs([pair(0.1, 0.1)], POLICY, ["asked for liger, nothing was patched"]).verdict == "invalid"
         assert judge_pairs([pair(0.1, math.nan)], POLICY).verdict == "invalid"
-
-
-def case(change: float | None) -> CaseResult:
-    check = Check(metric="tokens_per_second_per_gpu", value=1.0, unit="tokens/s", change=change)
-    return CaseResult(id="i", digest="d", nodeid="n", machine="m", verdict="pass", reason="", checks=(check,))
-
-
-class TestHostShift:
-    def test_most_cases_together(self, golden: Golden) -> None:
-        line = host_shift([case(-0.04), case(-0.05), case(-0.045), case(-0.043), case(0.001)])
-        golden(line)
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            (-0.05, 0.0, 0.001, -0.001),
-            (-0.05, -0.05, -0.05),
-            (0.001, 0.002, 0.001, 0.002),
-            (-0.04, 0.04, -0.04, 0.04),
-            (None, None, None, None, None),
-        ],
-    )
-    def test_no_shift(self, changes: tuple[float | None, ...]) -> None:
-        assert host_shift([case(change) for change in changes]) == ""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline, StepBaseline, StoredStep
-from pytest_llmperf.judge.static_steps import PEAK, judge_step, news, upgrade_lines
+from pytest_llmperf.judge.static_steps import PEAK, judge_step, news
 from pytest_llmperf.judge.store import BaselineError, parse, text_of
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import StaticStep
@@ -198,19 +198,6 @@ def result(step: StaticStep) -> CaseResult:
         checks=judgement.checks,
         differences=STORED.other_versions(step),
     )
-
-
-def test_an_upgrade_is_told_once_for_the_run(golden: Golden) -> None:
-    versions = {"transformers": "5.24.0"}
-    found = [
-        result(now(versions=versions)),
-        result(now(operators={"aten::_to_copy": 58}, versions=versions)),
-        result(now(operators={"aten::_to_copy": 90}, memory={"activations": 2**30}, versions=versions)),
-        result(STORED),
-    ]
-    (line,) = upgrade_lines(found)
-    golden(line)
-    golden(upgrade_lines([result(now(versions=versions))]))
 
 
 @pytest.mark.parametrize(

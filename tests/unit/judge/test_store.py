@@ -20,7 +20,7 @@ from pytest_llmperf.judge.baseline import Baseline, BaselineStore, CapacityBasel
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import Accepted, BaselineError, text_of
 from pytest_llmperf.judge.verdict import judge
-from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 from tests.shelf import accept
@@ -316,46 +316,17 @@ class TestListing:
         assert store.machines() == ["m"]
 
 
-class TestCopies:
-    """Files that somebody left: the same case twice."""
-
-    @pytest.fixture(params=["x copy.json", "a.json", "../llama-a/{name}", "../llama-a/a.json"])
-    def copy(self, store: BaselineStore, request: pytest.FixtureRequest) -> Path:
-        store.update("m", SPEC, adding(0.1))
-        path = store.path("m", SPEC)
-        copy = Path(os.path.normpath(path.parent / request.param.format(name=path.name)))
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-        store.update("m", SPEC, adding(0.1001))
-        return copy
-
-    def test_they_are_known_by_the_file_that_counts(self, store: BaselineStore, copy: Path) -> None:
-        store.update("m", OTHER, adding(spec=OTHER))
-        found = {entry.path: entry.copy_of for entry in store.entries("m")}
-        assert found == {copy: store.path("m", SPEC), store.path("m", SPEC): None, store.path("m", OTHER): None}
-
-    def test_their_launches_teach_nothing_twice(self, store: BaselineStore, copy: Path) -> None:
-        assert copy.exists()
-        (launches,) = store.launches("m")
-        assert len(launches) == 2
-
-    def test_a_model_that_is_gone_leaves_the_name(
-        self, store: BaselineStore, copy: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        right = store.path("m", SPEC)
-
-        def gone(*_: object) -> TrainSpec:
-            raise SpecError("no such model")
-
-        entries = store.entries("m")
-        monkeypatch.setattr(TrainSpec, "from_dict", gone)
-        found = {entry.path: entry.copy_of for entry in store.entries("m")}
-        if copy.name != right.name:
-            assert found == {entry.path: entry.copy_of for entry in entries}
-        assert sorted(filter(None, found.values())) in ([right], [copy])
+@pytest.mark.parametrize("name", ["x copy.json", "a.json"])
+def test_a_copy_that_somebody_left_counts_for_nothing(store: BaselineStore, name: str) -> None:
+    store.update("m", SPEC, adding(0.1))
+    path = store.path("m", SPEC)
+    path.with_name(name).write_bytes(path.read_bytes())
+    store.update("m", SPEC, adding(0.1001))
+    assert [entry.path for entry in store.entries("m")] == [path]
+    assert [len(launches) for launches in store.launches("m")] == [2]
 
 
-def test_a_largest_micro_batch_is_no_copy_of_its_launches_and_may_have_one(store: BaselineStore) -> None:
+def test_a_largest_micro_batch_stands_beside_its_launches(store: BaselineStore) -> None:
     store.update("m", SPEC, adding())
     path = store.capacities.path("m", SPEC)
     path.parent.mkdir()
@@ -364,7 +335,7 @@ def test_a_largest_micro_batch_is_no_copy_of_its_launches_and_may_have_one(store
     text = text_of(CapacityBaseline(**names, spec=SPEC.to_dict(), anchor=entry, history=(entry,)))
     for name in (path.name, "a copy.json"):
         path.with_name(name).write_text(text)
-    assert [one.copy_of for one in store.entries("m")] == [path, None, None]
+    assert [one.path for one in store.entries("m")] == [path, store.path("m", SPEC)]
 
 
 def test_finding_out_whether_it_can_be_written_leaves_nothing(store: BaselineStore) -> None:
