@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.analysis.expectation import Case, Expectation, estimated, filled, with_error
-from pytest_llmperf.run.expectations import stored_cases
+from pytest_llmperf.run.derived_metrics import stored_cases
 from tools import tables
 
 BASELINES = Path(__file__).parents[1] / "baselines"

@@ -15,7 +15,7 @@ from pytest_llmperf.cli.asked_run import named
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.results_document import ResultsError, read_values
 from pytest_llmperf.report.results_json import RunDocument
-from pytest_llmperf.run.expectations import expectation, newest_launch, stored_cases
+from pytest_llmperf.run.derived_metrics import expectation, newest_launch, stored_cases
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats

@@ -10,7 +10,7 @@ import pytest
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document, write_json
-from pytest_llmperf.run.expectations import newest_launch
+from pytest_llmperf.run.derived_metrics import newest_launch
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.golden import REPOSITORY, Golden
 from tests.shelf import Run, keep, llmperf_on

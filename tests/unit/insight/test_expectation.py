@@ -12,7 +12,7 @@ import pytest
 from pytest_llmperf.analysis.expectation import Case, Expectation, estimated, expected, filled, standing, with_error
 from pytest_llmperf.records.launch import OLDER
 from pytest_llmperf.records.trace import Trace, TraceRow
-from pytest_llmperf.run.expectations import newest_launch, rates_of, stored_cases
+from pytest_llmperf.run.derived_metrics import newest_launch, rates_of, stored_cases
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
