@@ -1,4 +1,4 @@
-"""What the launches of one spec mean beside their rate: use of the chip, energy, waiting; and what it should have been."""
+"""What the launches of one spec mean beside their rate: the use of the chip, energy, waiting; what they should be."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class TestCommand:
     def test_stored_settings_of_another_day_are_named(self, run: Run, tmp_path: Path, golden: Golden) -> None:
         source = next((BASELINES / MACHINE).rglob(f"{STORED}.json"))
         baseline = parse(Baseline, source.read_text(encoding="utf-8"), str(source))
-        path = tmp_path / "m" / "llama" / "old.json"
+        path = tmp_path / "m" / "llama" / source.name
         path.parent.mkdir(parents=True)
         old = replace(baseline, machine="m", spec={**baseline.spec, "flash": True})
         path.write_text(text_of(old), encoding="utf-8")
