@@ -11,13 +11,13 @@ from dataclasses import replace
 from perf_tests.families import FAMILIES
 from perf_tests.ladder import LADDER, on_cpu
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.settings.attention import ATTENTIONS
 
 _PLAIN = TrainSpec(model="llama-3.2-1b", micro_batch_size=8)
 _LIGER = replace(_PLAIN, liger=True)
 _OPT = TrainSpec(model="opt-1.3b", micro_batch_size=8)
 _MIXTURE = TrainSpec(model="mixtral-like-0.6b", micro_batch_size=8)
 
+_BY_PACKAGES = ("flash_attention_2", "flex_attention", "flash_attention_3")
 # Liger's for this family, one by one; of the two losses it takes one at a time.
 _KERNELS = ("rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy")
 
@@ -27,7 +27,7 @@ def _kernels() -> Iterator[TrainSpec]:
     yield from (replace(_LIGER, liger_kernels=kernel) for kernel in _KERNELS)
     yield from (replace(_PLAIN, sdpa_backend=backend) for backend in ("flash", "cudnn", "math"))
     yield replace(_OPT, sdpa_backend="efficient")
-    yield from (replace(_LIGER, attention=attention) for attention in ATTENTIONS[2:])
+    yield from (replace(_LIGER, attention=attention) for attention in _BY_PACKAGES)
     yield replace(_LIGER, torch_compile=True, torch_compile_scope="layers", liger_kernels="fused_linear_cross_entropy")
     yield from (
         replace(_PLAIN, torch_compile=True, torch_compile_scope="layers", fp8=recipe)

@@ -17,8 +17,6 @@ from pytest_llmperf.analysis import ladder
 #: What shards weights, and the fewest GPUs it shards over. Under mixed precision it would keep fp32 weights: pure bf16.
 _SHARDING = {"fsdp": 2, "fsdp_hybrid": 4}
 
-_ZERO = ("zero2", "zero3")
-
 #: Sequences of an optimizer step where all widths share them.
 GLOBAL_BATCH = 64
 _STRONG_WIDTHS = (1, 2, 4, 8)
@@ -80,9 +78,12 @@ def _on_cpu(spec: TrainSpec) -> TrainSpec:
     return replace(on_cpu(spec), liger=False, micro_batch_size=_CPU_MOST_AT_ONCE)
 
 
-def _zero(best: TrainSpec, gpus: int, parallelism: str) -> Width:
-    """DeepSpeed computes with copies in bf16 of weights in fp32."""
-    return Width(replace(best, model_precision="fp32", gpus=gpus, parallelism=parallelism))
+def _zero(best: TrainSpec, widths: Sequence[int]) -> Iterator[Width]:
+    """DeepSpeed computes with copies in bf16 of weights in fp32; the first is the one GPU that these are held over."""
+    mixed = replace(best, model_precision="fp32")
+    yield Width(mixed)
+    for parallelism in ("zero2", "zero3"):
+        yield from (Width(replace(mixed, gpus=gpus, parallelism=parallelism)) for gpus in widths)
 
 
 _BEST = [rung for rung in LADDER if rung.number == "15.9"]
@@ -99,10 +100,10 @@ SHARDED = [
         for parallelism in ("tensor", "context")
         for gpus in (2, 4, 8)
     ),
-    *(_zero(_LLAMA, gpus, parallelism) for parallelism in _ZERO for gpus in (2, 4, 8)),
+    *_zero(_LLAMA, (2, 4, 8)),
 ]
 STRONG = list(_strong(_LLAMA, GLOBAL_BATCH, _MOST_AT_ONCE, _STRONG_WIDTHS))
 
 WEAK_ON_CPU = [replace(width, at_least=None) for rung in _BEST for width in _weak(_on_cpu(rung.spec), (), _CPU_WIDTHS)]
-SHARDED_ON_CPU = [_zero(_on_cpu(_LLAMA), 2, parallelism) for parallelism in _ZERO]
+SHARDED_ON_CPU = list(_zero(_on_cpu(_LLAMA), (2,)))
 STRONG_ON_CPU = list(_strong(_on_cpu(_LLAMA), _CPU_BATCH, _CPU_MOST_AT_ONCE, _CPU_WIDTHS))

@@ -30,11 +30,13 @@ def test_weak_scaling_begins_with_the_ladders_last_step_and_has_every_width() ->
 
 
 def test_shards_are_held_over_one_gpu_in_the_same_precision() -> None:
-    first, *others = SHARDED
-    assert (first.spec.gpus, first.spec.parallelism) == (1, "ddp")
-    assert {width.spec.parallelism for width in others} == {"fsdp", "fsdp_hybrid", "tensor"}
-    assert {width.spec.precision for width in SHARDED} == {"bf16-pure"}
-    assert all(is_narrower(first.spec, width.spec) for width in others if width.spec.model == first.spec.model)
+    kinds = {"bf16-pure": {"fsdp", "fsdp_hybrid", "tensor", "context"}, "bf16-mixed": {"zero2", "zero3"}}
+    assert {width.spec.precision for width in SHARDED} == {*kinds}
+    for precision, parallelisms in kinds.items():
+        first, *others = (width.spec for width in SHARDED if width.spec.precision == precision)
+        assert (first.gpus, first.parallelism) == (1, "ddp")
+        assert {spec.parallelism for spec in others} == parallelisms
+        assert all(is_narrower(first, spec) for spec in others if spec.model == first.model)
 
 
 @pytest.mark.parametrize("widths", [STRONG, STRONG_ON_CPU])
