@@ -13,7 +13,7 @@ from pytest_llmperf.run.findings import CannotRunError, Concluded
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.settings.attention import has_fp32
 from pytest_llmperf.settings.models import is_dropout
-from pytest_llmperf.settings.parallelism import gathered_precision
+from pytest_llmperf.settings.parallelism import gathered_precision, is_context
 from pytest_llmperf.settings.registry import plainest, small
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -52,3 +52,5 @@ def _notes(spec: TrainSpec) -> Iterator[str]:
         yield f"the small model has no dropout: {', '.join(off)} is 0 there"
     if not has_fp32(spec):
         yield "flash attention has no fp32: in fp32 everything else is compared, with attention sdpa"
+    if is_context(spec):
+        yield "context's fused kernels may have no fp32: in fp32 everything else is compared, with parallelism fsdp"

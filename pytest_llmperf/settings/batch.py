@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_llmperf.settings.parallelism import data_ranks, few_ranks
+from pytest_llmperf.settings.parallelism import data_ranks, few_ranks, is_context
 from pytest_llmperf.settings.precision import FP8_MULTIPLE
 from pytest_llmperf.settings.setting import Axis, Search, Setting, SpecError, TrainSpec
 from pytest_llmperf.support.user_input import A_TOLERANCE, is_tolerance
@@ -70,6 +70,8 @@ SETTING = Setting(
     clash=_clash,
     small=_small,
     plain=lambda _: {"gradient_accumulation_steps": 1, "micro_batch_size": SEQUENCES},
+    # Ranks that share no sequence there have batches of their own.
+    in_fp32=lambda spec: {"micro_batch_size": max(1, spec.micro_batch_size // (spec.gpus if is_context(spec) else 1))},
     axis=_axis,
 )
 

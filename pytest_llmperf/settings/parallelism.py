@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_llmperf.settings.precision import is_16_bit
 from pytest_llmperf.settings.setting import (
     Axis,
     Evidence,
@@ -44,6 +45,10 @@ def few_ranks(spec: TrainSpec) -> int:
 def data_ranks(spec: TrainSpec) -> int:
     """How many of its ranks read sequences of their own."""
     return 1 if spec.parallelism in ("tensor", "context") else spec.gpus
+
+
+def is_context(spec: TrainSpec) -> bool:
+    return spec.parallelism == "context"
 
 
 def zero_stage(spec: TrainSpec) -> int:
@@ -87,7 +92,7 @@ def _clash(spec: TrainSpec) -> str | None:
         return f"{spec.parallelism} with {spec.optimizer} does not train: use optimizer={names}"
     if spec.parallelism == "tensor":
         return _tensor_clash(spec)
-    return _fsdp_clash(spec) or (_context_clash(spec) if spec.parallelism == "context" else None)
+    return _fsdp_clash(spec) or (_context_clash(spec) if is_context(spec) else None)
 
 
 _NEVER = ("fp8", "save_checkpoint", "lora")
@@ -128,6 +133,9 @@ def _context_clash(spec: TrainSpec) -> str | None:
         return f"context passes keys and values on from rank to rank by sdpa's fused kernels, not by {spec.attention}"
     if spec.data == "text" and spec.rows != "packed":
         return f"context takes no mask, and rows={spec.rows!r} have one or come with positions; use rows='packed'"
+    sizes = spec.architecture.geometry
+    if not is_16_bit(spec) and sizes and sizes.num_key_value_heads != sizes.num_heads:
+        return "context takes fused kernels, and sdpa has none of fp32 for shared key-value heads: use bf16"
     # Each rank has a part from the front and one from the back, so that causal attention is as much work for all.
     if spec.sequence_length % (2 * spec.gpus):
         return f"context gives each rank two parts of a sequence: {2 * spec.gpus} do not divide {spec.sequence_length}"
@@ -135,7 +143,7 @@ def _context_clash(spec: TrainSpec) -> str | None:
 
 
 def _why_not_on_cpu(spec: TrainSpec) -> str | None:
-    if spec.parallelism == "context":
+    if is_context(spec):
         return "its attention's kernels are a GPU's"
     # accelerate would train with DDP there, and say nothing.
     return "accelerate shards over GPUs only" if is_sharded(spec) and not zero_stage(spec) else None
@@ -184,6 +192,8 @@ SETTING = Setting(
     needs=lambda spec: _DEEPSPEED if zero_stage(spec) else None,
     small=lambda spec: {"gpus": few_ranks(spec)},
     plain=at_default("gpus", "parallelism"),
+    # Shards of weights alone: a fused kernel need not have fp32.
+    in_fp32=lambda spec: {"parallelism": "fsdp"} if is_context(spec) else {},
     axis=_axis,
     evidence=ParallelismEvidence,
     checks={"gpus": _world_size, "parallelism": _parallelism},

@@ -222,6 +222,13 @@ class TestSmall:
         found = in_fp32(small(flash))
         assert (found.attention, found.precision, found.fp8) == ("sdpa", "fp32", "no")
 
+    def test_ranks_that_share_sequences_in_16_bits_have_batches_of_their_own_in_fp32(self) -> None:
+        context = TrainSpec(model="llama-3.2-1b", mixed_precision="no", gpus=2, parallelism="context")
+        few = small(context)
+        found = in_fp32(few)
+        assert (found.parallelism, found.precision) == ("fsdp", "fp32")
+        assert found.sequences_per_step == few.sequences_per_step == plainest(context).sequences_per_step
+
     def test_an_optimizer_without_a_plain_form_says_so(self) -> None:
         assert true_optimizer(replace(SPEC, optimizer="paged_adamw_8bit")) == "adamw_torch"
         assert true_optimizer(replace(SPEC, optimizer="sgd")) == "sgd"

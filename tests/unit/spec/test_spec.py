@@ -118,6 +118,10 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"parallelism": "context", "gpus": 2, "mixed_precision": "no", "attention": "eager"}, "not by eager"),
         ({"parallelism": "context", "gpus": 3, "mixed_precision": "no"}, "6 do not divide 1024"),
         ({"parallelism": "context", "gpus": 2, "mixed_precision": "no", "torch_compile": True}, "torch_compile out"),
+        (
+            {"parallelism": "context", "gpus": 2, "mixed_precision": "no", "model_precision": "fp32"},
+            "sdpa has none of fp32 for shared key-value heads: use bf16",
+        ),
         ({"parallelism": "zero2", "gpus": 2, "mixed_precision": "no"}, "use precision bf16-mixed or fp32"),
         ({"parallelism": "zero3", "gpus": 2, "optimizer": "adafactor"}, "zero3 with adafactor does not train"),
         ({"parallelism": "fsdp", "gpus": 2, "mixed_precision": "no", "optimizer": "muon"}, "it takes whole matrices"),
