@@ -22,7 +22,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Spread
 from pytest_llmperf.records.launch import DIARY_FILE, ENVIRONMENT_FILE, SENSORS_FILE, Environment
 from pytest_llmperf.records.metrics import COUNTED, MEMORY, METRICS, RATE
-from pytest_llmperf.records.result import Soak, joined_reasons
+from pytest_llmperf.records.result import Soak, joined_reasons, left_by_each_step
 from pytest_llmperf.settings.data import is_uneven
 from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -380,7 +380,7 @@ def _left_by(last: Entry, *, on_cpu: bool) -> str:
     if last.grown is None:
         return ""
     if last.grown:
-        return "; each step leaves " + ", ".join(f"{number:.3g} {kind}" for kind, number in last.grown.items())
+        return f"; {left_by_each_step(last.grown)}"
     tool = "memray" if on_cpu else "torch.cuda.memory._record_memory_history"
     return f"; no kind of Python object grows with it: {tool} tells which line allocates"
 

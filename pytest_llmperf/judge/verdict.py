@@ -17,8 +17,9 @@ from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import CHECKPOINT
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases, rate_of
-from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of
+from pytest_llmperf.records.result import Check, Verdict, joined_reasons, left_by_each_step, worst_of
 from pytest_llmperf.records.steady_state import MOST_GROWTH
+from pytest_llmperf.records.trace import LEFT
 from pytest_llmperf.support.formats import in_sentence, percent
 
 
@@ -408,7 +409,9 @@ def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget
     if value > limit:
         is_confirmed = sum((each.allocated_growth or 0.0) > limit for each in grown) >= min(CONFIRMED_BY, budget)
         verdict = "regressed" if is_confirmed else "inconclusive"
+    left = next((each.trace.places[LEFT] for each in whole if each.trace and LEFT in each.trace.places), {})
     detail = seen or (OF_ONE_LAUNCH if verdict == "inconclusive" else "")
+    detail = "; ".join(filter(None, (detail, left_by_each_step(left))))
     held = {"tolerance": _TOLERANCE if is_held else None, "limit": limit, "verdict": verdict, "detail": detail}
     return (METRICS[GROWTH].check(value, usual if accepted else None, change=None, **held),)
 

@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from pytest_llmperf.observe.vital_signs import grown, objects
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import RankRecord, Trained, soak_seconds_of
+from pytest_llmperf.records.steady_state import MOST_GROWTH, growth
 
 Instant = TypeVar("Instant")
 
@@ -267,6 +268,11 @@ class Measurement:
     def _so_far(self, name: str) -> list[Any]:
         """What was counted before the first step, and at the end of each."""
         return [0, *(getattr(end, name) for end in self._ends)]
+
+    def leaves_memory(self, warmup_steps: int) -> bool:
+        """Whether steps leave more behind than a training may."""
+        held = [end.held for end in self._ends[warmup_steps:] if end.held is not None]
+        return (growth(held) or 0.0) > MOST_GROWTH
 
     @property
     def fetch_seconds(self) -> list[float]:

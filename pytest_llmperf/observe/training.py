@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, Protocol
@@ -22,11 +23,11 @@ from pytest_llmperf.observe.environment import Project, place_of
 from pytest_llmperf.observe.measurement import Boundary, Clock, Diary, Exchange, Measurement, Memory
 from pytest_llmperf.observe.tracer import LONG_SECONDS, Tracer, with_timed_waits
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.vital_signs import Heartbeat
+from pytest_llmperf.observe.vital_signs import Heartbeat, grown, objects
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Trained
 from pytest_llmperf.records.steady_state import DECIDED, GOES_ON, PassingRanges, looks, why_end
-from pytest_llmperf.records.trace import UNWANTED, Trace
+from pytest_llmperf.records.trace import LEFT, UNWANTED, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,30 @@ class Untimed(Protocol):
         """Whether that was the last one."""
 
 
+class LeftObjects:
+    """What steps leave of the interpreter's objects, where they leave memory behind: what grows in both of two halves,
+    since a profiler leaves some once. The first step only comes before."""
+
+    _HALF = 2
+
+    def __init__(self) -> None:
+        self._step, self._counts = 0, list[Counter[str]]()
+        self.grown: Mapping[str, float] = {}
+
+    def begin(self) -> None:
+        """With the next step."""
+
+    def end_step(self) -> bool:
+        self._step += 1
+        is_over = self._step > 2 * self._HALF
+        if is_over:
+            first, middle = self._counts
+            self.grown = grown(middle, self._HALF, among=(middle - first).keys() - {Counter.__name__})
+        elif self._step % self._HALF == 1:
+            self._counts.append(objects())
+        return is_over
+
+
 class ObservedTraining:
     """One rank's; made before the model, since its memory counts from then on."""
 
@@ -97,6 +122,7 @@ class ObservedTraining:
         """Called once all timed steps are over and others follow."""
         self._coming = [*([("tracing", self._tracer)] if self._tracer else []), *last]
         self._running: Untimed | None = None
+        self._left = LeftObjects()
 
     def begin(self) -> None:
         """With the first step."""
@@ -159,6 +185,10 @@ class ObservedTraining:
         if self._coming and self._running is None:
             self._heartbeat.enter("gathering")
             self.measured()
+            # One rank would go on alone; and a Trainer's arguments have the number of its steps.
+            alone = self._plan.ranks == 1 and not self._plan.is_ours
+            if alone and self.measurement.leaves_memory(self._plan.warmup_steps):
+                self._coming.append(("counting", self._left))
         phase, self._running = self._coming.pop(0) if self._coming else ("finishing", None)
         self._heartbeat.enter(phase)
         if self._running:
@@ -175,6 +205,8 @@ class ObservedTraining:
             return Trace(none=UNWANTED)
         timed, warmup_steps = self.measurement.step_seconds, self._plan.warmup_steps
         trace = self._tracer.trace(failed, timed, warmup_steps)
+        if self._left.grown:
+            trace = replace(trace, places={**trace.places, LEFT: self._left.grown})
         own = self._plan.is_ours
         return trace if own else with_timed_waits(trace, self.measurement.fetch_seconds, timed, warmup_steps)
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -353,7 +353,8 @@ def watched(headroom: Headroom, path: Path, *, to_be_capped: bool) -> Iterator[N
 # Objects: which kinds there are more of, and by which variable one finds them. Nobody times what comes meanwhile.
 
 # How many kinds are told, how many objects of one are looked for, and how far from a variable, each time among so many.
-_MOST_KINDS, _LOOKED_FOR, _DEEP, _MOST_NEAR = 3, 3, 3, 50
+_MOST_KINDS, _LOOKED_FOR, _DEEP, _MOST_NEAR = 3, 20, 3, 200
+_OURS = Path(__file__).parents[1]
 
 
 def objects() -> Counter[str]:
@@ -361,12 +362,17 @@ def objects() -> Counter[str]:
     return Counter(type(each).__name__ for each in gc.get_objects())
 
 
-def grown(before: Counter[str], steps: int) -> dict[str, float]:
+def grown(before: Counter[str], steps: int, among: Container[str] | None = None) -> dict[str, float]:
     """By kind, with the variable that leads to the newest, how many more there are a step than ``before``: of one in
-    two steps at least."""
-    kept, more = gc.get_objects(), (objects() - before).most_common(_MOST_KINDS)
-    found = {kind: number / steps for kind, number in more if number > steps / 2}
-    newest = {kind: [each for each in kept if type(each).__name__ == kind][-_LOOKED_FOR:] for kind in found}
+    two steps at least, and ``among`` some kinds only."""
+    kept = [gc.get_objects(generation) for generation in range(3)]
+    more = (objects() - before).most_common(_MOST_KINDS if among is None else None)
+    found = {kind: number / steps for kind, number in more if number > steps / 2 and (among is None or kind in among)}
+    found = dict([*found.items()][:_MOST_KINDS])
+    newest = {
+        kind: [one for each in kept for one in [one for one in each if type(one).__name__ == kind][-_LOOKED_FOR:]]
+        for kind in found
+    }
     del kept
     return {f"{kind}{_held_by(newest[kind])}": round(number, 1) for kind, number in found.items()}
 
@@ -375,13 +381,16 @@ def _held_by(found: Sequence[object]) -> str:
     """`` in 'history' of main() in train.py``: a variable of the main thread; empty: none leads there."""
     frame, variables = sys._current_frames().get(threading.main_thread().ident or 0), dict[int, str]()  # noqa: SLF001
     while frame is not None:
-        function, file = frame.f_code.co_name, Path(frame.f_code.co_filename).name
-        where = f"{function}() in {file}" if function.isidentifier() else file
-        variables |= {id(value): f" in {name!r} of {where}" for name, value in frame.f_locals.items()}
+        function, file = frame.f_code.co_name, Path(frame.f_code.co_filename)
+        where = f"{function}() in {file.name}" if function.isidentifier() else file.name
+        if _OURS not in file.parents:
+            variables |= {id(value): f" in {name!r} of {where}" for name, value in frame.f_locals.items()}
         frame = frame.f_back
     near: Sequence[object] = found
     for _ in range(_DEEP):
+        reached = {id(each) for each in near}
         near = gc.get_referrers(*near)[:_MOST_NEAR]
-        if told := next((variables[id(each)] for each in near if id(each) in variables), ""):
-            return told
+        named = [each for each in near if id(each) in variables]
+        if named:  # the one that has most of them
+            return variables[id(max(named, key=lambda one: sum(id(each) in reached for each in gc.get_referents(one))))]
     return ""

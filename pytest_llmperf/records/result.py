@@ -48,6 +48,12 @@ def worst_of(verdicts: Iterable[Verdict | None]) -> Verdict:
     return min((verdict or "pass" for verdict in verdicts), key=VERDICTS.index, default="pass")
 
 
+def left_by_each_step(grown: Mapping[str, float]) -> str:
+    """In a line; empty of none."""
+    each = ", ".join(f"{number:.3g} {kind}" for kind, number in grown.items())
+    return f"each step leaves {each}" if each else ""
+
+
 def joined_reasons(lines: Iterable[str]) -> str:
     """The reason of an ``invalid`` case: several are separated by ``"; "``, which none of them has inside."""
     return "; ".join(line.replace("; ", ", ") for line in lines)

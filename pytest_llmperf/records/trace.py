@@ -132,7 +132,8 @@ class Trace:
     by_rank: tuple[RankWork, ...] = ()
     """Of several ranks, what their mean hides; older traces have none."""
     places: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By kind, of waits and copies, the lines of Python that make them and how often a step; the most frequent."""
+    """By kind, of waits and copies, the lines of Python that make them and how often a step; the most frequent. Where
+    memory grew, also what each step left."""
     none: str = ""
     """Why there is no trace, if there is none."""
 
@@ -245,6 +246,8 @@ def merged(traces: Sequence[Trace]) -> Trace:
     )
 
 
+#: The kind of place of what each step leaves behind: kinds of objects, and the variables that lead to them.
+LEFT = "left"
 #: Between a line of the user's project and the line of a package that it led to.
 LEADS_TO = " => "
 

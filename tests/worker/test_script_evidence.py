@@ -15,6 +15,8 @@ from pytest_llmperf import ScriptSpec
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.steady_state import MOST_GROWTH
+from pytest_llmperf.records.trace import LEFT
 from pytest_llmperf.support import codec
 
 torch = pytest.importorskip("torch")
@@ -175,3 +177,31 @@ def test_what_weights_are_spread_over_is_named(mesh: Any) -> None:
     assert found(fsdp=True, tensor=False) == "fsdp"
     assert found(fsdp=False, tensor=True) == "tp 2"
     assert found(fsdp=True, tensor=True) == "fsdp tp 2"
+
+
+LEAKS = """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+history = []
+while True:
+    loss = model(torch.randn(8, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    history.append(loss.new_ones(2**16))
+"""
+
+
+def test_what_a_leaking_script_keeps_is_named_by_its_variable(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEAKS)
+    spec = ScriptSpec(command="python train.py", steps=24)
+    request = LaunchRequest(spec=spec, folder=tmp_path / "run", gpus=(), root=tmp_path, timeout_seconds=240)
+    launch = LocalLauncher().launch(request, lambda _: None)
+    assert isinstance(launch, Launch), launch
+    assert launch.trace is not None
+    assert launch.trace.places[LEFT] == {"Tensor in 'history' of train.py": 1.0}
+    assert launch.allocated_growth is not None
+    assert launch.allocated_growth > MOST_GROWTH

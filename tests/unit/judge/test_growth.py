@@ -17,6 +17,7 @@ from pytest_llmperf.judge.store import text_of
 from pytest_llmperf.judge.verdict import GROWTH, growth_checks, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import MOST_GROWTH, growth, takes_all_steps
+from pytest_llmperf.records.trace import LEFT, Trace, TraceRow
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
@@ -103,6 +104,16 @@ def verdict_of(*launches: Launch, accepted: Sequence[Launch] = (launch_of(SPEC),
 )
 def test_a_leak_is_a_loss_by_two_launches(launches: list[Launch], verdict: str | None) -> None:
     assert verdict_of(*launches)[0] == verdict
+
+
+def test_what_each_step_leaves_is_said_of_a_launch_that_was_traced() -> None:
+    trace = Trace(
+        rows=(TraceRow("wait", "aten::item", 1.0, 0.0),), places={LEFT: {"Tensor in 'kept' of train.py": 2.0}}
+    )
+    (check,) = growth_checks([leaking(100), replace(leaking(100), trace=trace)], (), 4)
+    assert (check.verdict, check.detail) == ("regressed", "each step leaves 2 Tensor in 'kept' of train.py")
+    (check,) = growth_checks([replace(leaking(100), trace=trace)], (), 4)
+    assert check.detail.endswith("; each step leaves 2 Tensor in 'kept' of train.py")
 
 
 def test_a_leak_that_was_accepted_with_a_reason_is_held_against_itself() -> None:
