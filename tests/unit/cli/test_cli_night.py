@@ -189,6 +189,7 @@ class TestLocal:
         with submitting(LOCAL + f"python = {tmp_path}/python\ncheck_python = no\n") as command:
             until(lambda: (tmp_path / "began").exists() and (tmp_path / "began").read_text())
             command.send_signal(number)
+            command.communicate()  # who reads it no more ends what writes to it
         assert command.returncode == 128 + number  # as a shell says it
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "began").read_text()), 0)
