@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import entry_point, main
-from pytest_llmperf.cli.answer import Screen
-from pytest_llmperf.cli.baseline_folder import Stored, read, settings_differences
+from pytest_llmperf.cli.answer import NotStoredError, Screen
+from pytest_llmperf.cli.baseline_folder import Shelf, Stored, read, settings_differences
 from pytest_llmperf.cli.commands.baselines import (
     list_page,
     short_site,
@@ -98,6 +98,17 @@ class TestList:
         stored = [Stored(Path("f"), one) for one in (SLOWER, EAGER, elsewhere)]
         lines = [re.sub(r" +", " ", line) for line in list_page(stored, PIPE)]
         golden(lines)
+
+    def test_loss_curves_that_older_versions_stored_are_no_baselines(
+        self, llmperf: Run, root: Path, tmp_path: Path
+    ) -> None:
+        before = llmperf("list")
+        for folder in (root, tmp_path / "curves alone"):
+            (folder / "loss-curves").mkdir(parents=True)
+            (folder / "loss-curves" / f"{SPEC.id}.json").write_text('{"schema": 1, "curves": []}', encoding="utf-8")
+        assert llmperf("list") == before
+        with pytest.raises(NotStoredError, match="no baselines here"):
+            Shelf.read(tmp_path / "curves alone")
 
     def test_the_default_folder_is_beside_the_user(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

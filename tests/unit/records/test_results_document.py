@@ -55,6 +55,16 @@ def test_documents_are_valid_by_the_schema(values: dict[str, Any]) -> None:
     assert [error.json_path for error in validator.iter_errors(plain(values))] == []
 
 
+def test_a_loss_curve_of_an_older_version_passes(tmp_path: Path) -> None:
+    values = plain(ladder_run())
+    values["results"][0]["loss_curve"] = {"verdict": "same", "reason": "r", "seeds": [1], "stored_seeds": 5}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    assert ResultsFile.read(path).document == document_of(plain(ladder_run()))
+    pytest.importorskip("jinja2")
+    assert main(["report", str(path), "--html", str(tmp_path / "old.html")]) == 0
+
+
 @pytest.mark.parametrize(
     "change",
     [{"results": 3}, {"schema": "1"}, {"exit_code": "0"}, {"machine": {"gpus": [3]}}, {"suite": {}}, {"skipped": [{}]}],
