@@ -106,7 +106,7 @@ SHARDED: Mapping[str, TrainSpec] = {
     "all": replace(PLAIN, gpus=2, parallelism="fsdp"),
     "replicas": replace(PLAIN, gpus=4, parallelism="fsdp_hybrid", model_precision="bf16"),
     "together": replace(PLAIN, gpus=2, parallelism="tensor"),
-    "parts": replace(PLAIN, gpus=2, parallelism="context"),
+    "parts": replace(PLAIN, gpus=2, parallelism="context", model_precision="bf16"),
     "gathered": replace(PLAIN, gpus=2, parallelism="fsdp", mixed_precision="bf16"),
 }
 
