@@ -104,13 +104,13 @@ _UNTRIED: Mapping[str, tuple[str, ...]] = {
 
 
 def _fsdp_clash(spec: TrainSpec) -> str | None:
+    if zero_stage(spec) and spec.model_precision != "fp32":
+        return f"{spec.parallelism} keeps fp32 weights whatever was asked for; use model_precision='fp32'"
     if spec.mixed_precision != "no" and spec.model_precision != "fp32":
         return (
             f"{spec.parallelism} under mixed precision keeps fp32 weights whatever was asked for (accelerate raises "
-            "them); use fp32 weights (precision bf16-mixed), or no mixed precision (bf16-pure)"
+            "them); use model_precision='fp32', or mixed_precision='no'"
         )
-    if zero_stage(spec) and spec.model_precision != "fp32":
-        return f"{spec.parallelism} keeps fp32 weights whatever was asked for; use precision bf16-mixed or fp32"
     if spec.mixed_precision == "fp16":
         return f"{spec.parallelism} with fp16 loss scaling was never tried here; use bf16"
     if spec.parallelism == "fsdp_hybrid" and (spec.gpus < _HYBRID_LEAST or spec.gpus % 2):

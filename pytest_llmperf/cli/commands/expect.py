@@ -100,6 +100,8 @@ def _measured(path: Path, spec: TrainSpec) -> tuple[str, list[Launch]]:
             f"{path}: no launch of {spec.id}, expected a case of its settings, or one case alone; it has "
             f"{formats.first_n([one.id for one in results], _MOST_PARTS) or 'none'}"
         )
+    if not all(launch.seen.run.is_on_gpu for launch in launches):
+        raise CaseError(f"{path}: {own[0].id} was launched on {document.machine}, expected launches on a GPU")
     return document.machine, launches
 
 

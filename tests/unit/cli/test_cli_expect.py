@@ -12,6 +12,7 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.run.derived_metrics import newest_launch
 from pytest_llmperf.settings.train_spec import TrainSpec
+from tests.fakes import launch_of
 from tests.golden import REPOSITORY, Golden
 from tests.shelf import Run, keep, llmperf_on
 
@@ -98,3 +99,14 @@ def test_what_cannot_be_told_is_refused_in_a_line(run: Run, tmp_path: Path, gold
 def test_two_cases_are_no_question(run: Run) -> None:
     with pytest.raises(SystemExit, match="2"):
         run("expect", ROWS[0], ROWS[1])
+
+
+def test_launches_on_a_cpu_say_nothing_of_a_gpu(run: Run, tmp_path: Path) -> None:
+    spec = TrainSpec(model="llama-tiny")
+    case = CaseResult(
+        id=spec.id, digest=spec.digest, nodeid="", machine="cpu", verdict="new", reason="", launches=(launch_of(spec),)
+    )
+    write_json(tmp_path / "r.json", document({"kind": "cpu"}, [case]))
+    code, _, err = run("expect", ROWS[0], "gpu=h200", "--results", str(tmp_path / "r.json"))
+    assert code != 0
+    assert f"{spec.id} was launched on cpu, expected launches on a GPU" in err

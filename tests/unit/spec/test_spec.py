@@ -122,7 +122,7 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
             {"parallelism": "context", "gpus": 2, "mixed_precision": "no", "model_precision": "fp32"},
             "sdpa has none of fp32 for shared key-value heads: use bf16",
         ),
-        ({"parallelism": "zero2", "gpus": 2, "mixed_precision": "no"}, "use precision bf16-mixed or fp32"),
+        ({"parallelism": "zero2", "gpus": 2, "mixed_precision": "no"}, "use model_precision='fp32'"),
         ({"parallelism": "zero3", "gpus": 2, "optimizer": "adafactor"}, "zero3 with adafactor does not train"),
         ({"parallelism": "fsdp", "gpus": 2, "mixed_precision": "no", "optimizer": "muon"}, "it takes whole matrices"),
         ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
