@@ -93,7 +93,7 @@ def _measured(path: Path, spec: TrainSpec) -> tuple[str, list[Launch]]:
     except ResultsError as error:
         raise CaseError(str(error)) from error
     results = document.results
-    own = [one for one in results if one.record.digest == spec.digest] or (results if len(results) == 1 else ())
+    own = [one for one in results if one.record.digest == spec.digest] or results[: len(results) == 1]
     launches = [launch for one in own for launch in one.launches]
     if not launches:
         raise CaseError(
