@@ -381,7 +381,7 @@ def _left_by(last: Entry, *, on_cpu: bool) -> str:
         return ""
     if last.grown:
         return f"; {left_by_each_step(last.grown)}"
-    tool = "memray" if on_cpu else "torch.cuda.memory._record_memory_history"
+    tool = "memray" if on_cpu else "PyTorch's memory history"
     return f"; no kind of Python object grows with it: {tool} tells which line allocates"
 
 

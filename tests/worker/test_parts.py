@@ -11,6 +11,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -368,6 +369,8 @@ def test_gpu_memory_keeps_no_count_of_its_host(monkeypatch: pytest.MonkeyPatch) 
         # Not of the current one, which in another thread is the first.
         monkeypatch.setattr(torch.cuda, name, lambda device=None: 5 if device == rank else 0)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: {"allocated_bytes": {"all": {"current": 3}}})
+    monkeypatch.setattr(torch.cuda, "MemPool", object)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _pool, on: nullcontext(on))
     memory = device.GpuMemory(rank, forgets=False)
     with memory.apart():
         text = "kept by the host" * 2**16

@@ -46,22 +46,19 @@ def refusal_of(config: Mapping[str, Any], attention: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("family", "asked", "there"),
+    ("family", "asked"),
     [
-        ("gpt_oss", "sdpa", "expected one of 'eager', 'flex_attention': use attention='eager'"),
-        # transformers would take kernels of another name in its place.
-        ("gpt_oss", "flash_attention_2", "expected one of 'eager', 'flex_attention': use attention='eager'"),
-        ("gemma2", "sdpa", "expected one of 'eager', 'flash_attention_2', 'flex_attention': use attention='eager'"),
-        ("gpt2", "flex_attention", "expected one of 'eager', 'sdpa', 'flash_attention_2': use attention='eager'"),
-        ("bloom", "flash_attention_2", "expected 'eager': use attention='eager'"),
+        ("gpt_oss", "sdpa"),
+        ("gpt_oss", "flash_attention_2"),  # transformers would take kernels of another name in its place
+        ("gemma2", "sdpa"),
+        ("gpt2", "flex_attention"),
+        ("bloom", "flash_attention_2"),
     ],
 )
 def test_an_attention_that_a_family_has_not_is_answered_with_those_that_it_has(
-    family: str, asked: str, there: str, golden: Golden
+    family: str, asked: str, golden: Golden
 ) -> None:
-    line = refusal_of(of(family), asked)
-    golden(line)
-    assert line.endswith(there)
+    golden(refusal_of(of(family), asked))
 
 
 @pytest.mark.parametrize("asked", ["sdpa", "flash_attention_2", "flex_attention"])
