@@ -30,7 +30,7 @@ def attach(spec: TrainSpec, model: PreTrainedModel, to_nf4: Callable[[nn.Linear]
     if not spec.lora:
         return
     # Imported here: only LoRA needs the package.
-    from peft import LoraConfig  # noqa: PLC0415
+    from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
 
     if spec.lora_base == "nf4":
         quantise(model, to_nf4 or _quantised)
@@ -41,7 +41,9 @@ def attach(spec: TrainSpec, model: PreTrainedModel, to_nf4: Callable[[nn.Linear]
     usual = torch.get_default_dtype()
     torch.set_default_dtype(DTYPES[spec.model_precision])  # beside four bits PEFT leaves adapters in the default
     try:
-        model.add_adapter(config)
+        # What ``add_adapter`` does, which in transformers 5.24 refuses each PEFT that there is.
+        model._hf_peft_config_loaded = True  # noqa: SLF001
+        inject_adapter_in_model(config, model)
     except ValueError as error:
         raise RefusedError(f"lora_targets={spec.lora_targets!r}: {' '.join(str(error).split())[:200]}") from error
     finally:
