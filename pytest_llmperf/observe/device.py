@@ -263,7 +263,12 @@ class GpuMemory(Memory):
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """While it is entered, allocations have a pool of their own, and leave no gaps among the training's."""
+        """While it is entered, allocations have a pool of their own, and leave no gaps among the training's. Expandable
+        segments have no gaps, and may know no pools."""
+        settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        if "expandable_segments:True" in settings.replace(" ", ""):
+            yield
+            return
         with torch.cuda.use_mem_pool(torch.cuda.MemPool(), self._device):
             yield
 

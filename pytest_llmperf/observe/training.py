@@ -77,7 +77,9 @@ class LeftObjects:
     _HALF = 2
 
     def __init__(self) -> None:
-        self._step, self._counts = 0, list[Counter[str]]()
+        self._step = 0
+        # There from the begin: each is an object, too.
+        self._first, self._middle = Counter[str](), Counter[str]()
         self.grown: Mapping[str, float] = {}
 
     def begin(self) -> None:
@@ -85,13 +87,13 @@ class LeftObjects:
 
     def end_step(self) -> bool:
         self._step += 1
-        is_over = self._step > 2 * self._HALF
-        if is_over:
-            first, middle = self._counts
-            self.grown = grown(middle, self._HALF, among=(middle - first).keys() - {Counter.__name__})
-        elif self._step % self._HALF == 1:
-            self._counts.append(objects())
-        return is_over
+        if self._step == 1:
+            self._first.update(objects())
+        elif self._step == 1 + self._HALF:
+            self._middle.update(objects())
+        elif self._step == 1 + 2 * self._HALF:
+            self.grown = grown(self._middle, self._HALF, among=self._middle - self._first)
+        return self._step == 1 + 2 * self._HALF
 
 
 class ObservedTraining:
@@ -187,7 +189,7 @@ class ObservedTraining:
             self.measured()
             # One rank would go on alone; and a Trainer's arguments have the number of its steps.
             alone = self._plan.ranks == 1 and not self._plan.is_ours
-            if alone and self.measurement.leaves_memory(self._plan.warmup_steps):
+            if self._tracer and alone and self.measurement.leaves_memory(self._plan.warmup_steps):
                 self._coming.append(("counting", self._left))
         phase, self._running = self._coming.pop(0) if self._coming else ("finishing", None)
         self._heartbeat.enter(phase)

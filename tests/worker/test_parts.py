@@ -11,7 +11,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -377,6 +377,25 @@ def test_gpu_memory_keeps_no_count_of_its_host(monkeypatch: pytest.MonkeyPatch) 
     assert (memory.now(), memory.allocated(), memory.peaks(), len(text)) == (5, 3, (5, 5), 2**20)
     # What it had from a host's would look for counts that it has not.
     assert {name for name in vars(Memory) if not name.startswith("_")} <= vars(device.GpuMemory).keys()
+
+
+def test_expandable_segments_are_asked_for_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some torch raises there; and they leave no gaps."""
+    asked: list[object] = []
+
+    def use(pool: object, _: object) -> AbstractContextManager[None]:
+        asked.append(pool)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "MemPool", object)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    memory = device.GpuMemory(torch.device("cuda", 0), forgets=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128, expandable_segments:True")
+    with memory.apart():
+        assert asked == []
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    with memory.apart():
+        assert len(asked) == 1
 
 
 def test_the_launchers_own_path_is_none_of_the_users(tmp_path: Path) -> None:
