@@ -90,7 +90,7 @@ _COMMANDS = {
     "submit": "the nightly job of a cluster file: its cost, then sbatch",
     "merge": "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green",
     "nights": "the nights of a folder and where each stands; exit code 1 where a new one is missing",
-    "export": "--perf-json files as one text for another tool: Markdown, Prometheus",
+    "export": "--perf-json files as one page of Markdown",
 }
 
 

@@ -15,8 +15,7 @@ from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.result import FAILING, VERDICTS, verdict_fails
 from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.report.exports import case_table
-from pytest_llmperf.report.results_json import ExportedCase, counted, failed_tests, tests_of
+from pytest_llmperf.report.exports import ExportedCase, case_table, counted, failed_tests, tests_of
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import escaped
 from pytest_llmperf.run.findings import Coverage, file_of, is_whole, unused_baselines

@@ -44,8 +44,8 @@ def attach(
     if is_case(item) and report.when == "call" and report.passed and not findings.named:
         report.llmperf_idle = True  # type: ignore[attr-defined]
     if findings.results:
-        from pytest_llmperf.report.exports import properties
-        from pytest_llmperf.report.results_json import ExportedCase, result_of, shown
+        from pytest_llmperf.report.exports import ExportedCase, properties
+        from pytest_llmperf.report.results_json import result_of, shown
 
         # Of this report and those that follow JUnit's reporter takes the last one's.
         for result in findings.results:

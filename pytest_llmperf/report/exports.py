@@ -1,16 +1,202 @@
-"""A run for other tools: a page of Markdown, samples for Prometheus, and a test's properties for JUnit."""
+"""A run for others: each case once, with how its test ended; as a page of Markdown, and as properties in JUnit."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from pytest_llmperf.records.metrics import RATE, label
-from pytest_llmperf.records.result import VERDICTS
-from pytest_llmperf.report.results_json import ExportedCase, ExportedRun
+from pytest_llmperf.records.metrics import RATE
+from pytest_llmperf.records.result import FAILING, VERDICTS
+from pytest_llmperf.records.results_document import EndedTest, Result, ResultsDocument
+from pytest_llmperf.report.results_json import shown
 from pytest_llmperf.report.summary_table import merged_reasons, no_gate_of_speed
-from pytest_llmperf.report.text import UNICODE, Column, escaped, figure_columns, markdown, shorten_middle
+from pytest_llmperf.report.text import UNICODE, Column, escaped, figure_columns, markdown, one_line, shorten_middle
 from pytest_llmperf.support import formats
+
+_MOST_CHANGES, _DIGEST_SHOWN = 3, 8
+_NO_TESTS: Mapping[str, EndedTest] = {}
+_TESTS_FAILED = 1  # pytest's own exit code, of which the cases tell
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedCase:
+    """One case."""
+
+    result: Result
+    name: str
+    """Its id; with its digest where another case of the machine has the same id."""
+    machine: str = ""
+    """Machine kind; empty where the document does not say."""
+    expected: str = ""
+    """Why its test was expected to fail, and did; it fails nothing then, as pytest has it."""
+    test_failed: str = ""
+    """How its test failed by itself, whatever the verdict."""
+
+    @classmethod
+    def of(cls, result: Result, machine: str = "", tests: Mapping[str, EndedTest] = _NO_TESTS) -> ExportedCase:
+        """One of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
+        test = tests.get(result.nodeid)
+        return cls(
+            result=result,
+            name=result.id or "unnamed",
+            machine=machine,
+            expected=(test.reason or "xfail") if test is not None and test.outcome == "xfailed" else "",
+            test_failed=_how_it_failed(test),
+        )
+
+    @property
+    def verdict(self) -> str:
+        return self.result.verdict
+
+    @property
+    def has_failing_verdict(self) -> bool:
+        """Whether its verdict fails a run that is not strict; what was recorded, or expected to fail, does not."""
+        return self.verdict in FAILING and not self.result.updated and not self.expected
+
+    @property
+    def is_failing(self) -> bool:
+        return self.has_failing_verdict or bool(self.test_failed)
+
+    @property
+    def outcome(self) -> str:
+        """Its verdict, and what is otherwise with its test."""
+        if self.test_failed and not self.has_failing_verdict:
+            return f"{self.verdict}, test failed"
+        return f"{self.verdict}, expected" if self.expected and self.verdict in FAILING else self.verdict
+
+    @property
+    def explanation(self) -> str:
+        """The reason, and what is exact and not as in the baseline: that is told of a ``pass`` too."""
+        changed = self.result.changed
+        told = f"changed since the baseline: {formats.first_n(changed, _MOST_CHANGES)}" if changed else ""
+        reason = "recorded" if self.result.updated else self.result.reason
+        beside = "" if self.has_failing_verdict else self.test_failed
+        expected = f"expected to fail: {self.expected}" if self.outcome.endswith(", expected") else ""
+        # Where it ran and what was otherwise there, where it is no pass; the last word: what is too long is cut before.
+        seen = [each["evidence"] for each in self.result.launches if isinstance(each.get("evidence"), Mapping)]
+        nodes = sorted({one_line(str(each.get("slurm_nodes") or "")) for each in seen} - {""})
+        circumstances = [*self.result.differences[:_MOST_CHANGES], *([f"on {', '.join(nodes)}"] if nodes else [])]
+        shown = circumstances if self.verdict != "pass" else []
+        return "; ".join(filter(None, [beside, expected, reason, told, *shown]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedRun:
+    """The runs of one or several documents."""
+
+    cases: tuple[ExportedCase, ...] = ()
+    troubles: tuple[str, ...] = ()
+    """What fails the run and is no case's, a line each; tests that failed by themselves are among them."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Cases that could not run, and why."""
+    num_planned: int = 0
+    has_failed: bool = False
+    """Whether pytest said so, of a strict run perhaps for less than its verdicts tell."""
+
+    @property
+    def headline(self) -> str:
+        """One line: how it went."""
+        others = [f"{len(self.skipped)} skipped"] if self.skipped else []
+        others += [f"{self.num_planned} planned"] if self.num_planned else []
+        return f"{'red' if self.is_red else 'green'}: {', '.join([counted(self.cases), *others])}"
+
+    @property
+    def is_red(self) -> bool:
+        """Whether somebody has to look; pytest's own exit code counts too."""
+        return self.has_failed or bool(self.troubles) or any(case.is_failing for case in self.cases)
+
+    @classmethod
+    def read(cls, documents: Sequence[ResultsDocument]) -> ExportedRun:
+        """Each case of each machine once: as the last of ``documents`` has it, and there by its worst verdict."""
+        documents = list(map(shown, documents))
+        found: dict[tuple[str, str, str], ExportedCase] = {}
+        for document in documents:
+            tests = tests_of(document)
+            # Reversed: of those of one name the worst is written last, and of its equals the first.
+            cases = [ExportedCase.of(result, document.kind, tests) for result in reversed(document.results)]
+            for case in sorted(cases, key=_badness, reverse=True):
+                found[case.machine, case.name, case.result.digest] = case
+        ids = Counter((case.machine, case.name) for case in found.values())
+        cases = [
+            replace(case, name=f"{case.name} {case.result.digest[:_DIGEST_SHOWN]}")
+            if ids[case.machine, case.name] > 1
+            else case
+            for case in found.values()
+        ]
+        skipped = {case.id: case.reason for document in documents for case in document.skipped}
+        return cls(
+            cases=tuple(sorted(cases, key=_badness)),
+            troubles=tuple(dict.fromkeys(line for document in documents for line in _troubles(document))),
+            skipped=tuple(skipped.items()),
+            num_planned=sum(len(document.planned) for document in documents),
+            has_failed=any(document.exit_code for document in documents),
+        )
+
+
+def _badness(case: ExportedCase) -> tuple[int, bool, str, str, str]:
+    return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.result.digest
+
+
+def counted(cases: Iterable[ExportedCase]) -> str:
+    """``1 regressed (1 expected), 3 pass (1 test failed)``, the worst first."""
+    found = list(cases)
+    told = []
+    for verdict in VERDICTS:
+        own = [case for case in found if case.verdict == verdict]
+        beside = Counter(case.outcome.partition(", ")[2] for case in own)
+        more = ", ".join(f"{number} {word}" for word, number in beside.items() if word)
+        told += [f"{len(own)} {verdict}" + (f" ({more})" if more else "")] if own else []
+    return ", ".join(told) or "no case"
+
+
+def tests_of(document: ResultsDocument) -> dict[str, EndedTest]:
+    """By node id the tests that did not just pass, each by what is worst of its phases; of older documents none."""
+    found: dict[str, EndedTest] = {}
+    for test in document.tests:
+        if test.outcome != "passed" and (test.nodeid not in found or test.has_failed):
+            found[test.nodeid] = test
+    return found
+
+
+def _how_it_failed(test: EndedTest | None) -> str:
+    if test is None or not test.has_failed:
+        return ""
+    where = "" if test.phase in ("", "call") else f" at {test.phase}"
+    return one_line(f"test {test.outcome}{where}: {test.reason}").rstrip(": ")
+
+
+def failed_tests(document: ResultsDocument, told: Container[str] = ()) -> Iterator[str]:
+    """A line for each test that failed by itself: no verdict of its cases says so, nor do those that are ``told``."""
+    tests = tests_of(document)
+    cases = [(result.nodeid, ExportedCase.of(result, tests=tests)) for result in document.results]
+    said = {nodeid for nodeid, case in cases if case.has_failing_verdict}
+    for nodeid, test in tests.items():
+        how = _how_it_failed(test)
+        if how and nodeid not in told and nodeid not in said:
+            yield one_line(f"{nodeid}: {how.removeprefix('test ')}")
+
+
+def _troubles(document: ResultsDocument) -> Iterator[str]:
+    if document.unfinished:
+        yield f"the run was ended before its end: {document.unfinished}"
+    for name, common in document.common.items():
+        if common.verdict in FAILING:
+            yield common.told or name
+    yield from filter(
+        None,
+        [
+            document.unjudged,
+            *failed_tests(document, {result.nodeid for result in document.results}),
+            *document.troubles,
+        ],
+    )
+    code = document.exit_code
+    if code not in (None, 0, _TESTS_FAILED) and not document.unfinished:
+        yield f"pytest ended with exit code {code}"
+
+
+# As Markdown.
 
 _LONGEST = 500
 _MOST_TROUBLES, _MOST_SKIPPED = 20, 10
@@ -72,81 +258,3 @@ def properties(case: ExportedCase) -> Iterator[tuple[str, str]]:
             value = getattr(figure, name)
             if value is not None:
                 yield f"{PREFIX}{metric}.{name}", repr(float(value))
-
-
-_GAUGE = "llmperf_"
-_NO_NAME = re.compile(r"[^a-zA-Z0-9_]+")
-_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-# From here on a float no longer holds every whole number.
-_EXACT = 2**53
-
-Labels = tuple[tuple[str, str], ...]
-
-
-def _families(run: ExportedRun) -> dict[str, tuple[str, dict[Labels, float]]]:
-    """Samples of all of ``run`` by name, each of which its labels tell from the others, and the name's help."""
-    found: dict[str, tuple[str, dict[Labels, float]]] = {}
-    for name, told, labels, value in (*_of_the_run(run), *_of_cases(run)):
-        # What is empty is as good as absent there. What two hostile names share stays the first one's: a second sample
-        # of the same labels is no valid text.
-        own = tuple((key, text) for key, text in labels.items() if text)
-        found.setdefault(_GAUGE + name, (told, {}))[1].setdefault(own, value)
-    return found
-
-
-_Sample = tuple[str, str, Mapping[str, str], float]
-
-
-def _of_the_run(run: ExportedRun) -> Iterator[_Sample]:
-    # Without a machine: a run that never came to its hardware has none, and is what an alert is for.
-    told = "1 where nobody has to look: no test, no case and nothing of the run itself failed"
-    yield "run_green", told, {}, float(not run.is_red)
-    if run.ended_at is not None:
-        yield "run_timestamp_seconds", "when the run ended, seconds since 1970", {}, run.ended_at
-    for machine in run.machines:
-        is_whole = float(machine not in run.unfinished)
-        yield "run_complete", "0 where the run was ended before its end", {"machine": machine}, is_whole
-        cases = [case for case in run.cases if case.machine == machine]
-        for verdict in VERDICTS:  # those of which there is none too: an alert must end
-            number = float(sum(case.verdict == verdict for case in cases))
-            yield "cases", "cases by verdict", {"machine": machine, "verdict": verdict}, number
-        last = max((case.launched_at for case in cases if case.launched_at is not None), default=None)
-        if last is not None:
-            told = "when the last launch began, seconds since 1970"
-            yield "last_launch_timestamp_seconds", told, {"machine": machine}, last
-
-
-def _of_cases(run: ExportedRun) -> Iterator[_Sample]:
-    for case in run.cases:
-        labels = {"case": case.name, "machine": case.machine, "verdict": case.verdict}
-        yield "verdict", "1 for the verdict of a case, which its label has", labels, 1.0
-    for case in run.cases:
-        labels = {"case": case.name, "machine": case.machine}
-        for metric, figure, value in case.trusted:
-            name = _NO_NAME.sub("_", metric)
-            told = f"{label(metric)} of the case, {figure.unit if figure.unit not in ('', '1') else 'a number'}"
-            yield name, told, labels, float(value)
-            if figure.baseline is not None:
-                yield f"{name}_baseline", f"baseline of {_GAUGE}{name}", labels, float(figure.baseline)
-            if figure.change is not None:
-                yield f"{name}_change_ratio", f"{_GAUGE}{name} by its baseline, less 1", labels, float(figure.change)
-
-
-def _sample(name: str, labels: Iterable[tuple[str, str]], value: str) -> str:
-    """A line. No blank stands between labels: some who read it take the first blank for the name's end."""
-    inside = ",".join(f'{label}="{text.translate(_ESCAPED)}"' for label, text in labels)
-    return f"{name}{{{inside}}} {value}" if inside else f"{name} {value}"
-
-
-def _exact(value: float) -> str:
-    """``value`` with every digit that it has."""
-    return str(int(value)) if value.is_integer() and abs(value) < _EXACT else repr(value)
-
-
-def prometheus(run: ExportedRun) -> Iterator[str]:
-    """Prometheus' text format, by lines; no sample has a time: node_exporter's textfile collector would refuse it."""
-    for name, (told, samples) in _families(run).items():
-        yield "# HELP {} {}".format(name, told.replace("\\", r"\\"))
-        yield f"# TYPE {name} gauge"
-        for labels, value in samples.items():
-            yield _sample(name, labels, _exact(value))

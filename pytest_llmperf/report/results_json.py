@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import FAILING, VERDICTS, CaseResult, Check, Spent
+from pytest_llmperf.records.result import CaseResult, Check, Spent
 from pytest_llmperf.records.results_document import (
     SCHEMA,
     TEST,
-    EndedTest,
     Figure,
     ResultsDocument,
     SpentTime,
@@ -28,7 +25,6 @@ from pytest_llmperf.records.results_document import Result as StoredResult
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.formats import first_n
 from pytest_llmperf.support.redaction import redacted, without_secrets
 
 
@@ -223,227 +219,3 @@ class RunDocument:
         return (
             self.record.spent.launches if self.record.spent else sum(len(one.record.launches) for one in self.results)
         )
-
-
-# Told to other tools: each case once, with how its test ended.
-
-_MOST_CHANGES, _DIGEST_SHOWN = 3, 8
-_NO_TESTS: Mapping[str, EndedTest] = {}
-_TESTS_FAILED = 1  # pytest's own exit code, of which the cases tell
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Record:
-    """As much of a launch as every version has had."""
-
-    started_at: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedCase:
-    """One case."""
-
-    result: StoredResult
-    name: str
-    """Its id; with its digest where another case of the machine has the same id."""
-    machine: str = ""
-    """Machine kind; empty where the document does not say."""
-    expected: str = ""
-    """Why its test was expected to fail, and did; it fails nothing then, as pytest has it."""
-    test_failed: str = ""
-    """How its test failed by itself, whatever the verdict."""
-
-    @classmethod
-    def of(cls, result: StoredResult, machine: str = "", tests: Mapping[str, EndedTest] = _NO_TESTS) -> ExportedCase:
-        """One of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
-        test = tests.get(result.nodeid)
-        return cls(
-            result=result,
-            name=result.id or "unnamed",
-            machine=machine,
-            expected=(test.reason or "xfail") if test is not None and test.outcome == "xfailed" else "",
-            test_failed=_how_it_failed(test),
-        )
-
-    @property
-    def verdict(self) -> str:
-        return self.result.verdict
-
-    @property
-    def has_failing_verdict(self) -> bool:
-        """Whether its verdict fails a run that is not strict; what was recorded, or expected to fail, does not."""
-        return self.verdict in FAILING and not self.result.updated and not self.expected
-
-    @property
-    def is_failing(self) -> bool:
-        return self.has_failing_verdict or bool(self.test_failed)
-
-    @property
-    def outcome(self) -> str:
-        """Its verdict, and what is otherwise with its test."""
-        if self.test_failed and not self.has_failing_verdict:
-            return f"{self.verdict}, test failed"
-        return f"{self.verdict}, expected" if self.expected and self.verdict in FAILING else self.verdict
-
-    @property
-    def explanation(self) -> str:
-        """The reason, and what is exact and not as in the baseline: that is told of a ``pass`` too."""
-        changed = self.result.changed
-        told = f"changed since the baseline: {first_n(changed, _MOST_CHANGES)}" if changed else ""
-        reason = "recorded" if self.result.updated else self.result.reason
-        beside = "" if self.has_failing_verdict else self.test_failed
-        expected = f"expected to fail: {self.expected}" if self.outcome.endswith(", expected") else ""
-        # Where it ran and what was otherwise there, where it is no pass; the last word: what is too long is cut before.
-        nodes = sorted({one_line(str(each.evidence.get("slurm_nodes") or "")) for each in self._records} - {""})
-        circumstances = [*self.result.differences[:_MOST_CHANGES], *([f"on {', '.join(nodes)}"] if nodes else [])]
-        shown = circumstances if self.verdict != "pass" else []
-        return "; ".join(filter(None, [beside, expected, reason, told, *shown]))
-
-    @property
-    def trusted(self) -> list[tuple[str, Figure, float]]:
-        """Metrics, figures and values, for who keeps a history: those of an ``invalid`` case are worth nothing."""
-        figures = self.result.metrics.items() if self.verdict != "invalid" else ()
-        return [(metric, figure, figure.value) for metric, figure in figures if figure.value is not None]
-
-    @cached_property
-    def _records(self) -> Sequence[_Record]:
-        found = (codec.read_lenient(_Record, each) for each in self.result.launches)
-        return [record for record in found if record is not None]
-
-    @property
-    def launched_at(self) -> float | None:
-        """When its last launch began, seconds since 1970."""
-        return max(filter(None, (_time(record.started_at) for record in self._records)), default=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedRun:
-    """The runs of one or several documents."""
-
-    cases: tuple[ExportedCase, ...] = ()
-    troubles: tuple[str, ...] = ()
-    """What fails the run and is no case's, a line each; tests that failed by themselves are among them."""
-    skipped: tuple[tuple[str, str], ...] = ()
-    """Cases that could not run, and why."""
-    num_planned: int = 0
-    unfinished: tuple[str, ...] = ()
-    """Machine kinds of the documents whose run was ended before its end."""
-    machines: tuple[str, ...] = ()
-    """Machine kinds of all documents, in their order."""
-    ended_at: float | None = None
-    """When the last of them ended, seconds since 1970; of older documents when their last launch began."""
-    has_failed: bool = False
-    """Whether pytest said so, of a strict run perhaps for less than its verdicts tell."""
-
-    @property
-    def headline(self) -> str:
-        """One line: how it went."""
-        others = [f"{len(self.skipped)} skipped"] if self.skipped else []
-        others += [f"{self.num_planned} planned"] if self.num_planned else []
-        return f"{'red' if self.is_red else 'green'}: {', '.join([counted(self.cases), *others])}"
-
-    @property
-    def is_red(self) -> bool:
-        """Whether somebody has to look; pytest's own exit code counts too."""
-        return self.has_failed or bool(self.troubles) or any(case.is_failing for case in self.cases)
-
-    @classmethod
-    def read(cls, documents: Sequence[ResultsDocument]) -> ExportedRun:
-        """Each case of each machine once: as the last of ``documents`` has it, and there by its worst verdict."""
-        documents = list(map(shown, documents))
-        found: dict[tuple[str, str, str], ExportedCase] = {}
-        for document in documents:
-            tests = tests_of(document)
-            # Reversed: of those of one name the worst is written last, and of its equals the first.
-            cases = [ExportedCase.of(result, document.kind, tests) for result in reversed(document.results)]
-            for case in sorted(cases, key=_badness, reverse=True):
-                found[case.machine, case.name, case.result.digest] = case
-        ids = Counter((case.machine, case.name) for case in found.values())
-        cases = [
-            replace(case, name=f"{case.name} {case.result.digest[:_DIGEST_SHOWN]}")
-            if ids[case.machine, case.name] > 1
-            else case
-            for case in found.values()
-        ]
-        skipped = {case.id: case.reason for document in documents for case in document.skipped}
-        times = [*(_time(document.ended_at) for document in documents), *(case.launched_at for case in cases)]
-        return cls(
-            cases=tuple(sorted(cases, key=_badness)),
-            troubles=tuple(dict.fromkeys(line for document in documents for line in _troubles(document))),
-            skipped=tuple(skipped.items()),
-            num_planned=sum(len(document.planned) for document in documents),
-            unfinished=tuple(dict.fromkeys(each.kind for each in documents if each.unfinished)),
-            machines=tuple(dict.fromkeys(each.kind for each in documents)),
-            ended_at=max(filter(None, times), default=None),
-            has_failed=any(document.exit_code for document in documents),
-        )
-
-
-def _badness(case: ExportedCase) -> tuple[int, bool, str, str, str]:
-    return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.result.digest
-
-
-def counted(cases: Iterable[ExportedCase]) -> str:
-    """``1 regressed (1 expected), 3 pass (1 test failed)``, the worst first."""
-    found = list(cases)
-    told = []
-    for verdict in VERDICTS:
-        own = [case for case in found if case.verdict == verdict]
-        beside = Counter(case.outcome.partition(", ")[2] for case in own)
-        more = ", ".join(f"{number} {word}" for word, number in beside.items() if word)
-        told += [f"{len(own)} {verdict}" + (f" ({more})" if more else "")] if own else []
-    return ", ".join(told) or "no case"
-
-
-def tests_of(document: ResultsDocument) -> dict[str, EndedTest]:
-    """By node id the tests that did not just pass, each by what is worst of its phases; of older documents none."""
-    found: dict[str, EndedTest] = {}
-    for test in document.tests:
-        if test.outcome != "passed" and (test.nodeid not in found or test.has_failed):
-            found[test.nodeid] = test
-    return found
-
-
-def _how_it_failed(test: EndedTest | None) -> str:
-    if test is None or not test.has_failed:
-        return ""
-    where = "" if test.phase in ("", "call") else f" at {test.phase}"
-    return one_line(f"test {test.outcome}{where}: {test.reason}").rstrip(": ")
-
-
-def failed_tests(document: ResultsDocument, told: Container[str] = ()) -> Iterator[str]:
-    """A line for each test that failed by itself: no verdict of its cases says so, nor do those that are ``told``."""
-    tests = tests_of(document)
-    cases = [(result.nodeid, ExportedCase.of(result, tests=tests)) for result in document.results]
-    said = {nodeid for nodeid, case in cases if case.has_failing_verdict}
-    for nodeid, test in tests.items():
-        how = _how_it_failed(test)
-        if how and nodeid not in told and nodeid not in said:
-            yield one_line(f"{nodeid}: {how.removeprefix('test ')}")
-
-
-def _troubles(document: ResultsDocument) -> Iterator[str]:
-    if document.unfinished:
-        yield f"the run was ended before its end: {document.unfinished}"
-    for name, common in document.common.items():
-        if common.verdict in FAILING:
-            yield common.told or name
-    yield from filter(
-        None,
-        [
-            document.unjudged,
-            *failed_tests(document, {result.nodeid for result in document.results}),
-            *document.troubles,
-        ],
-    )
-    code = document.exit_code
-    if code not in (None, 0, _TESTS_FAILED) and not document.unfinished:
-        yield f"pytest ended with exit code {code}"
-
-
-def _time(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None

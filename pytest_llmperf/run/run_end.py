@@ -14,8 +14,8 @@ from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.launch.slurm.controller import job_key
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exports import markdown_page
-from pytest_llmperf.report.results_json import ExportedRun, document, write_json
+from pytest_llmperf.report.exports import ExportedRun, markdown_page
+from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.run.findings import ALL, Coverage, Observer, file_of, unused_baselines
 from pytest_llmperf.run.history import keep, project_of
 from pytest_llmperf.run.static_check import record_static

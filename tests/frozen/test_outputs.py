@@ -48,7 +48,6 @@ def test_wide(perf):
     perf.check(TrainSpec(model="llama-tiny", gpus=64))
 """
 FILES = ("--perf-json=out.json", "--perf-report=out.html", "--perf-markdown=out.md", "--junit-xml=out.xml")
-FORMATS = ("markdown", "prometheus")
 COMMANDS = (
     "baselines list",
     "baselines show llama-tiny-bf16-sdpa-seq16-mbs1-gpus1",
@@ -80,9 +79,8 @@ def test_what_a_judged_run_writes(judged: Project, golden: Golden, capsys: pytes
     golden.check("judged-junit.xml", steady(judged, junit.replace("><", ">\n<")))
     judged.pytester.chdir()
     capsys.readouterr()
-    for name in FORMATS:
-        main(["export", "out.json", "--format", name])
-        golden.check(f"export-{name}.txt", steady(judged, capsys.readouterr().out))
+    main(["export", "out.json", "--format", "markdown"])
+    golden.check("export-markdown.txt", steady(judged, capsys.readouterr().out))
     for command in COMMANDS:
         main(command.split())
         golden.check(f"llmperf-{'-'.join(command.split()[:2])}.txt", steady(judged, "".join(capsys.readouterr())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -12,8 +11,7 @@ import pytest
 
 from pytest_llmperf.cli.night_results import gather
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exports import prometheus
-from pytest_llmperf.report.results_json import ExportedRun
+from pytest_llmperf.report.exports import ExportedRun
 from tests.golden import Golden
 from tests.plugin.conftest import Project
 
@@ -102,7 +100,6 @@ def test_what_fails_beside_its_cases_is_red_everywhere(
     assert own.outcome == "pass, test failed"
     assert "test failed: " in own.explanation
     assert "afterwards" in own.explanation
-    assert "llmperf_run_green 0" in list(prometheus(run))
     page = (project.path / "out.md").read_text()
     assert "pass, test failed" in page
     assert "afterwards" in page
@@ -167,29 +164,9 @@ def test_what_is_expected_to_regress_is_green_for_all_who_read_it(project: Proje
     run = ExportedRun.read([document_of(document)])
     assert run.headline == "green: 1 regressed (1 expected)"
     golden(run.cases[0].explanation)
-    assert "llmperf_run_green 1" in list(prometheus(run))
     night = gather([project.path / "out.json"], [])
     assert night.headline == "green: 1 regressed (1 expected)"
     assert "regressed, expected" in (project.path / "out.md").read_text()
-
-
-# As docs/how-to/results.md has it: the three terms of the expression.
-ALERT = "llmperf_run_green == 0 or time() - llmperf_run_timestamp_seconds > 129600 or absent(llmperf_run_green)"
-
-
-def is_alarmed(documents: list[dict[str, Any]], now: float) -> bool:
-    """What that expression gives for the metrics of these documents; without any no exporter ever wrote a file."""
-    lines = list(prometheus(ExportedRun.read(list(map(document_of, documents))))) if documents else []
-    found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    if "llmperf_run_green" not in found:
-        return True
-    return float(found["llmperf_run_green"]) == 0 or now - float(found["llmperf_run_timestamp_seconds"]) > 129_600
-
-
-def test_the_documented_alert_is_this_one() -> None:
-    page = Path(__file__).parents[2] / "docs" / "how-to" / "results.md"
-    assert ALERT in page.read_text(encoding="utf-8")
-    assert is_alarmed([], time.time())
 
 
 @pytest.mark.parametrize(
@@ -202,7 +179,7 @@ def test_the_documented_alert_is_this_one() -> None:
         ("a test fails by itself", {}),
     ],
 )
-def test_each_kind_of_red_night_raises_the_alert_by_its_run_and_merged(
+def test_each_kind_of_red_night_is_red_by_its_run_and_merged(
     project: Project, night: str, fake: dict[str, Any]
 ) -> None:
     project.record()
@@ -211,15 +188,18 @@ def test_each_kind_of_red_night_raises_the_alert_by_its_run_and_merged(
     if night == "a test fails by itself":
         project.pytester.makepyfile(test_other="def test_plain():\n    raise OSError\n")
     project.run("--perf-json=out.json", *words)
-    document = json.loads((project.path / "out.json").read_text())
-    assert is_alarmed([document], time.time())
-    assert is_alarmed([gather([project.path / "out.json"], []).document()], time.time())
+    for document in (
+        json.loads((project.path / "out.json").read_text()),
+        gather([project.path / "out.json"], []).document(),
+    ):
+        assert ExportedRun.read([document_of(document)]).is_red
 
 
-def test_a_green_night_raises_it_only_once_it_is_old(project: Project) -> None:
+def test_a_green_night_is_green(project: Project) -> None:
     project.record()
     project.run("--perf-json=out.json")
-    documents = [json.loads((project.path / "out.json").read_text())]
-    for told in (documents, [gather([project.path / "out.json"], []).document()]):
-        assert not is_alarmed(told, time.time())
-        assert is_alarmed(told, time.time() + 130_000)
+    for document in (
+        json.loads((project.path / "out.json").read_text()),
+        gather([project.path / "out.json"], []).document(),
+    ):
+        assert not ExportedRun.read([document_of(document)]).is_red

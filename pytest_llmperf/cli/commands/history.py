@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
@@ -16,13 +16,11 @@ from pytest_llmperf.cli.answer import DIGEST, Answer, CaseError, Screen, add_opt
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.report.exports import markdown_page, prometheus
-from pytest_llmperf.report.results_json import ExportedRun
+from pytest_llmperf.report.exports import ExportedRun, markdown_page
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.history import History, level_columns, of_project, project_of, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
 from pytest_llmperf.support import formats, user_input
-from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.user_input import nearest
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -154,7 +152,7 @@ def case_page(history: CaseHistory, screen: Screen) -> list[str]:
         lines += ["", f"{step.began[:10]}: {formats.percent(step.rate)}, {_WITH_HOST}"]
         lines += [f"  {plain(line)}" for line in step.different]
     if history.is_short:
-        lines += ["", "too few runs for a change point: it takes two before and two after it"]
+        lines += ["", "too few runs for a change point of its rate: it takes two before and two after it"]
     return lines
 
 
@@ -257,15 +255,11 @@ def _level(one: Segment) -> dict[str, Any]:
     return {**runs, **times, "rate": one.rate(one.step_seconds), "change": change, "different": one.different}
 
 
-# ``llmperf export``: the same results for another tool.
-_FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {"markdown": markdown_page, "prometheus": prometheus}
-
-
+# ``llmperf export``: the same results as Markdown.
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("results", metavar="RESULTS", type=Path, nargs="+", help="--perf-json files; of a case the last one's is taken")
-    add("--format", choices=tuple(_FORMATS), required=True, help="docs/how-to/results.md says for which tool")
-    add("--output", metavar="FILE", type=Path, help="instead of standard output; whole, or as it was before")
+    add("--format", choices=("markdown",), default="markdown", help="the only one, and the default")
     parser.set_defaults(answer=_exported)
 
 
@@ -276,11 +270,5 @@ def _exported(arguments: argparse.Namespace, _screen: Screen) -> Answer:
             documents.append(ResultsFile.read(path).document)
         except ResultsError as error:  # the others are told without it
             troubles.append(str(error))
-    if not documents:
-        return Answer([], troubles)
-    run = ExportedRun.read(documents)
-    lines = list(_FORMATS[arguments.format](run))
-    if arguments.output is None:
-        return Answer(lines, troubles, for_programs=True)
-    write_text(arguments.output, "\n".join([*lines, ""]))
-    return Answer([f"{arguments.output}: {len(run.cases)} case(s), {arguments.format}"], troubles, acts=True)
+    lines = markdown_page(ExportedRun.read(documents)) if documents else []
+    return Answer(lines, troubles, for_programs=True)

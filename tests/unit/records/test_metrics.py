@@ -19,13 +19,12 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Column, Metric, formatted, label
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exports import case_table, prometheus
-from pytest_llmperf.report.results_json import ExportedRun, RunDocument, document
+from pytest_llmperf.report.exports import ExportedRun, case_table
+from pytest_llmperf.report.results_json import RunDocument, document
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.run_page import headings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
-from tests.golden import Golden
 from tests.shelf import accept
 
 _PACKAGE = Path(pytest_llmperf.__file__).parent
@@ -117,13 +116,6 @@ class TestOneRowMore:
         assert {"spikes", "spikes change"} <= {*headings([RunDocument(values)])}
         assert label(SPIKES.name) == "spikes a step"
         assert formatted(SPIKES.name, 9.0, "1") == "9"
-
-    def test_it_is_exported(self, result: CaseResult, golden: Golden) -> None:
-        values = json.loads(json.dumps(document({"kind": "m"}, [result])))
-        lines = [*prometheus(ExportedRun.read([document_of(values)]))]
-        assert any(line.startswith("llmperf_spikes_per_step{") and line.endswith(" 9") for line in lines)
-        assert any(line.startswith("llmperf_spikes_per_step_baseline{") for line in lines)
-        golden.lines(lines, "spikes a step")
 
 
 #: Why each of these names three metrics or more, beside the table of all.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exports import markdown_page, prometheus
-from pytest_llmperf.report.results_json import ExportedRun
+from pytest_llmperf.report.exports import ExportedRun, markdown_page
 from tests.examples import examples
 from tests.golden import Golden
 from tools.documentation.commands import troubles
@@ -38,15 +36,6 @@ def document(*results: dict[str, Any], kind: str = "gpu", **others: Any) -> dict
 
 def run(*documents: dict[str, Any]) -> ExportedRun:
     return ExportedRun.read(list(map(document_of, documents)))
-
-
-def samples(lines: list[str], module: str) -> list[Any]:
-    parser = pytest.importorskip(f"prometheus_client.{module}")
-    families = list(parser.text_string_to_metric_families("\n".join([*lines, ""])))
-    found = [sample for family in families for sample in family.samples]
-    keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in found]
-    assert len(set(keys)) == len(keys)
-    return found
 
 
 NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=20))
@@ -71,7 +60,6 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 @given(st.lists(documents(), min_size=1, max_size=2))
 def test_whatever_names_and_figures_there_are_each_consumer_reads_its_text(found: list[dict[str, Any]]) -> None:
     told = ExportedRun.read(list(map(document_of, found)))
-    assert all(math.isfinite(sample.value) for sample in samples(list(prometheus(told)), "parser"))
     page = markdown_page(told)
     assert all("\n" not in line for line in page)
     rows = [line for line in page if line.startswith("|")]
@@ -79,26 +67,10 @@ def test_whatever_names_and_figures_there_are_each_consumer_reads_its_text(found
     assert len(rows) == (len(told.cases) + 2 if told.cases else 0)
 
 
-def test_a_case_keeps_its_name_through_prometheus() -> None:
-    name = 'a"b\\c {x}, # y'
-    found = samples(list(prometheus(run(document(result(name))))), "parser")
-    rates = {sample.name: sample for sample in found if sample.labels.get("case") == name}
-    assert rates["llmperf_tokens_per_second_per_gpu"].value == 100.0
-    assert rates["llmperf_tokens_per_second_per_gpu_baseline"].value == 110.0
-    assert rates["llmperf_verdict"].labels["verdict"] == "pass"
-
-
 def test_a_run_that_was_aborted_says_so_everywhere_that_it_can(golden: Golden) -> None:
     aborted = run(document(result(), unfinished="SIGTERM", exit_code=2))
-    assert 'llmperf_run_complete{machine="gpu"} 0' in list(prometheus(aborted))
     assert markdown_page(aborted)[0] == "## llmperf: red: 1 pass"
     golden.lines(markdown_page(aborted), "ended before its")
-
-
-def test_figures_of_an_invalid_case_enter_no_history() -> None:
-    told = run(document(result(verdict="invalid")))
-    assert not [line for line in prometheus(told) if "tokens" in line]
-    assert "100" in markdown_page(told)[-1]
 
 
 def test_of_a_case_the_last_file_counts_and_in_it_the_worst_verdict() -> None:
@@ -115,14 +87,13 @@ def test_words_and_figures_are_told_as_the_document_has_them() -> None:
     metrics = {"flops_per_step": {"value": 2e19, "unit": "FLOP"}, "updated": {"value": 1e-20, "unit": "a\nb"}}
     case = run(document(result(nodeid="t.py::test[a  b]", reason="c  d", metrics=metrics))).cases[0]
     assert (case.result.nodeid, case.result.reason) == ("t.py::test[a  b]", "c  d")
-    figures = [(name, figure.unit, value) for name, figure, value in case.trusted]
+    figures = [(name, figure.unit, figure.value) for name, figure in case.result.metrics.items()]
     assert figures == [("flops_per_step", "FLOP", 2e19), ("updated", "a b", 1e-20)]
 
 
 def test_two_machines_are_told_apart() -> None:
     told = run(document(result(), kind="a"), document(result(), kind="b"))
     assert "machine" in markdown_page(told)[2]
-    assert len([line for line in prometheus(told) if line.startswith("llmperf_verdict{")]) == 2
 
 
 def test_what_is_skipped_for_one_reason_is_a_line_of_the_page(golden: Golden) -> None:
@@ -142,39 +113,17 @@ def test_where_speed_is_no_gate_the_page_says_so(is_told: bool) -> None:
     assert all("4 times slower" in line for line in told)
 
 
-FORMATS = ("markdown", "prometheus")
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_command_tells_what_it_can_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_what_it_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = json.dumps(document(result())).replace("-0.0909", "NaN").replace("108.0", "1e999")
     for file, text in (("old.json", old), ("cut.json", old[:50]), ("new.json", '{"schema": 2}')):
         (tmp_path / file).write_text(text)
     paths = [str(tmp_path / file) for file in ("old.json", "cut.json", "new.json", "gone.json")]
-    assert main(["export", *paths, "--format", name]) == 1
+    assert main(["export", *paths]) == 1
     told = capsys.readouterr()
     assert "case" in told.out
     assert not re.search(r"\b(NaN|inf|Infinity)\b", told.out)
     assert [re.search(r"(\w+\.json): (not JSON|no results|cannot be read .No such)", line) is not None
             for line in told.err.splitlines()] == [True] * 3  # fmt: skip
-
-
-def test_a_file_is_written_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "in.json").write_text(json.dumps(document(result("ü"))))
-    out = tmp_path / "llmperf.prom"
-    assert main(["export", str(tmp_path / "in.json"), "--format", "prometheus", "--output", str(out)]) == 0
-    assert 'case="ü"' in out.read_text(encoding="utf-8")
-    assert capsys.readouterr().out == f"{out}: 1 case(s), prometheus\n"
-
-
-def test_an_output_that_may_not_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "in.json").write_text(json.dumps(document(result())))
-    (tmp_path / "file").touch()
-    out = tmp_path / "file" / "llmperf.prom"
-    assert main(["export", str(tmp_path / "in.json"), "--format", "prometheus", "--output", str(out)]) == 1
-    assert capsys.readouterr().err in {f"llmperf: {path}: Not a directory\n" for path in (out, out.parent)} | {
-        f"llmperf: {path}: File exists\n" for path in (out, out.parent)
-    }
 
 
 def test_the_files_of_docs_ci_are_what_the_page_shows(pytestconfig: pytest.Config) -> None:

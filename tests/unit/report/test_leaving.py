@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.records.results_document import document_of
-from pytest_llmperf.report.exports import markdown_page, prometheus
-from pytest_llmperf.report.results_json import ExportedRun, write_json
+from pytest_llmperf.report.exports import ExportedRun, markdown_page
+from pytest_llmperf.report.results_json import write_json
 from pytest_llmperf.report.text import escaped
 from tests.pages import made
 from tests.runs import ladder_run
@@ -43,11 +43,10 @@ def test_a_page_and_its_copied_commands_have_none(run: Any) -> None:
     assert _is_harmless(page.replace("\t", " "))
 
 
-@pytest.mark.parametrize("form", [markdown_page, prometheus])
-def test_an_export_has_none(run: Any, form: Any) -> None:
-    text = "\n".join(form(ExportedRun.read([document_of(run)])))
+def test_an_export_has_none(run: Any) -> None:
+    text = "\n".join(markdown_page(ExportedRun.read([document_of(run)])))
     assert _is_harmless(text)
-    assert form is not markdown_page or "@team" not in text
+    assert "@team" not in text
 
 
 def test_the_results_file_has_no_secret(run: Any, tmp_path: Any) -> None:
