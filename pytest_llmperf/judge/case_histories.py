@@ -95,8 +95,8 @@ class CaseHistory:
 
     @property
     def is_short(self) -> bool:
-        """Whether it has too few runs for any change point."""
-        return sum(len(segment.results) for segment in self.segments) < _LEAST_POINTS
+        """Whether it has no change point, and too few runs for one of its rate; counts tell of one by two runs."""
+        return len(self.segments) == 1 and len(self.segments[0].results) < _LEAST_POINTS
 
 
 def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:

@@ -82,12 +82,17 @@ def test_what_came_with_another_host_is_told_on_both_pages(llmperf: Run, store: 
     assert (step["at"][:10], step["different"][0]) == ("2026-01-15", "driver: 580 -> 590")
 
 
-def test_a_change_that_counts_alone_tell_is_in_the_column_of_changes(llmperf: Run, store: HistoryStore) -> None:
-    results = [replace(one, machine="cpu-x-2c") for one in nights(20)]
-    store.append([*results[:10], *(replace(one, counts={"kernels_per_step": 270.0}) for one in results[10:])])
+@pytest.mark.parametrize("number", [20, 2])
+def test_a_change_that_counts_alone_tell_is_in_the_column_of_changes(
+    llmperf: Run, store: HistoryStore, number: int
+) -> None:
+    results, half = [replace(one, machine="cpu-x-2c") for one in nights(number)], number // 2
+    store.append([*results[:half], *(replace(one, counts={"kernels_per_step": 270.0}) for one in results[half:])])
     _, output, _ = llmperf("history")
     first, _, row = output.splitlines()
     assert (" 1 of them" in first, "other work" in row) == (True, True), output
+    _, output, _ = llmperf("history", results[0].id)
+    assert ("not do what" in output, "too few runs" in output) == (True, False), output
 
 
 @pytest.mark.parametrize("word", ["case1-", "*case1-gpus?", "llama-case1-gpus1", "0000000000000001"])
