@@ -16,7 +16,7 @@ from tests.slurm.test_nightly import logs
 from tests.worker.import_patch import LIGHT_TOO
 from tests.worker.user import LIGHT, LIGHT_PATH
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow, pytest.mark.wide]
 
 _TESTS = """
 import pytest

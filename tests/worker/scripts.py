@@ -63,6 +63,12 @@ class Seen:
     def usual_seconds(self) -> float:
         return median(self.share.trained.record.step_seconds[2:])
 
+    def is_late(self) -> bool:
+        """Whether the script's own clock disagrees; without a share nothing does, and a test of that says why."""
+        if not (self.folder / "share-0.json").exists():
+            return False
+        return self.seconds_apart >= max(0.01 * self.usual_seconds, 0.001)
+
 
 @dataclass
 class Scripts:
@@ -72,6 +78,7 @@ class Scripts:
     script: str
     imports: Sequence[str] = ()
     _listed: list[dict[str, Any]] = field(default_factory=list)
+    _run: int = 0
 
     def add(self, name: str, environment: Mapping[str, str] | None = None, **words: Any) -> Seen:
         """``words`` of its spec."""
@@ -85,8 +92,10 @@ class Scripts:
         return Seen(folder)
 
     def run(self) -> None:
+        """Those that were added since."""
         path = self.folder / "scripts.json"
-        path.write_text(json.dumps(self._listed), encoding="utf-8")
+        path.write_text(json.dumps(self._listed[self._run :]), encoding="utf-8")
+        self._run = len(self._listed)
         variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment = {**os.environ, **variables, **python_path(str(FOLDER.parents[1]), os.environ)}
         command = [sys.executable, str(FOLDER / "forks.py"), str(path)]

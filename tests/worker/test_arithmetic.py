@@ -341,6 +341,7 @@ def test_a_model_that_transformers_does_not_have_is_said_so() -> None:
         model_flops({"model_type": "no-such-type"}, 64)
 
 
+@pytest.mark.wide
 def test_a_whole_step_with_ligers_kernels_is_the_models_own_arithmetic(ligered: Mapping[str, list[Any]]) -> None:
     for name, fused in STEPS.items():
         assert ligered[name] == [model_flops(models.resolve(name).config, 64) * 64, fused]

@@ -20,7 +20,7 @@ from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torchrun, pytest.mark.wide, pytest.mark.filterwarnings("ignore")]
 
 # Two layers of 0.1 MB and a vocabulary of 4 MB: DDP's first bucket is full before the last one begins.
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -54,7 +54,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return dict(zip(CASES, zip(specs, exchanges, strict=True), strict=True))
 
 
-@pytest.mark.parametrize("case", [CASES[0], pytest.param(CASES[1], marks=pytest.mark.wide)], ids=str)
+@pytest.mark.parametrize("case", CASES[:2], ids=str)
 def test_ddp_under_the_trainer_exchanges_what_is_told_without_ranks(
     told: Told, tmp_path: Path, case: tuple[str, int]
 ) -> None:

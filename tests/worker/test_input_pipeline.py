@@ -99,6 +99,7 @@ def test_with_workers_a_trace_has_the_waits_of_timed_steps(steps: list[tuple[flo
     assert with_timed_waits(lost, fetched, seconds, 2) is lost
 
 
+@pytest.mark.wide
 def test_two_ranks_with_workers_share_each_epoch_as_two_without(tmp_path: Path) -> None:
     two = replace(SPEC, gpus=2, micro_batch_size=2, gradient_accumulation_steps=2, sequence_length=128)
     alone = launched(two, tmp_path / "alone")
@@ -186,6 +187,7 @@ def test_a_launch_that_ends_well_leaves_no_worker(tmp_path: Path) -> None:
     assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in workers)
 
 
+@pytest.mark.wide
 def test_waiting_for_dear_tokens_ends_with_workers_or_tokens_made_ahead(tmp_path: Path) -> None:
     text = slow_text.write(tmp_path, documents=120, letters=20_000)
     # A step takes longer than its tokens: two workers have them in time, also where each has a third of a core.

@@ -150,6 +150,7 @@ def test_launches_on_both_nodes_are_forked_and_are_what_a_cold_one_is(full: Job,
     assert job.num_steps == 1
 
 
+@pytest.mark.wide
 def test_one_that_dies_ends_its_launch_and_the_next_has_others(job: Job) -> None:
     killed: list[int] = []
 
@@ -174,6 +175,7 @@ def test_one_that_dies_ends_its_launch_and_the_next_has_others(job: Job) -> None
     assert job.said == []
 
 
+@pytest.mark.wide
 def test_one_that_dies_between_launches_costs_one_its_warm_start(job: Job) -> None:
     alone = replace(SPEC, gpus=1)
     assert isinstance(job.launch(alone), Launch)

@@ -68,10 +68,13 @@ SOUND: Mapping[str, tuple[TrainSpec, tuple[str, str]]] = {
 }
 
 
-# To compile takes ten seconds: test_settings trains compiled layers, and their fault is wide too.
+# To compile takes ten seconds, and many ranks import as often.
+OFTEN = ("attention and recomputation", "ranks that accumulate", "matrices by Muon", "layers that ranks share")
+
+
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=[pytest.mark.wide] * (each.startswith(("compiled", "weights that")))) for each in SOUND],
+    [pytest.param(each, marks=[pytest.mark.wide] * (each not in OFTEN)) for each in SOUND],
 )
 def test_a_sound_training_is_let_be(name: str, plain_of: PlainOf, tmp_path: Path) -> None:
     spec, patch = SOUND[name]

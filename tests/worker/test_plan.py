@@ -436,6 +436,7 @@ spec.TrainSpec.from_dict = from_dict
 """
 
 
+@pytest.mark.wide
 def test_a_library_that_prints_one_that_hangs_or_is_killed_costs_others_no_answer_and_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

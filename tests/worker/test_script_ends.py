@@ -128,6 +128,7 @@ assert sys.argv[1:] == ["--mode", "fast"]
 """
 
 
+@pytest.mark.wide
 def test_what_a_script_does_beside_its_training_is_no_failure(tmp_path: Path) -> None:
     each = "step == 9 and signal.setitimer(signal.ITIMER_REAL, 0.1)"
     project = loop(tmp_path / "project", before=ASKS_AROUND, each=each)

@@ -54,10 +54,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Launch:
             {"gradient_checkpointing": True, "checkpointing_policy": "selective"},
             {"checkpointing_policy": "selective", "gradient_checkpointing": True},
         ),
-        (
+        pytest.param(
             {"torch_compile": True, "torch_compile_scope": "layers"},
             {"compiled_modules": ["LlamaDecoderLayer"], "torch_compile_scope": "layers", "compiled_graphs": 1}
             | {"graph_breaks": 0, "recompilations": 0},
+            marks=pytest.mark.wide,
         ),
     ],
     ids=lambda value: "-".join(map(str, value)),
@@ -143,6 +144,7 @@ class TestSharded:
         together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp")
         assert sharded.losses == pytest.approx(together.losses, abs=1e-3)
 
+    @pytest.mark.wide
     def test_ranks_that_share_each_sequence_count_it_once(self, plain: Launch, tmp_path: Path) -> None:
         spec, record = SHARDED["together"], trained("together", tmp_path)
         assert troubles(spec, record) == ()

@@ -112,6 +112,7 @@ def test_each_kind_of_fault_is_found(tmp_path: Path) -> None:
     assert found["soak"]["seconds"] == pytest.approx(24, abs=5)
 
 
+@pytest.mark.wide
 def test_a_script_that_ends_before_is_told_of_minutes_and_of_no_number_of_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SHORT)
     found = run_one(make(tmp_path, SCRIPT), path=QUICK_PATH)
@@ -119,6 +120,7 @@ def test_a_script_that_ends_before_is_told_of_minutes_and_of_no_number_of_steps(
     assert ("after 200 steps" in found["reason"], "expected" in found["reason"]) == (True, False), found["reason"]
 
 
+@pytest.mark.wide
 def test_a_training_that_hangs_is_ended_long_before_its_minutes_with_the_line_where_it_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HANGS)
     found = run_one(make(tmp_path, SCRIPT.replace("0.4", "30")), "--perf-timeout", "60", seconds=120, path=QUICK_PATH)

@@ -60,6 +60,7 @@ def written(folder: Path, *paragraphs: str) -> str:
     return str(path)
 
 
+@pytest.mark.wide
 def test_ranks_share_each_epoch_and_count_their_real_tokens(tmp_path: Path) -> None:
     # Sixteen texts of unlike lengths: two steps of two ranks, two micro-batches of two, are one epoch.
     lengths = [3 + 2 * number for number in range(16)]
@@ -103,6 +104,7 @@ class TestApart:
         assert (free.real_share, free.is_uneven) == (1, True)
         assert free.tokens_per_step == pytest.approx(sum(own.real_tokens) / 6, abs=1)
 
+    @pytest.mark.wide
     def test_packed_documents_are_apart_or_the_launch_counts_for_nothing(self, tmp_path: Path) -> None:
         spec = replace(self.SPEC, rows="packed_apart")
         sound = launched(spec, tmp_path / "sound")

@@ -226,6 +226,7 @@ class TestTheSame:
             assert phases["model"] > 0
             assert launch.evidence["start"] == start
 
+    @pytest.mark.wide
     def test_a_family_that_another_launch_imported_is_not_in_the_record(
         self, shared: Warm, cold_pair: ColdPair
     ) -> None:
@@ -292,6 +293,7 @@ class TestKilled:
         yield warm
         warm.pool.close()
 
+    @pytest.mark.wide
     def test_ranks_that_end_themselves_with_0_are_told_as_in_a_cold_launch(
         self, ending: Warm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -444,6 +446,7 @@ class TestStale:
 
 
 class TestCold:
+    @pytest.mark.wide
     def test_a_module_that_starts_a_thread_at_import_is_named(
         self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -478,6 +481,7 @@ threading.Thread(target=poll, name="poller", daemon=True).start()
         assert failure.kind == "never-started"
         assert failure.message.startswith("--perf-start warm: it can only begin cold: a thread was started (Thread-1")
 
+    @pytest.mark.wide
     def test_an_import_that_hangs_is_ended_and_the_launch_is_cold(
         self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -500,6 +504,7 @@ class TestKilledServer:
         assert warm.launch(TrainSpec(**{**SPEC.to_dict(), "model": "opt-tiny"})).evidence["start"] == "cold"
         assert warm.said == ["launches begin cold: its fork server died"]
 
+    @pytest.mark.wide
     def test_one_that_is_stopped_is_ended_and_begins_nothing_later(
         self, warm: Warm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
