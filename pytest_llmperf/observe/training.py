@@ -6,6 +6,7 @@ timed. After those come steps that are traced, or looked at in another way."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -213,13 +214,17 @@ class ObservedTraining:
         return trace if own else with_timed_waits(trace, self.measurement.fetch_seconds, timed, warmup_steps)
 
 
+# How often a host that has run ahead of its device asks where that is.
+_POLL_SECONDS = 0.005
+
+
 class Ending:
     """Once more steps would say nothing that matters, every rank ends at the same step: one rank's part in that."""
 
     def __init__(self, plan: Plan, clock: Clock, place: Place) -> None:
         """``place`` is this rank's; where all of them are chooses from ``plan.passing``."""
         self._plan, self._clock = plan, clock
-        self._looks = frozenset(() if plan.all_steps else looks(plan.min_steps, plan.steps))
+        self._looks = frozenset(() if plan.all_steps or plan.diary else looks(plan.min_steps, plan.steps))
         self._store: Store | None = None
         self._places = [place]
         self._why = GOES_ON
@@ -240,22 +245,29 @@ class Ending:
             return True
         if step not in self._looks:
             return False
-        self._why = self._look() if self._store is None else self._agreed(self._store, f"stop-{step}")
+        # A host runs several steps ahead of its device. Where each is long, those would be taken only because nobody
+        # had yet timed the ones before: so it waits here until the device has but ``step`` left, all of which is
+        # issued. That keeps the device busy for longer than the host takes to look and to issue what comes next.
+        while len(seconds := self._clock.so_far()) < step - 1 and min(seconds, default=math.inf) >= LONG_SECONDS:
+            time.sleep(_POLL_SECONDS)
+        self._why = self._look(step) if self._store is None else self._agreed(self._store, step)
         return self._why != GOES_ON
 
-    def _agreed(self, store: Store, key: str) -> str:
+    def _agreed(self, store: Store, step: int) -> str:
+        key = f"stop-{step}"
         if self._plan.rank == 0:
             if self._plan.passing is not None and len(self._places) < self._plan.ranks:
                 # They were told before the first step, in which all ranks met.
                 places = (store.get(f"place-{rank}") for rank in range(self._plan.ranks))
                 self._places = [Place(**json.loads(place)) for place in places]
-            store.set(key, self._look())
+            store.set(key, self._look(step))
         return str(store.get(key).decode())
 
-    def _look(self) -> str:
+    def _look(self, step: int) -> str:
         ranges = self._plan.passing
         passing = None if ranges is None else ranges.at(self._places)
-        return why_end(self._clock.so_far(), self._plan.warmup_steps, passing)
+        seconds = self._clock.so_far()
+        return why_end(seconds, self._plan.warmup_steps, passing, coming=int(len(seconds) == step - 1))
 
 
 # Injected faults at work: a share of each step burnt, memory held, a rank that hangs. The gate's own test.

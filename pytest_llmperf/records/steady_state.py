@@ -54,11 +54,11 @@ class Steady:
     bimodal: bool
 
 
-def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
+def find_steady(step_seconds: Sequence[float], warmup_steps: int, coming: int = 0) -> Steady:
     """Where the steady state of ``step_seconds`` begins, at ``warmup_steps`` or later, and what it is like. The cut is
     MSER's (White 1997): the one after which the mean's standard error is least, at most half of the steps gone. It
-    looks at logarithms, and past stalls; the error and the drift have those clipped. ValueError: no step is left after
-    ``warmup_steps``."""
+    looks at logarithms, and past stalls; the error and the drift have those clipped. So many are ``coming`` that are
+    not timed yet: they count where steps have to be enough. ValueError: no step is left after ``warmup_steps``."""
     if not 0 <= warmup_steps < len(step_seconds):
         raise ValueError(f"{len(step_seconds)} steps, {warmup_steps} of them warm-up: none is left")
     if not all(SHORTEST_SECONDS <= second <= LONGEST_SECONDS for second in step_seconds):
@@ -89,7 +89,7 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
     lost = max(0.0, math.fsum(second - usual for second in stalled))
     return Steady(
         start=start,
-        error=_error_of_median(steady),
+        error=_error_of_median(steady) if len(steady) + coming >= _LEAST else math.inf,
         drift=math.expm1(median(steady[-third:]) - median(steady[:third])),
         stalls=lost / math.fsum(counted),
         bimodal=_is_bimodal(measured[start:]),
@@ -116,8 +116,6 @@ def _squared_error(values: Sequence[float]) -> float:
 
 def _error_of_median(logs: Sequence[float]) -> float:
     """Take steps as autocorrelated about a straight line: what drifts is reported as drift, not as noise."""
-    if len(logs) < _LEAST:
-        return math.inf
     number, mean = len(logs), fmean(logs)
     places = [index - (number - 1) / 2 for index in range(number)]
     products = (place * value for place, value in zip(places, logs, strict=True))
@@ -214,8 +212,7 @@ class PassingRange:
         # What has drifted may drift on by as much.
         reach = _MOVES * steady.error + abs(steady.drift)
         return (
-            len(step_seconds) >= self.steps
-            and steady.error <= self.error  # also false of times that have no logarithm
+            steady.error <= self.error  # also false of times that have no logarithm
             and abs(steady.drift) <= self.drift
             and steady.stalls <= self.stalls
             and self.low + reach < math.log(median(step_seconds[steady.start :])) < self.high - reach
@@ -254,13 +251,16 @@ def looks(least: int, most: int) -> list[int]:
     return found
 
 
-def why_end(step_seconds: Sequence[float], warmup_steps: int, passing: PassingRange | None = None) -> str:
-    """Why a launch of these steps may end; empty where more of them would say more."""
+def why_end(
+    step_seconds: Sequence[float], warmup_steps: int, passing: PassingRange | None = None, coming: int = 0
+) -> str:
+    """Why a launch of these steps, and of so many ``coming`` that are issued, may end; empty where more of them would
+    say more."""
     if len(step_seconds) <= warmup_steps:
         return GOES_ON
-    steady = find_steady(step_seconds, warmup_steps)
+    steady = find_steady(step_seconds, warmup_steps, coming)
     if steady.error <= ENOUGH and abs(steady.drift) <= _STEADY_DRIFT:
         return KNOWN
-    if passing and passing.holds(step_seconds, steady):
+    if passing and len(step_seconds) + coming >= passing.steps and passing.holds(step_seconds, steady):
         return DECIDED
     return GOES_ON

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,73 @@ class FakeClock(Clock):
 
     def so_far(self) -> tuple[float, ...]:
         return tuple(self._times)
+
+
+class FakeDevice(Clock):
+    """Whose host issues each step in 50 ms, some ``ahead`` of it. Time passes only as the host issues and waits."""
+
+    def __init__(self, step_seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch, ahead: int = 4) -> None:
+        super().__init__()
+        self.now, self.waited, self.idle, self._times, self._ahead = 0.0, 0.0, 0.0, step_seconds, ahead
+        self._ends: list[float] = []
+        self.left: list[int] = []
+        """Steps that it still had, each time that the host had waited for it."""
+        monkeypatch.setattr("pytest_llmperf.observe.training.time.sleep", self._sleep)
+
+    def issue(self) -> None:
+        self.idle += max(0.0, self.now - self._ends[-1]) if self._ends else 0.0
+        start = max(self.now, self._ends[-1]) if self._ends else self.now
+        self._ends.append(start + self._times[len(self._ends)])
+        self.now = max([self.now + 0.05, *self._ends[: -self._ahead][-1:]])
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.waited += seconds
+
+    def so_far(self) -> tuple[float, ...]:
+        return tuple(self._times[: sum(end <= self.now for end in self._ends)])
+
+    def ends_at(self, plan: training.Plan) -> int:
+        """After which step the launch ends."""
+        stop = training.Ending(plan, self, HERE)
+        for step in range(1, plan.steps + 1):
+            self.issue()
+            before = self.waited
+            if stop.now(step):
+                return step
+            if self.waited > before:
+                self.left.append(step - len(self.so_far()))
+        raise AssertionError("it never ends")
+
+
+class TestAHostThatRunsAhead:
+    FP32 = training.Plan(steps=20, min_steps=6, warmup_steps=1)
+
+    @pytest.mark.parametrize("ahead", [1, 2, 4, 20])
+    def test_where_steps_are_long_those_end_it_that_decide(self, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = FakeDevice([2.0, *[1.1, 1.1005] * 10], monkeypatch, ahead)
+        assert device.ends_at(self.FP32) == 6
+        assert device.idle == 0.0
+
+    def test_its_device_has_work_all_the_time_where_they_do_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = FakeDevice([2.0, *[1.1, 1.25, 0.95, 1.2, 0.9, 1.3, 1.05] * 3], monkeypatch)
+        assert device.ends_at(self.FP32) == 20
+        assert (device.idle, device.left) == (0.0, [1, 1, 1, 1])
+
+    def test_short_steps_are_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = FakeDevice([0.4] * 60, monkeypatch)
+        assert device.ends_at(training.Plan(steps=60, min_steps=16, warmup_steps=4)) == 16
+        assert (device.waited, device.idle) == (0.0, 0.0)
+
+    def test_a_first_step_that_compiles_is_no_long_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = FakeDevice([30.0, *[0.1] * 59], monkeypatch, ahead=20)
+        assert device.ends_at(training.Plan(steps=60, min_steps=16, warmup_steps=4)) == 32
+        assert (device.idle, device.left) == (0.0, [14])
+
+    def test_on_a_cpu_each_step_that_ended_is_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = FakeDevice([1.1] * 20, monkeypatch)
+        monkeypatch.setattr(device, "so_far", lambda: tuple(device._times[: len(device._ends)]))
+        assert (device.ends_at(self.FP32), device.waited) == (6, 0.0)
 
 
 class TestStopping:

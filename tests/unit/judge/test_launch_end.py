@@ -118,6 +118,14 @@ class TestWhyEnd:
     def test_a_launch_that_only_warmed_up_says_nothing(self, number: int) -> None:
         assert why_end([0.2] * number, 4, WIDE) == GOES_ON
 
+    def test_one_that_is_issued_counts_where_steps_have_to_be_enough(self) -> None:
+        times = [5.0, 1.1, 1.1005, 1.1002, 1.1004]
+        assert [why_end(times, 1, coming=coming) for coming in (0, 1)] == [GOES_ON, KNOWN]
+        wide = replace(WIDE, low=0.0, high=0.2, steps=6)
+        wider = [5.0, 1.1, 1.12, 1.09, 1.11]
+        assert [why_end(wider, 1, wide, coming) for coming in (0, 1)] == [GOES_ON, DECIDED]
+        assert why_end(wider, 1, replace(wide, steps=7), 1) == GOES_ON
+
     @given(st.integers(0, 10**6), st.floats(0.0001, 0.1), PASSING, st.integers(5, 60))
     def test_what_passes_never_makes_a_launch_longer_nor_ends_it_before_its_least(
         self, seed: int, spread: float, passing: PassingRange, least: int
