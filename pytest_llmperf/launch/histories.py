@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from filelock import FileLock
 
@@ -59,23 +59,6 @@ class Span:
     candidates: tuple[Candidate, ...]
     """After the good end, each after its parents; the last is the bad end."""
     notes: tuple[str, ...] = ()
-
-
-class History(Protocol):
-    """Where candidates come from."""
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What makes its interpreters other than those of the same names elsewhere."""
-
-    def span(self, good: str, bad: str) -> Span:
-        """What is between the ends that were named; HistoryError where they are none, or not in this order."""
-
-    def python(self, candidate: Candidate) -> str:
-        """An interpreter that has it; NotMadeError where there is none."""
-
-    def further(self, candidate: Candidate) -> str:
-        """A command that shows what is in it."""
 
 
 def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
@@ -205,9 +188,11 @@ class GitHistory:
 
     @property
     def key(self) -> tuple[str, ...]:
+        """What makes its interpreters other than those of the same names elsewhere."""
         return ("git", "safe path", str(self.root), self.build, *self.paths)
 
     def span(self, good: str, bad: str) -> Span:
+        """What is between the ends that were named; HistoryError where they are none, or not in this order."""
         if not _HAS_SAFE_PATH and Path.cwd().resolve().is_relative_to(self.root.resolve()):
             raise HistoryError(
                 f"in {self.root} Python before 3.11 would import the checkout in place of each revision: run it in "
@@ -230,6 +215,7 @@ class GitHistory:
         return Span(good_end, candidates, (note,) if changed else ())
 
     def python(self, candidate: Candidate) -> str:
+        """An interpreter that has it; NotMadeError where there is none."""
         return probed(str(self._made(candidate) / "python"))
 
     def tree(self, name: str) -> Path:
@@ -270,6 +256,7 @@ class GitHistory:
         return made("git", (*self.key, candidate.name, sys.executable), make)
 
     def further(self, candidate: Candidate) -> str:
+        """A command that shows what is in it."""
         return shlex.join(["git", "-C", str(self.root), "show", candidate.shown])
 
     def _commit(self, option: str, name: str) -> str:
@@ -298,7 +285,8 @@ class GitHistory:
 
 @dataclass(frozen=True)
 class CommandHistory:
-    """Each version by a command that is its interpreter: one of another environment, or of a container."""
+    """Each version by a command that is its interpreter: one of another environment, or of a container. It has
+    ``GitHistory``'s methods."""
 
     command: str
     versions: Sequence[str]
@@ -328,7 +316,8 @@ class CommandHistory:
             raise HistoryError(f"--good {good} and --bad {bad} are the same version")
         if first > last:
             raise HistoryError(f"--good {good} comes after --bad {bad} in --versions, which has the oldest first")
-        return _line(self.versions[first : last + 1])
+        line = self.versions[first : last + 1]
+        return Span(Candidate(line[0]), tuple(Candidate(name, (before,)) for before, name in pairwise(line)))
 
     def python(self, candidate: Candidate) -> str:
         words = [word.replace(PLACE, candidate.name) for word in shlex.split(self.command)]
@@ -342,6 +331,5 @@ class CommandHistory:
         return f"{self.command.replace(PLACE, candidate.name)} -m pip list"
 
 
-def _line(names: Sequence[str]) -> Span:
-    candidates = tuple(Candidate(name, (before,)) for before, name in pairwise(names))
-    return Span(Candidate(names[0]), candidates)
+#: Where candidates come from.
+History: TypeAlias = GitHistory | CommandHistory

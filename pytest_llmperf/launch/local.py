@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from pytest_llmperf.launch import machine as machines
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch import request as requests
-from pytest_llmperf.launch.device import LOOK_AT, Gpu, wait_until_left
+from pytest_llmperf.launch.device import LOOK_AT, Gpu, has_room, wait_until_left
 from pytest_llmperf.launch.fork_servers import ForkedAgent, Former, ServerPool
 from pytest_llmperf.launch.machine import Machine, is_awaited, lease_cpu, lease_gpus
 from pytest_llmperf.launch.process import Ended
@@ -26,6 +26,8 @@ from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_p
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import RECORD_FILE, TURN_FILE, Launch, soak_seconds_of
+
+T = TypeVar("T")
 
 # Before it has made a step a script gets half of its time, and no less than the first; between two a soak this share.
 _FIRST_SECONDS, _LEAST_SECONDS, _STILL = 300.0, 60.0, 1 / 6
@@ -58,19 +60,17 @@ class HostPart:
         """Let it run to its end, or for so many ``seconds``; ``agent``: it was begun warm."""
         folder, script = self.folder, self.script
         work = script.work if script else None
-        how: dict[str, Any] = {"at_timeout": lambda torchrun: process.ask_ranks(folder, torchrun, self.node)}
-        if script:
-            how = script.ends(self.node)
-        is_over, limit = how.pop("is_over", lambda: False), max(seconds - self.soak_seconds, _LEAST_SECONDS)
+        limit = max(seconds - self.soak_seconds, _LEAST_SECONDS)
         ended = process.watch(
             lambda: agent or process.start(self.command, environment=self.environment, log=self.log, folder=work),
             timeout_seconds=seconds,
             pid_files=lambda: () if self.node else folder.glob("rank-*.pid"),
             poll=lambda: watch.look(progress.poll()),
             leaves=lambda: self.leaves and agent is not None and (folder / RECORD_FILE).exists(),
-            is_over=lambda: is_over() or self._is_soaked(progress.last),
+            is_over=lambda: (script is not None and script.is_over()) or self._is_soaked(progress.last),
             stuck=lambda lasted: self._stuck(lasted, limit, progress.last),
-            **how,
+            at_timeout=lambda pid: script.ask(self.node) if script else process.ask_ranks(folder, pid, self.node),
+            tree=script.tree() if script else None,
         )
         ended = replace(ended, is_soaked=not ended.timed_out and self._is_soaked(progress.last))
         watch.look(progress.read())
@@ -88,49 +88,43 @@ class HostPart:
         return lasted if lasted > (max(limit / 2, _FIRST_SECONDS) if self.script else limit) else 0.0
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A torchrun that was started and has ended, well or not."""
-
-    ended: Ended
-    lap: Lap
-    health: Health
-    progress: Progress
-    start: str
-    """``warm`` or ``cold``."""
-
-
 class LocalLauncher:
     def __init__(self, command: Callable[[LaunchRequest], list[str]] = requests.torchrun_command) -> None:
         self._command = command
 
     def launch(self, request: LaunchRequest, watch: Watch) -> Launch | Failure:
         """The record, or why there is none; whatever happens, no process of the launch is alive afterwards."""
-        run = self._run(request, watch)
-        if isinstance(run, Failure):
-            return run
-        result = outcome.read(request.folder, request.spec, run.ended, run.progress)
-        if isinstance(result, Launch):
-            result = with_phases(result, run.lap, run.progress)
-            result = replace(result, evidence={**result.evidence, "start": run.start})
-        return replace(result, health=run.health)
+
+        def read(ended: Ended, last: Progress, lap: Lap, start: str) -> Launch | Failure:
+            result = outcome.read(request.folder, request.spec, ended, last)
+            if isinstance(result, Failure):
+                return result
+            result = with_phases(result, lap, last)
+            return replace(result, evidence={**result.evidence, "start": start})
+
+        result, health = self._run(request, watch, read)
+        return replace(result, health=health)
 
     def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
         """What the small trainings that ``request.parity`` asks for did, or why nothing is known of them."""
-        run = self._run(request, watch)
-        if isinstance(run, Failure):
-            return run
-        errors = outcome.read_training_errors(request.folder, run.ended, run.progress)
-        return replace(errors, health=run.health) if isinstance(errors, Failure) else errors
+        found, health = self._run(
+            request, watch, lambda ended, last, *_: outcome.read_training_errors(request.folder, ended, last)
+        )
+        return replace(found, health=health) if isinstance(found, Failure) else found
 
-    def _run(self, request: LaunchRequest, watch: Watch) -> _Run | Failure:
+    def _run(
+        self, request: LaunchRequest, watch: Watch, read: Callable[[Ended, Progress, Lap, str], T | Failure]
+    ) -> tuple[T | Failure, Health]:
+        """What is ``read`` of a torchrun that has ended, well or not, how far it had come, when, and how it began."""
         progress, former = ProgressReader(request.folder / "progress.json", watch), request.former
         try:
             with ExitStack() as held:
                 requests.write_request(request)
                 place, line = held.enter_context(scratch()), held.enter_context(process.lifeline(request.folder))
                 part = self._prepared(request, {**place.variables, **request.variables, **line})
-                if former and former.is_leaving and not (former.of == request.gpus and request.fits_beside()):
+                # A context has room beside what the launch that leaves has not given back yet.
+                fits = former and former.of == request.gpus and request.warm and has_room(request.gpus)
+                if former and former.is_leaving and not fits:
                     with request.meter.waiting():
                         former.gone()
                 with request.meter.running() as lap:
@@ -145,9 +139,9 @@ class LocalLauncher:
                     held.callback(wait_until_left, request.gpus, {one.pid for one in ended.left})
                     former.of = request.gpus
                     former.leaves(agent, ended, held.pop_all(), request.warm.say, request.spec.id, request.folder)
-            return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
+            return read(ended, progress.last, lap, "warm" if agent else "cold"), health
         except requests.REFUSALS as error:
-            return outcome.refused(request.folder, error)
+            return outcome.refused(request.folder, error), Health()
 
     @staticmethod
     def _begun(request: LaunchRequest, environment: Mapping[str, str], progress: ProgressReader) -> ForkedAgent | None:

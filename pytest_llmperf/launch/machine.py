@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from pytest_llmperf.launch.device import UNKNOWN, VISIBLE, Gpu, foreign_processes, visible_gpus
-from pytest_llmperf.support.files import is_at, open_shared, shared_folder
+from pytest_llmperf.support.files import cpu_name, is_at, open_shared, shared_folder
 from pytest_llmperf.support.formats import GIB
 
 Say = Callable[[str], None]
@@ -62,12 +61,7 @@ class Machine:
 
 def find_machine() -> Machine:
     """The machine as this process sees it, with the GPUs that the environment leaves it; raises as ``visible_gpus``."""
-    cpu = ""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    cpu = cpu or platform.processor() or platform.machine()  # the first of the two runs uname
-    return Machine(gpus=visible_gpus(), cpu_name=cpu, cores=len(os.sched_getaffinity(0)))
+    return Machine(gpus=visible_gpus(), cpu_name=cpu_name(), cores=len(os.sched_getaffinity(0)))
 
 
 def host_memory_bytes() -> int:

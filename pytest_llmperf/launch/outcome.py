@@ -8,10 +8,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -48,7 +47,7 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
     # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
     for left in folder.glob("*/checkpoint-*"):
         shutil.rmtree(left, ignore_errors=True)
-    found = _from_file(folder, RECORD_FILE, partial(codec.read, Launch), ended, progress)
+    found = _from_file(folder, RECORD_FILE, Launch, ended, progress)
     if isinstance(found, Failure):
         found = _measured(folder, spec, found)
     elif found.digest != spec.digest:
@@ -66,7 +65,7 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
 
 def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> Errors | Failure:
     """What the small trainings in ``folder`` did, or why nothing is known of them."""
-    return _from_file(folder, ERRORS_FILE, partial(codec.read, list[TrainingErrors]), ended, progress)
+    return _from_file(folder, ERRORS_FILE, list[TrainingErrors], ended, progress)
 
 
 def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
@@ -79,8 +78,8 @@ def refused(folder: Path, why: Exception) -> Failure:
     return Failure(kind=kind, message=str(why), tail=(), folder=str(folder))
 
 
-def _from_file(folder: Path, name: str, record: Callable[[Any], T], ended: Ended, progress: Progress) -> T | Failure:
-    """The ``record`` in the file ``name``, or why there is none."""
+def _from_file(folder: Path, name: str, kind: type[T], ended: Ended, progress: Progress) -> T | Failure:
+    """The record in the file ``name``, or why there is none."""
     if ended.is_soaked:
         return Failure(kind=SOAKED, message="its minutes are over", tail=(), folder=str(folder))
     if ended.returncode != 0 or ended.timed_out:
@@ -88,7 +87,7 @@ def _from_file(folder: Path, name: str, record: Callable[[Any], T], ended: Ended
         full = unwritable(folder) if failure.kind not in {"oom", "timeout"} else ""
         return replace(failure, kind="unwritable", message=f"{full}; {failure.message}") if full else failure
     try:
-        return record(_json(folder / name))
+        return codec.read(kind, _json(folder / name))
     except _UNUSABLE as error:
         return _failure(folder, "error", f"the ranks ended well and left no usable {name} ({error})", None)
 

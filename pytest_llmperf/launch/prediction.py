@@ -152,10 +152,10 @@ def why_none(spec: TrainSpec) -> str | None:
     return None
 
 
-class _Steps(PredictionProcess):
+class StaticSteps(PredictionProcess):
     """The steps of specs, each asked for once."""
 
-    def __init__(self, *, operators: bool, ranks_per_node: int = 0) -> None:
+    def __init__(self, ranks_per_node: int = 0, *, operators: bool = True) -> None:
         super().__init__()
         self._asked_for = partial(step_request, operators=operators, ranks_per_node=ranks_per_node)
         self._numbers: dict[TrainSpec, int] = {}
@@ -175,20 +175,6 @@ class _Steps(PredictionProcess):
         error.is_lost = bool(answer.get("is_lost"))
         return error
 
-
-def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | PredictionError, None, None]:
-    """Of each of ``specs``, as soon as it is known, bytes of one rank at its peak by part, or why there is none."""
-    with closing(_Steps(operators=False)) as steps:
-        steps.ask(specs)
-        for spec in specs:
-            answer = steps.answer(spec, "its memory cannot be predicted")
-            yield answer if isinstance(answer, PredictionError) else dict(answer["parts"])
-
-
-class StaticSteps(_Steps):
-    def __init__(self, ranks_per_node: int = 0) -> None:
-        super().__init__(operators=True, ranks_per_node=ranks_per_node)
-
     def check(self) -> None:
         """Raise PredictionError, in one line, where this interpreter lacks what every training needs."""
         missing = [name for name in _NEEDED if find_spec(name) is None]
@@ -207,6 +193,15 @@ class StaticSteps(_Steps):
         counted = found["exchanges"].items()
         exchanges = {name: (count, whole + each * spec.gpus) for name, (count, whole, each) in counted}
         return StaticStep(memory=found["parts"], exchanges=exchanges, **facts)
+
+
+def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | PredictionError, None, None]:
+    """Of each of ``specs``, as soon as it is known, bytes of one rank at its peak by part, or why there is none."""
+    with closing(StaticSteps(operators=False)) as steps:
+        steps.ask(specs)
+        for spec in specs:
+            answer = steps.answer(spec, "its memory cannot be predicted")
+            yield answer if isinstance(answer, PredictionError) else dict(answer["parts"])
 
 
 class FlopCounts(PredictionProcess):

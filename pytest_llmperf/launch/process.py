@@ -19,7 +19,7 @@ from typing import Protocol
 
 import psutil
 
-from pytest_llmperf.support.files import boot_id, write_text
+from pytest_llmperf.support.files import boot_id, kernel_number, write_text
 
 _POLL_SECONDS = 0.05
 # For ranks to answer that are asked what they do.
@@ -180,11 +180,7 @@ def watch(  # noqa: PLR0913 - what runs, and who hears of it
 
 def _oom_kills() -> int:
     """Since the system began; of a container's limit too."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+    return kernel_number("/proc/vmstat", "oom_kill ")
 
 
 def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pytest_llmperf.launch import fork_servers
-from pytest_llmperf.launch.device import VISIBLE, Gpu, has_room, shown
+from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, Former, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
@@ -60,10 +60,6 @@ class LaunchRequest(Asked):
     """``None``: it begins cold."""
     former: Former | None = field(default=None, compare=False)
     """Behind whose end it may begin, and which it becomes; ``None``: it overlaps with none."""
-
-    def fits_beside(self) -> bool:
-        """Whether a context of it has room before the launch that leaves has given back what it held."""
-        return bool(self.warm) and has_room(self.gpus)
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ _SCRIPT_FILE = "script.json"
 _WAY_IN = "LLMPERF_SCRIPT"
 # Whose first file is the script.
 _STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
-# What a trace has of ranks that train one model.
 # Seconds in which a launcher tells of ranks that went, once one has left its reason.
 _LAST_WORDS = 3.0
+# What a trace has of ranks that train one model.
 _EXCHANGED = ("exchange", "collective")
 
 
@@ -111,13 +111,9 @@ class ScriptLaunch:
         own = self.spec.env.get("PATH", inherited.get("PATH", ""))
         return kept | {"PATH": os.pathsep.join(filter(None, [self.variables["PATH"], own]))}
 
-    def ends(self, node: str) -> dict[str, Any]:
-        """How ``process.watch`` ends it, on ``node``."""
-        return {
-            "tree": WholeTree(f"{_WAY_IN}={self.folder}"),
-            "is_over": self.is_over,
-            "at_timeout": lambda _: self.ask(node),
-        }
+    def tree(self) -> WholeTree:
+        """All that its command starts."""
+        return WholeTree(f"{_WAY_IN}={self.folder}")
 
     def ask(self, node: str) -> None:
         """Let its ranks write down what they do; before there are any, what has torch and started nothing that has."""

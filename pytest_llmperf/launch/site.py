@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from pytest_llmperf.support.formats import first_n
 from pytest_llmperf.support.redaction import is_secret
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ class OutOfTimeError(Exception):
 
 def listed(names: Sequence[str]) -> str:
     """Names for a line, the first few of many."""
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"  # noqa: PLR2004 - what fits a line
+    return first_n(names, 4)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,8 +81,9 @@ class ProgressReader:
         """Look now, and tell nobody."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             beat = json.loads(self._path.read_text(encoding="utf-8"))
-            reached = {str(phase): _finite(at) for phase, at in beat["reached"].items()}
-            step = int(beat["step"])
+            reached, step = {str(phase): float(at) for phase, at in beat["reached"].items()}, int(beat["step"])
+            if not all(map(math.isfinite, reached.values())):
+                return self.last
             self.last = Progress(
                 phase=str(beat["phase"]),
                 step=step,
@@ -103,13 +104,6 @@ class ProgressReader:
             return 0.0
         (start, first), (end, last) = self._marks[0], self._marks[-1]
         return (last - first) * tokens_per_step / (end - start)
-
-
-def _finite(value: object) -> float:
-    seconds = float(str(value))
-    if not math.isfinite(seconds):
-        raise ValueError(f"{seconds} is no time")
-    return seconds
 
 
 class HealthWatch:

@@ -29,7 +29,7 @@ from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.device import has_gpu, matmul_precision, reduced_precision_reduction, sdpa_kernels
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Environment
-from pytest_llmperf.support.files import boot_id
+from pytest_llmperf.support.files import boot_id, cpu_name
 
 _PACKAGES = "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13"
 
@@ -80,14 +80,7 @@ def place_of(device: torch.device) -> Place:
 
 def device_name(device: torch.device) -> str:
     """``NVIDIA H200``, or the CPU's model name."""
-    if gpu.is_gpu(device):
-        return gpu.gpu_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return gpu.gpu_name(device) if gpu.is_gpu(device) else cpu_name()
 
 
 def _versions() -> dict[str, str]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise, starmap, takewhile
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import psutil
 import torch
@@ -29,8 +29,7 @@ from pytest_llmperf.observe.vital_signs import grown, objects
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import RankRecord, Trained, soak_seconds_of
 from pytest_llmperf.records.steady_state import MOST_GROWTH, growth
-
-Instant = TypeVar("Instant")
+from pytest_llmperf.support.files import kernel_number
 
 
 class Clock:
@@ -131,7 +130,7 @@ def _forget_peak() -> None:
 
 
 def _peak_resident() -> int:
-    return 1024 * (_told("status", "VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return 1024 * (kernel_number("/proc/self/status", "VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 class Exchange:
@@ -192,10 +191,11 @@ _FIRST_STEPS = 4
 
 
 @dataclass(frozen=True)
-class Boundary(Generic[Instant]):
+class Boundary:
     """Where a step ended, as it was when all its work had been issued."""
 
-    instant: Instant
+    instant: Any
+    """Of its clock."""
     held: int | None
     """Bytes in tensors."""
     passes: int
@@ -218,7 +218,7 @@ class Measurement:
         self._num_tokens, self._fetched = 0, 0.0
         self._real_tokens: list[int] = []
         self._start = self._seconds = 0.0
-        self._ends: list[Boundary[Any]] = []
+        self._ends: list[Boundary] = []
         self._waiting: tuple[float, ...] = ()
         self._peaks = 0, 0
 
@@ -244,12 +244,12 @@ class Measurement:
         if len(self._norms) < _FIRST_STEPS and isinstance(norm, torch.Tensor):
             self._norms.append(norm.detach())
 
-    def boundary(self) -> Boundary[Any]:
+    def boundary(self) -> Boundary:
         """This moment as the end of a step; waits for nothing."""
         instant, held = self._clock.instant(), self._memory.allocated()
         return Boundary(instant, held, len(self._losses), self._num_tokens, self._fetched)
 
-    def end_step(self, at: Boundary[Any] | None = None) -> None:
+    def end_step(self, at: Boundary | None = None) -> None:
         """All its work has been issued: now, or ``at`` a moment before."""
         end = at or self.boundary()
         self._clock.mark(end.instant)
@@ -332,7 +332,7 @@ class Diary(Measurement):
     def __init__(self, clock: Clock, memory: Memory, path: Path) -> None:
         super().__init__(clock, memory, None)
         self._path = path
-        self._pending: deque[tuple[Boundary[Any], float]] = deque()
+        self._pending: deque[tuple[Boundary, float]] = deque()
         """Ends of steps that the device need not have passed, with the seconds of garbage collection until then."""
         self._passed: deque[tuple[tuple[float, ...], int | None]] = deque()
         """Of each step that it has: its seconds, those of its loader and of garbage collection; what tensors held."""
@@ -353,7 +353,7 @@ class Diary(Measurement):
     def end_gradients(self, norm: Any) -> None:
         """Nobody asks for it."""
 
-    def end_step(self, at: Boundary[Any] | None = None) -> None:
+    def end_step(self, at: Boundary | None = None) -> None:
         self._pending.append((at or self.boundary(), self._collected))
         # Here: what another thread asks of a device while this one captures a CUDA graph breaks the capture.
         while len(self._pending) > 1 and self._clock.has_passed(self._pending[1][0].instant):
@@ -398,10 +398,10 @@ class Diary(Measurement):
             "steps": [seconds for seconds, _ in passed],
             "allocated_bytes": passed[-1][1],
             # But for pages of files: of a data set that is mapped each step touches others, and the system takes them.
-            "host_bytes": resident() - 1024 * _told("status", "RssFile:"),
+            "host_bytes": resident() - 1024 * kernel_number("/proc/self/status", "RssFile:"),
             "open_files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - as above
             "threads": len(threads),
-            "written_bytes": _told("io", "wchar:"),  # to whatever file
+            "written_bytes": kernel_number("/proc/self/io", "wchar:"),  # to whatever file
             "waited_seconds": round(max((waited for _, waited in spent.values()), default=0.0), _DECIMALS),
             "computed_seconds": round(spent[self._thread][0], _DECIMALS) if self._thread in spent else None,
             "peak_reserved_bytes": peaks[0],
@@ -414,15 +414,6 @@ class Diary(Measurement):
         before, self._looked = self._looked, now
         pairs = ((thread, before.get(thread, told), told) for thread, told in now.items())
         return {thread: (b[0] - a[0], b[1] - a[1]) for thread, a, b in pairs}
-
-
-def _told(file: str, name: str) -> int:
-    """A number that the kernel has of this process; 0: this one has none."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/self", file).read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith(name):
-                return int(line.split()[1])
-    return 0
 
 
 def _on_cores(thread: str) -> tuple[float, float] | None:

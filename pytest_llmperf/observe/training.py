@@ -165,7 +165,7 @@ class ObservedTraining:
             self._exchange.end_pass()
         self.measurement.end_pass(loss, tokens, real_tokens)
 
-    def step_ended(self, step: int, at: Boundary[Any] | None = None) -> Literal["goes on", "measured", "over"]:
+    def step_ended(self, step: int, at: Boundary | None = None) -> Literal["goes on", "measured", "over"]:
         """``step``, from 1: all its work has been issued, now or ``at`` a moment before. "measured": it was the last
         timed one. Whoever drives may do what nobody times, and then calls ``go_on``. "over": no step comes any more."""
         if self.burner is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import platform
 import re
 import secrets
 import stat
@@ -30,6 +31,24 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def cpu_name() -> str:
+    """The model name of this host's CPU, or its architecture."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if names := [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]:
+            return names[0]
+    return platform.processor() or platform.machine()  # the first of the two runs uname
+
+
+def kernel_number(file: str, name: str) -> int:
+    """The number that ``file`` of the kernel has behind ``name``; 0: this kernel has none."""
+    with suppress(OSError, ValueError):
+        for line in Path(file).read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(name):
+                return int(line.split()[1])
+    return 0
 
 
 @cache

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from filelock import FileLock
 
-from pytest_llmperf.launch.histories import NoRoomError, NotMadeError, Span
+from pytest_llmperf.launch.histories import History, NoRoomError, NotMadeError, Span
 from pytest_llmperf.records.result import Candidate
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector
 from pytest_llmperf.run.findings import CaseFailedError
@@ -55,7 +55,7 @@ def bisect(
 ) -> Bisection:
     history = history or Versions()
     caller = engine.caller(gpus=0, max_launches=order.max_pairs)
-    return Bisector(caller, SPEC, order, history, engine.heard.say).run(history.span(good, "v8"))
+    return Bisector(caller, SPEC, order, cast("History", history), engine.heard.say).run(history.span(good, "v8"))
 
 
 def from_on(first: int, values: Mapping[str, Any] = SLOW) -> dict[str, Mapping[str, Any]]:

@@ -35,7 +35,7 @@ from pytest_llmperf.worker.script.steps import Steps, StepsError
 _NUMBER = "_llmperf"
 # Backward passes of which losses are kept: those of the timed steps, unless a step has a hundred and more.
 _MOST = 4096
-_Moment: TypeAlias = tuple[Boundary[Any], float, bool]
+_Moment: TypeAlias = tuple[Boundary, float, bool]
 
 
 class AnotherRankError(Exception):

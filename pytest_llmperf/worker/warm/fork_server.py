@@ -24,7 +24,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import ModuleType
 from typing import Any, NoReturn
@@ -76,23 +75,22 @@ _GRACE_SECONDS = 35.0
 _POLL_SECONDS = 0.02
 
 
-@dataclass
-class _Imported:
-    devices: Devices | None = None
-    """Answered for where CUDA would be asked; ``None``: there is none to answer for."""
-    variables: Mapping[str, str | None] = field(default_factory=dict)
-    """Environment variables that imports have set, or removed."""
-    pages: frozenset[Run] = frozenset()
-    """Of files, which a fork has not read."""
-    watch: ImportWatch = field(default_factory=lambda: ImportWatch(lambda: bool(_unfit())))
-
-
 class ForkServer:
-    def __init__(self, channel: Channel, imported: _Imported) -> None:
-        self._channel, self._imported = channel, imported
+    def __init__(self, channel: Channel) -> None:
+        self._devices: Devices | None = None
+        """Answered for where CUDA would be asked; ``None``: there is none to answer for."""
+        self._variables: Mapping[str, str | None] = {}
+        """Environment variables that imports have set, or removed."""
+        self._pages: frozenset[Run] = frozenset()
+        """Of files, which a fork has not read."""
+        self._watch = ImportWatch(lambda: bool(_unfit()))
+        self._listen(channel)
+
+    def _listen(self, channel: Channel) -> None:
+        """To whoever is at its other end; what this process was forked from has its own children."""
+        self._channel, self._children = channel, _Children()
         self._agents: set[int] = set()
         self._branches: set[int] = set()
-        self._children = _Children()
 
     def serve(self, needs: Sequence[str] | None) -> NoReturn:
         """Import (``None``: what every rank does), tell of it, and do what is asked until nobody asks any more."""
@@ -123,10 +121,10 @@ class ForkServer:
                 stack.enter_context(uncollected())
                 if needs is None:
                     importlib.import_module("torch")  # it asks nothing, and is there to be answered for only then
-                    self._imported.devices = gpu_answers.ask()
-                if self._imported.devices is not None:
-                    stack.enter_context(gpu_answers.given(self._imported.devices))
-                with self._imported.watch.watching():
+                    self._devices = gpu_answers.ask()
+                if self._devices is not None:
+                    stack.enter_context(gpu_answers.given(self._devices))
+                with self._watch.watching():
                     if needs is None:
                         for name in imports.EVERY_RANK:
                             importlib.import_module(name)
@@ -142,16 +140,16 @@ class ForkServer:
         if refused:
             return {"refused": refused}
         changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
-        self._imported.variables = {**self._imported.variables, **{name: os.environ.get(name) for name in changed}}
+        self._variables = {**self._variables, **{name: os.environ.get(name) for name in changed}}
         if not gpu_answers.sees_gpus():  # else memory is the card's
-            self._imported.pages |= frozenset(resident_runs())
+            self._pages |= frozenset(resident_runs())
         # Or each rank's first collection, the Trainer's, would copy each page that holds an object.
         gc.freeze()
         return {"ready": imports.sources()}
 
     def _why_not(self) -> str:
         """Why no launch can be forked from this process; empty where one can."""
-        what, culprit = _unfit(), self._imported.watch.culprit
+        what, culprit = _unfit(), self._watch.culprit
         return f"{what}, by importing {culprit}" if what and culprit else what
 
     def _answer(self, message: Message) -> None:
@@ -167,7 +165,8 @@ class ForkServer:
                     if not pid:
                         channel = Channel(socket.socket(fileno=message.files[0]))
                         agent.die_with(parent, signal.SIGTERM)
-                        ForkServer(channel, self._imported).serve(message.content["needs"])
+                        self._listen(channel)
+                        self.serve(message.content["needs"])
                 self._branches.add(pid)
         finally:
             for file in message.files:
@@ -176,9 +175,9 @@ class ForkServer:
     def _launch(self, message: Message) -> int:
         given, asked = _environment_at_start(), message.content["environment"]
         # A default that an import sets, as torch does for its compiler's cache, gives way to the launch's own.
-        imported = {name: to for name, to in self._imported.variables.items() if name in given or name not in asked}
+        imported = {name: to for name, to in self._variables.items() if name in given or name not in asked}
         environment = {name: value for name, value in {**asked, **imported}.items() if value is not None}
-        order = Order(message.content["torchrun"], environment, sorted(self._imported.pages))
+        order = Order(message.content["torchrun"], environment, sorted(self._pages))
         with self._fork() as (parent, pid):
             if not pid:
                 os._exit(run_agent(order, message.files[0], parent))
@@ -277,4 +276,4 @@ if __name__ == "__main__":
     descriptor, start_process = map(int, sys.argv[1:])
     if start_process:  # 0 where its thread may end before this; a hanging import looks at no channel
         agent.die_with(start_process, signal.SIGTERM)
-    ForkServer(Channel(socket.socket(fileno=descriptor)), _Imported()).serve(None)
+    ForkServer(Channel(socket.socket(fileno=descriptor))).serve(None)

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llmperf.support.interpreter import Channel, ChannelClosedError, Message
 from pytest_llmperf.worker.warm import fork_server
-from pytest_llmperf.worker.warm.fork_server import ForkServer, _Imported
+from pytest_llmperf.worker.warm.fork_server import ForkServer
 
 UNFIT = "a thread was started (poller, of users_package)"
 
@@ -21,7 +21,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ForkServer, Channel
     monkeypatch.setattr(fork_server, "_unfit", lambda: UNFIT)
     ours, its = socket.socketpair()
     with ours, its:
-        server = ForkServer(Channel(its), _Imported())
+        server = ForkServer(Channel(its))
         yield server, Channel(ours)
         server._children.close()
 
