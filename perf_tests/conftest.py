@@ -12,7 +12,6 @@ from perf_tests.capacity import CAPACITIES
 from perf_tests.families import FAMILIES, Family
 from perf_tests.fine_tuning import FINE_TUNING, FINE_TUNING_ON_CPU, FineTuning
 from perf_tests.gains import GAINS, Gain, specs_of
-from perf_tests.input_pipeline import INPUT_PIPELINE, INPUT_PIPELINE_ON_CPU
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, OPTIMISATIONS_ON_CPU, Optimisation
 from perf_tests.parity import PARITY, PARITY_ON_CPU
@@ -118,7 +117,6 @@ _CASES: Mapping[str, Callable[[bool], list[Any]]] = {
     "fine_tuning": lambda cpu: [_fine_tuning(one) for one in (FINE_TUNING_ON_CPU if cpu else FINE_TUNING)],
     "family": lambda cpu: [_family(one.on_cpu() if cpu else one) for one in FAMILIES],
     "text_case": lambda cpu: [_text_case(one) for one in (REAL_DATA_ON_CPU if cpu else REAL_DATA)],
-    "input_case": _specs(INPUT_PIPELINE, INPUT_PIPELINE_ON_CPU),
     "made_small": _specs(PARITY, PARITY_ON_CPU),
     "weak": _widths(WEAK, WEAK_ON_CPU),
     "strong": _widths(STRONG, STRONG_ON_CPU),

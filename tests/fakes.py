@@ -124,9 +124,8 @@ def _data(spec: TrainSpec) -> dict[str, Any]:
     if spec.data == "random":
         return {}
     read = {"text": spec.text_files.fingerprint, "tokenizer": spec.tokenizer_files.fingerprint}
-    by = ("workers" if spec.data_workers else "rank") if spec.tokenise == "on_the_fly" else "nobody"
     apart = {"documents": "apart"} if spec.rows in ("packed_apart", "padding_free") else {}
-    return {**apart, "data": {**read, "split": spec.split, "rows": spec.rows}, "epochs": 0.5, "tokenised_by": by}
+    return {**apart, "data": {**read, "split": spec.split, "rows": spec.rows}, "epochs": 0.5, "tokenised_by": "nobody"}
 
 
 def evidence_of(spec: TrainSpec) -> dict[str, Any]:
@@ -149,9 +148,9 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "optimizer": "AdamW",
         "optimizer_fused": spec.optimizer == "adamw_torch_fused",
         **_data(spec),
-        "data_workers": spec.data_workers,
-        "data_prefetch": (spec.data_prefetch or 2) if spec.data_workers else None,
-        "data_pinned": spec.data_pinned,
+        "data_workers": 0,
+        "data_prefetch": None,
+        "data_pinned": True,
         **({"checkpoint_bytes": 2**30} if spec.save_checkpoint else {}),
         "gradient_checkpointing": spec.gradient_checkpointing,
         "checkpointing_policy": spec.checkpointing_policy if spec.gradient_checkpointing else "",

@@ -10,6 +10,6 @@ import pytest
 
 def offer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty one in ``folder``, where none is installed; whoever runs there, or in this process, finds it."""
-    if find_spec("datasets") is None:
-        (folder / "datasets.py").touch()
+    if find_spec("pyarrow") is None:
+        (folder / "pyarrow.py").touch()
         monkeypatch.syspath_prepend(folder)

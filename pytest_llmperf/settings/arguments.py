@@ -30,7 +30,6 @@ _OWNED: Mapping[str, Mapping[str, str]] = {
         "torch_compile": "torch_compile|torch_compile_mode",
         "liger": "use_liger_kernel|liger_kernel_config",
         "gradient_checkpointing": "(gradient|activation)_checkpointing(_kwargs)?",
-        "data_workers, data_prefetch or data_pinned": "dataloader_(num_workers|prefetch_factor|pin_memory)",
         "parallelism": "fsdp.*|parallelism_config|deepspeed|ddp_(backend|find_unused_parameters)",
         "seed": "seed",
         "steps": "max_steps|num_train_epochs",

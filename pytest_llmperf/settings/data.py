@@ -1,13 +1,191 @@
-"""Data: what a training reads, how a text becomes rows, and who fetches them; weights: what it begins from."""
+"""Data: what a training reads, and how a text becomes rows; weights: what it begins from.
+
+A text is parquet in the layout of ``Salesforce/wikitext`` (a folder of ``train-00000-of-00001.parquet`` and its like,
+with a column ``text``), a single file, or a folder of ``.txt`` files; or the one that ships with this package."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.settings.models import slugged, why_not_found
 from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, at_default, claimed, equal
+from pytest_llmperf.support import files as fingerprint
+from pytest_llmperf.support.user_input import first_few
+
+COLUMN = "text"
+_FORMATS = (".parquet", ".txt")
+_SPLITS = ("train", "validation", "test")
+_SLICE = re.compile(r"(\w+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows of which files, in the words of ``datasets``: ``train[:10%]``."""
+
+    words: str
+
+    def __post_init__(self) -> None:
+        if not _SLICE.fullmatch(self.words):
+            raise ValueError(
+                f"split={self.words!r} is none; expected a split, or a slice of one as datasets has them: train, "
+                "train[:10%], train[100:200], test[-5%:]"
+            )
+
+    @property
+    def name(self) -> str:
+        """``train``, ``validation``, ``test`` or another."""
+        return self.words.partition("[")[0]
+
+    @property
+    def slug(self) -> str:
+        """For an id, where neither brackets nor a percent sign can be selected by ``-k``: ``train-to10pct``."""
+        text = self.words.replace("-", "minus").replace("%", "pct").replace(":", "to")
+        return text.replace("[", "-").replace("]", "")
+
+    def of(self, rows: list[str]) -> list[str]:
+        """Those of all ``rows`` that are meant."""
+
+        def place(bound: str | None) -> int | None:
+            if bound is None or not bound.endswith("%"):
+                return None if bound is None else int(bound)
+            return round(int(bound[:-1]) * len(rows) / 100)
+
+        found = _SLICE.fullmatch(self.words)
+        first, last = (found[2], found[3]) if found else (None, None)
+        return rows[place(first) : place(last)]
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Files of one split of one text."""
+
+    name: str
+    """Of the folder or file, for an id; empty of the text that ships here."""
+    split: Split
+    files: tuple[Path, ...]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of what the files of the split hold, in their order; an ``OSError`` where one cannot be read."""
+        kind = "text" if self.files[0].suffix == ".txt" else "parquet"
+        return fingerprint.of_files((kind, path) for path in self.files)
+
+    @property
+    def slug(self) -> str:
+        """Two folders may share a name: what they say keeps ids apart."""
+        return f"{self.name}-{self.fingerprint[:6]}" if self.name else ""
+
+
+def resolve_text(text: str | None, split: str) -> TextFiles:
+    """The files that ``text`` and ``split`` name; a ``ValueError`` of one line where there are none."""
+    if text is None:
+        return _shipped(split)
+    try:
+        where = Path(text).expanduser()
+        if where.is_dir():
+            return TextFiles(slugged(where.absolute().name, "text"), Split(split), _of_folder(where, split))
+        if not where.is_file():
+            raise ValueError(
+                f"text={text!r}: no such file or folder; expected parquet, .txt, or a folder of either, as "
+                "`hf download --repo-type dataset` names it"
+            )
+    except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~ of no user
+        raise ValueError(f"text={text!r}: cannot be looked up ({why_not_found(error)})") from None
+    if where.suffix not in _FORMATS:
+        raise ValueError(f"text={text!r}: neither .parquet nor .txt, expected one of them or a folder of them")
+    if Split(split).name != "train":
+        raise ValueError(f"text={text!r}: one file is one split, train, and {split!r} is of another")
+    return TextFiles(slugged(where.stem, "text"), Split(split), (where,))
+
+
+@cache
+def _shipped(split: str) -> TextFiles:
+    return TextFiles("", Split(split), _of_folder(Path(__file__).parent / "text", split))
+
+
+def _of_folder(folder: Path, split: str) -> tuple[Path, ...]:
+    """Of the first place and format that has some: here, in ``data/``, in folders named after splits."""
+    wanted, by_split = Split(split).name, dict[str, list[Path]]()
+    places = [folder], [folder / "data"], [folder / name for name in {wanted, *_SPLITS}]
+    listed = (
+        sorted(path for each in some for path in each.glob(f"*{suffix}")) for suffix in _FORMATS for some in places
+    )
+    for path in next(filter(None, listed), []):
+        # The split that a file's name begins with, or its folder's; empty where neither says.
+        words = (re.split(r"[-_.]", path.stem)[0].lower(), path.relative_to(folder).parent.name)
+        by_split.setdefault(next((word for word in words if word in {wanted, *_SPLITS}), ""), []).append(path)
+    known = sorted(name for name in by_split if name)
+    if wanted in known or (not known and wanted == "train" and by_split):  # files that say nothing of splits are one
+        return tuple(by_split[wanted if known else ""])
+    if by_split:
+        raise ValueError(f"{folder}: no split {wanted!r}, expected one of: {first_few(known or ['train'])}")
+    inside = sorted({path.parent.name for path in folder.glob("*/*.parquet")})
+    why = "the folder holds neither .parquet nor .txt files"
+    if inside:
+        example = f"e.g. text='{folder / inside[0]}'"
+        why = f"its data lies in folders, expected one of them: {first_few(inside)}, {example}"
+    raise ValueError(f"text='{folder}': {why}")
+
+
+# The files of a tokenizer: a folder as ``save_pretrained`` leaves it, a ``tokenizer.json``; or none, for bytes.
+
+# Of the tokenizer that needs no file: bytes, end-of-text and padding (``worker/recipes/huggingface/data.py``).
+_BYTES = "bytes-258"
+
+# What tokenizers of the families say of themselves, in the order of fingerprints; other files have no say.
+_FILES = (
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt "
+    "tokenizer.model spiece.model"
+).split()
+_ENOUGH = frozenset({"tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model"})
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """Where a tokenizer is, and what it says."""
+
+    path: Path | None
+    """The folder or file; ``None``: bytes."""
+    files: tuple[Path, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all that it says; an ``OSError`` where a file cannot be read."""
+        return fingerprint.of_files((path.name, path) for path in self.files) if self.files else _BYTES
+
+    @property
+    def slug(self) -> str:
+        if self.path is None:
+            return "bytes"
+        folder = self.path.absolute().parent if self.path.is_file() else self.path.absolute()
+        return f"{slugged(folder.name, 'tokenizer')}-{self.fingerprint[:6]}"
+
+
+def resolve_tokenizer(name: str | None) -> TokenizerFiles:
+    """The tokenizer at the path ``name``, or the bytes' own; a ``ValueError`` of one line where there is none."""
+    if name is None:
+        return TokenizerFiles(None)
+    expected = "expected a folder as save_pretrained writes it, or a tokenizer.json"
+    try:
+        path = Path(name).expanduser()
+        if path.is_file():
+            if path.suffix != ".json":
+                raise ValueError(f"tokenizer={name!r} is no .json file, {expected}")
+            return TokenizerFiles(path, (path,))
+        if not path.is_dir():
+            raise ValueError(f"tokenizer={name!r}: no such file or folder, {expected}")
+        files = tuple(path / each for each in _FILES if (path / each).is_file())
+    except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~ of no user
+        raise ValueError(f"tokenizer={name!r}: cannot be looked up ({why_not_found(error)})") from None
+    if not _ENOUGH & {file.name for file in files}:
+        raise ValueError(f"tokenizer={name!r}: the folder holds no tokenizer, {expected}")
+    return TokenizerFiles(path, files)
+
 
 DATA = ("random", "text")
 #: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones, of which a token sees all before
@@ -18,7 +196,7 @@ PADDED, _APART = ("padded", "padded_in_loss"), ("packed_apart", "padding_free")
 #: The fields that say which text, and how it is read.
 OF_A_TEXT = ("text", "split", "tokenizer", "rows")
 
-_FIELDS = ("data", *OF_A_TEXT, "tokenise", "data_workers", "data_prefetch", "data_pinned")
+_FIELDS = ("data", *OF_A_TEXT)
 
 
 def _problems(spec: TrainSpec) -> Iterator[str]:
@@ -29,7 +207,7 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
             yield f"TrainSpec: {error.filename}: cannot be read ({error.strerror})"
     elif spec.data in DATA:
         # Where no text is asked for, what says which one changes nothing, and would look as if it did.
-        for name in (*OF_A_TEXT, "tokenise"):
+        for name in OF_A_TEXT:
             if getattr(spec, name) != getattr(type(spec), name):
                 yield f"TrainSpec: {name}={getattr(spec, name)!r} without data='text' changes nothing"
 
@@ -48,19 +226,7 @@ def has_document_a_row(spec: TrainSpec) -> bool:
     return spec.has_padding or is_uneven(spec)
 
 
-def _clash(spec: TrainSpec) -> str | None:
-    if spec.data_prefetch is not None and not spec.data_workers:
-        return f"data_prefetch={spec.data_prefetch} without data_workers changes nothing: only workers fetch ahead"
-    if spec.tokenise == "on_the_fly" and not has_document_a_row(spec):
-        return (
-            "packed rows are cut from the tokens of all documents, so none can be made on the fly; use rows='padded', "
-            "'padded_in_loss' or 'padding_free', or tokenise='ahead'"
-        )
-    return None
-
-
-_PINNED = "batches are pinned for copies to a GPU, and a CPU makes none"
-_DATASETS = Package("datasets", "datasets, which reads texts", "'pytest-llmperf[text]'", preload="text")
+_PYARROW = Package("pyarrow", "pyarrow, which reads texts", "'pytest-llmperf[text]'", preload="text")
 
 
 @dataclass(frozen=True)
@@ -71,7 +237,7 @@ class DataEvidence:
     """Of a text what it says and how it was cut; random tokens tell nothing."""
     epochs: float | None = None
     tokenised_by: str | None = None
-    """``rank`` or ``workers``: on the fly by these. Records that do not tell had all tokens ahead."""
+    """Nobody while it trained; some older records have others."""
     data_workers: int = 0
     data_prefetch: int | None = field(default=None, metadata={"null": 0})
     data_pinned: bool = True
@@ -95,48 +261,22 @@ def _data(spec: TrainSpec, evidence: Evidence) -> str | None:
     return next((line for name in asked if (line := equal(f"the data's {name}", asked[name], read.get(name)))), None)
 
 
-def _data_workers(spec: TrainSpec, evidence: Evidence) -> str | None:
-    line = equal("data workers", spec.data_workers, evidence.data.data_workers)
-    if line or spec.data_prefetch is None:
-        return line
-    return equal("a prefetch of", spec.data_prefetch, evidence.data.data_prefetch or None)
-
-
-def _tokenised(spec: TrainSpec, evidence: Evidence) -> str | None:
-    """By the process that fetches, and by no other."""
-    by = evidence.data.tokenised_by or ""
-    fetching = "workers" if spec.data_workers else "rank"
-    if spec.tokenise == "on_the_fly":
-        return None if by == fetching else f"asked for tokens on the fly by the {fetching}, made by {by or 'nobody'}"
-    makers = {"rank", "workers"} & {*by.split()}
-    return f"asked for tokens ahead, made on the fly by the {by}" if makers else None
-
-
 SETTING = Setting(
     name="data",
     fields=_FIELDS,
-    # A text is made tokens before anything is timed, or each row as it is fetched.
-    values={"data": DATA, "rows": ROWS, "tokenise": ("ahead", "on_the_fly")},
-    least={"data_workers": 0, "data_prefetch": 1},
+    values={"data": DATA, "rows": ROWS},
     in_id={
         "data": "{}",
         "text": lambda spec: "" if spec.text is None else spec.text_files.slug,
         "split": lambda spec: "" if spec.split == type(spec).split else spec.text_files.split.slug,
         "tokenizer": lambda spec: "" if spec.tokenizer is None else spec.tokenizer_files.slug,
         "rows": "{}",
-        "tokenise": "{}",
-        "data_workers": "workers{}",
-        "data_prefetch": "prefetch{}",
-        "data_pinned": "unpinned",
     },
     problems=_problems,
-    clash=_clash,
-    why_not_on_cpu=lambda spec: None if spec.data_pinned else _PINNED,
-    needs=lambda spec: _DATASETS if spec.data == "text" else None,
+    needs=lambda spec: _PYARROW if spec.data == "text" else None,
     small=at_default(*_FIELDS),
     evidence=DataEvidence,
-    checks={"data": _data, "data_workers": _data_workers, "data_pinned": "pinned batches", "tokenise": _tokenised},
-    moot_on_cpu=frozenset({"data_pinned"}),
+    checks={"data": _data},
 )
 
 

@@ -211,8 +211,6 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
     usual = type(spec)
     for setting in SETTINGS:
         for name, check in setting.checks.items():
-            if name in setting.moot_on_cpu and not evidence.run.is_on_gpu:
-                continue
             try:
                 if isinstance(check, str):
                     line = equal(

@@ -148,8 +148,6 @@ class Setting:
     """By field, why what was seen contradicts the spec, or words for what must equal it; can be declared inactive."""
     lost: Callable[[TrainSpec, Sequence[Evidence], Sequence[Evidence]], str | None] = lambda *_: None
     """What launches had no more of what their baseline's had."""
-    moot_on_cpu: frozenset[str] = frozenset()
-    """Fields that are neither active nor inactive there."""
 
 
 def read_evidence(kind: type[_T], stored: Mapping[str, Any]) -> _T:

@@ -147,7 +147,7 @@ def read_spec(values: Mapping[str, Any]) -> Spec:
     from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415 - it is a Spec
 
     if "command" not in values:
-        return TrainSpec(**values)
+        return TrainSpec.from_dict(values)
     # Files of before have a field that is gone; all but a few its default.
     return ScriptSpec(**{name: value for name, value in values.items() if (name, value) != ("training", 1)})
 

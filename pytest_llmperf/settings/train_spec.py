@@ -12,13 +12,12 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from pytest_llmperf.settings import arguments, lora, models, registry, text_files
-from pytest_llmperf.settings.data import PADDED
+from pytest_llmperf.settings import arguments, lora, models, registry
+from pytest_llmperf.settings.data import PADDED, TextFiles, TokenizerFiles, resolve_text, resolve_tokenizer
 from pytest_llmperf.settings.parallelism import data_ranks, on_fewer, zero_stage
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
-from pytest_llmperf.settings.text_files import TextFiles, TokenizerFiles
 from pytest_llmperf.support.user_input import hint
 
 __all__ = ["SpecError", "TrainSpec", "known_failure", "precision_fields"]
@@ -28,6 +27,10 @@ _PRECISION = "model_precision, mixed_precision and tf32"
 _HOW = {"work": False}
 # A field that came after the first stored baselines: at its default it is no part of the digest.
 _LATER = {"later": True}
+
+# Fields of before that are gone, with their defaults; and what transformers calls what three of them said.
+_GONE: Mapping[str, Any] = {"tokenise": "ahead", "data_workers": 0, "data_prefetch": None, "data_pinned": True}
+_OF_A_LOADER = {"data_workers": "num_workers", "data_prefetch": "prefetch_factor", "data_pinned": "pin_memory"}
 
 _T = TypeVar("_T")
 # For pytest: a refusal is about the caller's line. Of the whole module, since the `__init__` that dataclass writes has
@@ -104,14 +107,6 @@ class TrainSpec(Spec):
     rows: str = field(default="packed", metadata=_LATER)
     """How it becomes rows of ``sequence_length``: ``packed`` or ``packed_apart``, or a text a row: ``padded``,
     ``padded_in_loss`` or ``padding_free``."""
-    tokenise: str = field(default="ahead", metadata=_LATER)
-    """When it is made tokens: ``ahead`` of all training, or each row ``on_the_fly``, by the process that fetches it."""
-    data_workers: int = field(default=0, metadata=_LATER)
-    """Processes of each rank that fetch its batches; 0: the rank does, between two steps."""
-    data_prefetch: int | None = field(default=None, metadata=_LATER)
-    """Batches that each worker keeps ready; left out: PyTorch's choice, which is 2."""
-    data_pinned: bool = field(default=True, metadata=_LATER)
-    """Whether batches are copied to a GPU from pinned memory; a CPU has nothing to copy."""
     weights: str | None = None
     """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
     seed: int = 42
@@ -134,7 +129,13 @@ class TrainSpec(Spec):
     """Fraction by which this case's peak memory may grow; the run's own tolerance where ``None``."""
 
     _needs = ("model", "llama-3.2-1b")
-    _no_field = MappingProxyType({"precision": f", which is the fixture's word for three of its fields: {_PRECISION}"})
+    _no_field = MappingProxyType(
+        {
+            "precision": f", which is the fixture's word for three of its fields: {_PRECISION}",
+            "tokenise": ": tokens are made ahead of all training",
+            **{name: f": say training_arguments={{'dataloader_{own}': …}}" for name, own in _OF_A_LOADER.items()},
+        }
+    )
 
     def __post_init__(self) -> None:
         for name in arguments.OPEN:
@@ -152,12 +153,12 @@ class TrainSpec(Spec):
     @property
     def text_files(self) -> TextFiles:
         """What ``data="text"`` reads; SpecError: there is no such text, or no such split of it."""
-        return _resolved("TrainSpec: ", text_files.resolve_text, self.text, self.split)
+        return _resolved("TrainSpec: ", resolve_text, self.text, self.split)
 
     @property
     def tokenizer_files(self) -> TokenizerFiles:
         """By what ``data="text"`` is made tokens; SpecError: there is no such tokenizer."""
-        return _resolved("TrainSpec: ", text_files.resolve_tokenizer, self.tokenizer)
+        return _resolved("TrainSpec: ", resolve_tokenizer, self.tokenizer)
 
     @property
     def has_padding(self) -> bool:
@@ -234,8 +235,9 @@ class TrainSpec(Spec):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
-        """The spec with these fields; SpecError: an unknown one (with the nearest known one), or an invalid value."""
-        return cls(**values)
+        """The spec with these fields; SpecError: an unknown one (with the nearest known one), or an invalid value. What
+        files of before say of fields that are gone is left out where it was the default."""
+        return cls(**{name: value for name, value in values.items() if _GONE.get(name, _GONE) != value})
 
 
 def _resolved(prefix: str, resolve: Callable[..., _T], *names: Any) -> _T:

@@ -141,7 +141,7 @@ _IMPORTS: Mapping[str, Callable[[str], object]] = {
     "flash_attention_2": lambda _: importlib.import_module("flash_attn.flash_attn_interface"),
     "fp8": lambda _: importlib.import_module("torchao.float8"),
     "nf4": lambda _: importlib.import_module("bitsandbytes.nn"),
-    "text": lambda _: importlib.import_module("datasets"),
+    "text": lambda _: importlib.import_module("pyarrow.parquet"),
 }
 
 

@@ -26,7 +26,6 @@ from pytest_llmperf.records.learning import merged_learning
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.folder import Request, write_failure, write_json
 from pytest_llmperf.worker.imports import loaded
-from pytest_llmperf.worker.settings.data import explained
 
 
 class Recipe(Protocol):
@@ -70,10 +69,9 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
             small.make_small_trainings(to_train, request.parity, request, device, beat)
         else:
             recorder = Recorder(folder, rank, spec, started_at, device)
-            with explained():  # of one that died a while ago, too
-                trained = recipe.train(to_train, request, device, beat, recorder.measured)
-                beat.write()  # once the record is there, its launcher may go on
-                recorder.finished(trained)
+            trained = recipe.train(to_train, request, device, beat, recorder.measured)
+            beat.write()  # once the record is there, its launcher may go on
+            recorder.finished(trained)
         if dist.is_initialized():
             dist.destroy_process_group()
 

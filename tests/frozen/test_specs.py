@@ -17,7 +17,7 @@ from tests.frozen.house import small
 from tests.golden import Golden
 
 REPOSITORY = Path(__file__).parents[2]
-SUITE = ("capacity", "families", "gains", "input_pipeline", "ladder", "optimisations", "parity", "real_data", "scaling")
+SUITE = ("capacity", "families", "gains", "ladder", "optimisations", "parity", "real_data", "scaling")
 
 _BASE = TrainSpec(model="llama-3.2-1b", liger=True, micro_batch_size=8)
 _TINY = TrainSpec(model="llama-tiny", sequence_length=64)
@@ -45,10 +45,7 @@ OTHERS = (
     replace(_BASE, seed=7, steps=90, min_steps=20, warmup_steps=6),
     replace(_BASE, throughput_tolerance=0.05, memory_tolerance=0.1),
     replace(_BASE, save_checkpoint=True),
-    replace(_TINY, data_workers=2, data_prefetch=4),
-    replace(_TINY, data_pinned=False),
     *(replace(_TEXT, rows=value) for value in ("packed", "padded", "padded_in_loss")),
-    replace(_TEXT, rows="padded", tokenise="on_the_fly"),
     replace(_TEXT, split="train[:50%]"),
 )
 

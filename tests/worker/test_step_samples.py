@@ -61,12 +61,5 @@ def test_a_step_has_the_samples_that_come_next(read: Sequence[int], step: int, e
     assert misplaced(read, step, Rows()) == (expected, 0)
 
 
-def test_of_rows_that_are_made_anew_those_of_the_step_alone_are_known() -> None:
-    rows = Rows()
-    rows.is_costly = True  # type: ignore[attr-defined]
-    assert misplaced((4, 5, 6, 7), 1, rows) == (0, 0)
-    assert misplaced((0, 1, 2, 3), 1, rows) == (0, 4)
-
-
 def test_one_other_among_what_is_alike_is_told() -> None:
     assert misplaced((8, 9, 0, 11), 2, Rows()) == (1, 0)

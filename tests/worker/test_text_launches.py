@@ -21,7 +21,7 @@ from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import launch, launched
 
 pytest.importorskip("torch")
-pytest.importorskip("datasets")
+pytest.importorskip("pyarrow")
 
 pytestmark = pytest.mark.torchrun
 
@@ -133,5 +133,5 @@ def test_what_cannot_be_read_is_refused_in_one_line_by_any_number_of_ranks(tmp_p
     failure = launch(replace(SPEC, text=str(path), gpus=gpus), tmp_path / "run")
     assert isinstance(failure, Failure)
     assert failure.kind == "refused"
-    assert failure.reason.startswith(f"refused: text {path} (train): cannot be read (")
+    assert failure.reason.startswith(f"refused: text {path}: cannot be read (")
     assert "\n" not in failure.reason

@@ -51,8 +51,7 @@ def prepare(request: Mapping[str, Any]) -> None:
 # What a prediction does not look at: how long is measured, judgement, data, compilers and matrix units.
 _WITHOUT_EFFECT = frozenset(
     "steps min_steps warmup_steps throughput_tolerance memory_tolerance seed data weights tf32 torch_compile "
-    "torch_compile_mode torch_compile_scope text split tokenizer tokenise data_workers data_prefetch "
-    "data_pinned".split()
+    "torch_compile_mode torch_compile_scope text split tokenizer".split()
 )
 
 

@@ -42,7 +42,7 @@ def test_a_setting_has_its_parts(setting: Setting) -> None:
         f'    name="{setting.name}",'
         in (PACKAGE / "settings" / f"{HOME.get(setting.name, setting.name)}.py").read_text()
     )
-    assert {*setting.values, *setting.in_id, *setting.checks, *setting.moot_on_cpu} <= {*setting.fields}
+    assert {*setting.values, *setting.in_id, *setting.checks} <= {*setting.fields}
     assert (setting.evidence is None) == (setting.name in WITHOUT_EVIDENCE)
     assert bool(setting.checks) == (setting.evidence is not None)
     assert bool(setting.in_id) != (setting.name == "duration")

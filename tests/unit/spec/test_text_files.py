@@ -14,8 +14,8 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.store import same_settings
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.settings import registry, text_files
-from pytest_llmperf.settings.text_files import Split
+from pytest_llmperf.settings import registry
+from pytest_llmperf.settings.data import Split, resolve_text
 from pytest_llmperf.settings.train_spec import SpecError
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -49,7 +49,7 @@ def refusal(**values: Any) -> str:
     ],
 )
 def test_a_split_is_as_datasets_has_it_and_an_id_spells_it_out(words: str, slug: str) -> None:
-    assert Split.parse(words).slug == slug
+    assert Split(words).slug == slug
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,6 @@ def test_a_split_is_as_datasets_has_it_and_an_id_spells_it_out(words: str, slug:
 )
 def test_a_malformed_slice_is_answered_with_what_is_expected(words: str, golden: Golden) -> None:
     golden(refusal(split=words))
-
-
-@pytest.mark.parametrize("words", ["train[:0]", "train[:0%]", "train[20:10]", "train[50%:50%]", "train[-5:-9]"])
-def test_a_slice_that_is_empty_whatever_the_text_is_refused(words: str) -> None:
-    assert f"split={words!r} is empty" in refusal(split=words)
-
-
-def test_a_slice_beyond_all_is_refused() -> None:
-    assert "goes beyond 100 %" in refusal(split="train[:110%]")
 
 
 def test_the_text_that_ships_is_read_where_none_is_named() -> None:
@@ -76,19 +67,16 @@ def test_the_text_that_ships_is_read_where_none_is_named() -> None:
 
 
 def test_files_belong_to_the_split_that_their_names_begin_with(tmp_path: Path) -> None:
-    names = ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "valid.parquet", "test_a.parquet"]
+    names = ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "validation.parquet", "test_a.parquet"]
     written(tmp_path, *names, "README.txt")
-    of = {
-        split: [p.name for p in text_files.resolve_text(str(tmp_path), split).files]
-        for split in ("train", "validation")
-    }
+    of = {split: [p.name for p in resolve_text(str(tmp_path), split).files] for split in ("train", "validation")}
     assert of == {"train": names[:2], "validation": names[2:3]}
-    assert [p.name for p in text_files.resolve_text(str(tmp_path), "test[:5]").files] == names[3:]
+    assert [p.name for p in resolve_text(str(tmp_path), "test[:5]").files] == names[3:]
 
 
 @pytest.mark.parametrize("name", ["data/train-0.parquet", "train/0000.parquet", "train.txt", "anything.txt"])
 def test_each_layout_of_a_folder_is_found(tmp_path: Path, name: str) -> None:
-    assert text_files.resolve_text(str(written(tmp_path, name)), "train").files == (tmp_path / name,)
+    assert resolve_text(str(written(tmp_path, name)), "train").files == (tmp_path / name,)
 
 
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, golden: Golden) -> None:
@@ -175,10 +163,10 @@ def test_a_tokenizer_that_is_none_is_told_in_one_line(tmp_path: Path, make: str,
     assert said in refusal(tokenizer=str(tmp_path / "tokenizer"))
 
 
-def test_without_datasets_a_text_is_skipped_with_what_installs_it(
+def test_without_pyarrow_a_text_is_skipped_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "datasets" else find_spec(name))
+    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "pyarrow" else find_spec(name))
     golden(registry.why_skip(SPEC, num_gpus=0, num_cores=2))
     assert registry.why_skip(replace(SPEC, data="random"), num_gpus=0, num_cores=2) is None
 

@@ -69,7 +69,6 @@ def test_it_is_collected_on_a_cpu() -> None:
         "capacity",
         "families",
         "real_data",
-        "input_pipeline",
         "parity",
     ):
         assert f"perf_tests/test_{module}.py" in done.stdout

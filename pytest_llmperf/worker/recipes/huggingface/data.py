@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,80 +16,44 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_collator
 
 from pytest_llmperf.settings.attention import FLASH
-from pytest_llmperf.settings.data import has_document_a_row, is_apart, is_uneven
-from pytest_llmperf.settings.text_files import COLUMN, TextFiles
+from pytest_llmperf.settings.data import COLUMN, TextFiles, has_document_a_row, is_apart, is_uneven
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import cache_folder, replacing
 from pytest_llmperf.worker.folder import RefusedError
 
-_NO_ROWS = "no rows there; expected some, {}: name another text or split"
-
-# How datasets says that, of parquet and of an empty .txt.
-_SAID_OF_NO_ROWS = ("corresponds to no data", "at least one example")
-
 
 def read(text: TextFiles) -> list[str]:
     """Every row of the slice, empty ones too; of ``.txt`` files a row is a paragraph. RefusedError: no text or row."""
-    try:
-        import datasets  # noqa: PLC0415 - only texts need the package
-    except ImportError as error:
-        raise RefusedError(
-            f"data='text' is read by datasets, which cannot be imported ({error}): pip install 'pytest-llmperf[text]'"
-        ) from None
-    more = f" and {len(text.files) - 1} more" if len(text.files) > 1 else ""
-    name = f"text {text.files[0]}{more} ({text.split.words})"
-    no_rows = _NO_ROWS.format("paragraphs" if text.format == "text" else f"in a column {COLUMN!r}")
-    # A file without rows gives a reader of parquet no size of its own to read by.
-    words = {"sample_by": "paragraph"} if text.format == "text" else {"batch_size": 10_000}
-    try:
-        datasets.disable_progress_bars()
-        # Its own copies are of no use to anybody else: what comes of them, tokens, is kept.
-        with tempfile.TemporaryDirectory(prefix="llmperf-text-") as at:
-            files = {text.split.name: [str(path) for path in text.files]}
-            found = datasets.load_dataset(text.format, data_files=files, split=text.split.words, cache_dir=at, **words)
-            rows = _column(found, name)
-    except RefusedError:
-        raise
-    except Exception as error:  # noqa: BLE001 - readers of many formats raise as many errors, in words of their own
-        raise RefusedError(f"{name}: {_why(error, no_rows)}") from None
-    if not rows:
-        raise RefusedError(f"{name}: {no_rows}")
+    rows: list[str] = []
+    for path in text.files:
+        try:
+            rows += _rows_of(path)
+        except (OSError, ValueError, NotImplementedError) as error:  # Arrow's are made of these
+            raise RefusedError(f"text {path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+    rows = text.split.of(rows)
     if not any(map(str.strip, rows)):
-        raise RefusedError(f"{name}: {len(rows)} rows, and nothing stands in any of them: name another text or split")
+        where = f"text {text.files[0]} ({text.split.words})"
+        raise RefusedError(f"{where}: nothing stands in its {len(rows)} rows; name another text or split")
     return rows
 
 
-def _column(found: Any, name: str) -> list[str]:
-    if COLUMN not in found.column_names:
-        there = ", ".join(map(repr, found.column_names)) or "none"
-        raise RefusedError(
-            f"{name}: no column {COLUMN!r}, expected one of that name; there: {there}; rename it, or name another text"
-        )
-    rows = ["" if row is None else row for row in found[COLUMN]]
-    odd = next((row for row in rows if not isinstance(row, str)), None)
-    if odd is not None:
-        raise RefusedError(f"{name}: its column {COLUMN!r} holds {type(odd).__name__}, expected text")
+def _rows_of(path: Path) -> list[str]:
+    if path.suffix == ".txt":
+        return [paragraph for paragraph in path.read_text(encoding="utf-8").split("\n\n") if paragraph]
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - only texts need the package
+
+    with ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if COLUMN not in names:
+            raise ValueError(f"it has no column {COLUMN!r}, expected one of that name; there: {', '.join(names)}")
+        rows = ["" if row is None else row for row in file.read([COLUMN])[COLUMN].to_pylist()]
+    if odd := next((type(row).__name__ for row in rows if not isinstance(row, str)), ""):
+        raise ValueError(f"its column {COLUMN!r} holds {odd}, expected text")
     return rows
-
-
-def _why(error: BaseException, no_rows: str) -> str:
-    causes: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None:
-        causes.append(one)
-        one = one.__cause__ or one.__context__
-    wrong = next((cause for cause in causes if isinstance(cause, UnicodeDecodeError)), None)
-    if wrong is not None:
-        where = f"no UTF-8 at byte {wrong.start} ({wrong.reason})"
-        return f"{where}; expected text in UTF-8: convert it, or name another text"
-    if any(words in str(cause) for cause in causes for words in _SAID_OF_NO_ROWS):
-        return no_rows
-    last = next((cause for cause in reversed(causes) if str(cause).strip()), error)
-    return f"cannot be read ({' '.join(str(last).split())[:200]})"
 
 
 # How the families call it, where a bare tokenizer.json does not say which of its tokens ends a text.
@@ -185,13 +147,6 @@ class Rows:
     left_out: int
     """Tokens that are in no row: beyond a row's length, of a document too short, or of the stream's end."""
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, row: int) -> tuple[np.ndarray, int | None]:
-        """Its tokens, and how many of them are real; ``None``: all."""
-        return self.ids[row], None if self.lengths is None else int(self.lengths[row])
-
     @property
     def num_tokens(self) -> int:
         return int(self.ids.size if self.lengths is None else self.lengths.sum())
@@ -209,49 +164,12 @@ def packed(tokens: Tokens, length: int, end_of_text: int) -> Rows:
 def padded(tokens: Tokens, length: int, padding: int, *, keep_short: bool) -> Rows:
     """A document a row, cut off at ``length`` or filled up to it; ``keep_short``: also where nothing is predicted."""
     starts = np.cumsum(tokens.lengths) - tokens.lengths
-    chosen = documents_in_rows(tokens, keep_short=keep_short)
+    chosen = np.flatnonzero(tokens.lengths >= (0 if keep_short else 2))  # of one token alone none is predicted
     lengths = np.minimum(tokens.lengths[chosen], length)
     ids: np.ndarray = np.full((len(chosen), length), padding, dtype=np.int32)
     for row, (start, number) in enumerate(zip(starts[chosen], lengths, strict=True)):
         ids[row, :number] = tokens.ids[start : start + number]
     return Rows(ids, lengths, int(tokens.lengths.sum() - lengths.sum()))
-
-
-def documents_in_rows(tokens: Tokens, *, keep_short: bool) -> np.ndarray:
-    """The numbers of those that ``padded`` makes a row of, in their order."""
-    least = 0 if keep_short else 2  # a causal model predicts the next token: one alone has none
-    return np.flatnonzero(tokens.lengths >= least)
-
-
-class RowsOnTheFly:
-    """The rows of ``padded``. Documents are bytes of one array: a worker that looks at objects copies their pages."""
-
-    def __init__(self, documents: Sequence[str], length: int, tokenizer: Tokenizer, *, num_workers: int) -> None:
-        encoded = [text.encode("utf-8", "surrogatepass") for text in documents]
-        self._text = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-        self._ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
-        self._length, self._tokenizer = length, tokenizer
-        # Of the rank, then of each worker: memory that a fork shares, and of which each writes its own number.
-        self._made = np.frombuffer(mmap.mmap(-1, 8 * (1 + num_workers)), dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def take(self, row: int) -> tuple[np.ndarray, int]:
-        start = int(self._ends[row - 1]) if row else 0
-        text = self._text[start : int(self._ends[row])].tobytes().decode("utf-8", "surrogatepass")
-        (found,) = self._tokenizer.encode([text], special=True)
-        real = min(len(found), self._length)
-        ids: np.ndarray = np.full(self._length, self._tokenizer.padding, dtype=np.int32)
-        ids[:real] = found[:real]
-        worker = get_worker_info()
-        self._made[0 if worker is None else 1 + worker.id] += 1
-        return ids, real
-
-    @property
-    def made_by(self) -> str:
-        who = {"rank": self._made[0], "workers": self._made[1:].sum()}
-        return " and ".join(name for name, number in who.items() if number) or "nobody"
 
 
 #: Of a batch, how many of its tokens are no padding: a number on the host, and no input of the model's.
@@ -269,7 +187,7 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(
         self,
-        rows: Rows | RowsOnTheFly,
+        rows: Rows,
         *,
         length: int,
         seed: int,
@@ -280,24 +198,23 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
         self._rows, self._length, self._seed, self._counts_padding = rows, length, seed, counts_padding
         self._positions = positions
         self._orders: dict[int, torch.Tensor] = {}
-        self.is_costly = isinstance(rows, RowsOnTheFly)  # a sample is made anew whenever it is asked for
         #: The first samples, of which all others are repetitions.
-        self.distinct = min(length, len(rows))
+        self.distinct = min(length, len(rows.ids))
 
     def __len__(self) -> int:
         return self._length
 
     def row_of(self, index: int) -> int:
-        epoch, place = divmod(index, len(self._rows))
+        epoch, place = divmod(index, len(self._rows.ids))
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(self._seed * _STRIDE + epoch)
             last = dict([*self._orders.items()][-1:])  # of all epochs of hours it would be a leak
-            self._orders = {**last, epoch: torch.randperm(len(self._rows), generator=generator)}
+            self._orders = {**last, epoch: torch.randperm(len(self._rows.ids), generator=generator)}
         return int(self._orders[epoch][place])
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens, real = self._rows.take(self.row_of(index))
-        ids = torch.from_numpy(tokens).long()
+        row, lengths = self.row_of(index), self._rows.lengths
+        ids, real = torch.from_numpy(self._rows.ids[row]).long(), None if lengths is None else int(lengths[row])
         if self._positions:
             at = self._positions(ids := ids[:real])
             return {"input_ids": ids, "labels": ids.masked_fill(at == 0, _IGNORED), "position_ids": at}
@@ -371,10 +288,6 @@ class TrainingData:
     """``None``: the Trainer's own."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Evidence of what was read; empty for random tokens."""
-    num_rows: int = 0
-    """Of one epoch; 0 where there are none."""
-    on_the_fly: RowsOnTheFly | None = None
-    """Rows that are made tokens as they are fetched, where some are."""
 
     def evidence(self, num_samples: int) -> dict[str, Any]:
         """After ``num_samples`` over all ranks."""
@@ -382,8 +295,8 @@ class TrainingData:
             return {}
         return {
             "data": dict(self.facts),
-            "epochs": round(num_samples / self.num_rows, 6),
-            "tokenised_by": self.on_the_fly.made_by if self.on_the_fly else "nobody, they were made ahead",
+            "epochs": round(num_samples / self.facts["num_rows"], 6),
+            "tokenised_by": "nobody, they were made ahead",
         }
 
 
@@ -414,16 +327,9 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
             f"{documents.num_documents} texts), and a step takes {spec.sequences_per_step} ({batch}); expected enough "
             "for one step: take more of the text, shorter rows or a smaller batch"
         )
-    on_the_fly = None
-    if spec.tokenise == "on_the_fly":  # which documents are long enough to be a row is known by their tokens alone
-        texts = read(spec.text_files)
-        chosen = [texts[number] for number in documents_in_rows(documents, keep_short=counts_padding)]
-        on_the_fly = RowsOnTheFly(chosen, length, tokenizer, num_workers=spec.data_workers)
     end = None if has_document_a_row(spec) else tokenizer.end_of_text
     positions = partial(since, end_of_text=end) if is_apart(spec) else None
-    samples = TextSamples(
-        on_the_fly or rows, length=number, seed=spec.seed, counts_padding=counts_padding, positions=positions
-    )
+    samples = TextSamples(rows, length=number, seed=spec.seed, counts_padding=counts_padding, positions=positions)
     facts = {
         **_sources(spec),
         "rows": spec.rows,
@@ -435,7 +341,7 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
     # flash-attn looks for documents in a batch of one row alone.
     is_flat = is_uneven(spec) or (is_apart(spec) and spec.attention in FLASH)
     collator = flattened if is_flat else None if spec.rows == "packed" else counted
-    return TrainingData(samples, collator, facts, len(rows), on_the_fly)
+    return TrainingData(samples, collator, facts)
 
 
 def _sources(spec: TrainSpec) -> dict[str, Any]:
@@ -444,8 +350,8 @@ def _sources(spec: TrainSpec) -> dict[str, Any]:
 
 def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
-    facts: dict[str, Any] = {**_sources(spec), "format": spec.text_files.format, "special": has_document_a_row(spec)}
-    for name in ("datasets", "tokenizers", "transformers"):
+    facts: dict[str, Any] = {**_sources(spec), "special": has_document_a_row(spec)}
+    for name in ("tokenizers", "transformers"):
         facts[name] = ""
         with suppress(PackageNotFoundError):
             facts[name] = version(name)

@@ -95,14 +95,13 @@ def row_digests(spec: TrainSpec, inputs: Mapping[str, torch.Tensor]) -> list[byt
 def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> dict[str, Any]:
     """``digests`` as indices of ``dataset``, beside the ``num`` from ``first`` on, which the step should have. Fields
     of a ``RankLearning``: of samples that are alike the first one's index, -1 of one that is not there. Of a large data
-    set, or of one whose samples are made anew each time, those due alone are looked at."""
+    set those due alone are looked at."""
     distinct = getattr(dataset, "distinct", None) or len(dataset)
     expected = range(first, min(first + num, len(dataset)))
-    is_long = distinct > _MOST_READ or getattr(dataset, "is_costly", False)
     index_of: dict[bytes, int] = {}
     times: Counter[bytes] = Counter()
     by_index: dict[int, bytes] = {}
-    for index in expected if is_long else range(distinct):
+    for index in expected if distinct > _MOST_READ else range(distinct):
         digest = by_index[index] = _digest(dataset[index])
         index_of.setdefault(digest, index)
         times[digest] += 1

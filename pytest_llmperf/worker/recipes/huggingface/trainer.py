@@ -30,7 +30,7 @@ from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, Training
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
 from pytest_llmperf.worker.settings.compilation import prepare_layers
-from pytest_llmperf.worker.settings.data import bind_workers, explained
+from pytest_llmperf.worker.settings.data import bind_workers
 from pytest_llmperf.worker.settings.precision import force_tf32
 
 
@@ -50,6 +50,7 @@ def train(
     steps = plan.steps + plan.traced_steps + (INSPECTED_STEPS if inspection else 0)
     # Before the model: they decide TF32 and start the process group.
     arguments = training_arguments(spec, request.folder, device, steps)
+    plan = replace(plan, fetches_ahead=arguments.dataloader_num_workers > 0)
     rates = hardware_rates(device, request.calibrations, request.folder.parent, beat)
     observed = ObservedTraining(plan, device, beat, [("inspecting", inspection)] if inspection else ())
     model = build_model(spec, request.model_config, device)
@@ -97,7 +98,6 @@ def _plan(spec: TrainSpec, request: Request) -> Plan:
         is_traced=request.trace,
         diary=diary_of(request.folder, int(os.environ["RANK"])),
         exchanges=spec.gpus > 1 and spec.parallelism == "ddp",
-        fetches_ahead=spec.data_workers > 0,
     )
 
 
@@ -132,8 +132,7 @@ class WatchedTrainer(Trainer):
     def train_watched(self, *, alone: bool) -> Exception | None:
         """Train; where no other rank waits for this one, return what has ended a step that is not timed."""
         try:
-            with explained():
-                self.train()
+            self.train()
         except Exception as error:
             if not (alone and self._observed.measurement.is_over):
                 raise self._explained(error) from error
