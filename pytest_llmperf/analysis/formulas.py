@@ -1,4 +1,5 @@
-"""What a training step needs of a GPU's memory: the prediction's parts; and how long it may take on more. Pure."""
+"""What a training step needs of a GPU's memory: the prediction's parts; how well it uses a chip, what it costs, and how
+long it may take on more. Pure."""
 
 from __future__ import annotations
 
@@ -122,6 +123,31 @@ def least_traffic(num_parameters: int, bytes_per_weight: int) -> int:
 def mfu(tokens_per_second_per_gpu: float, flops_per_token: float, peak: float) -> float:
     """Model FLOPs utilisation, a fraction: useful training FLOPs over the chip's peak (Chowdhery et al. 2022)."""
     return tokens_per_second_per_gpu * flops_per_token / peak
+
+
+# Cost: in money, by the GPU-hour in any one currency, and in energy.
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of a GPU-hour."""
+
+    gpu_hour: float
+    currency: str
+
+
+def tokens_per_price(rate: float, price: float) -> float:
+    """Tokens for one unit of money, at ``rate`` tokens/s per GPU and ``price`` of a GPU-hour."""
+    return rate * 3600 / price
+
+
+def price_per_million(rate: float, price: float) -> float:
+    return 1e6 / tokens_per_price(rate, price)
+
+
+def joules_per_token(power_watts: float, tokens_per_second: float) -> float:
+    """Of all GPUs together: their power over their rate."""
+    return power_watts / tokens_per_second
 
 
 # Time at scale: a range between what fewer ranks took and that with all that more of them exchange, none of it hidden.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from pytest_llmperf.analysis.likely_causes import (
@@ -33,65 +33,53 @@ _LEAST_WAIT, _LEAST_WAIT_ON_HOST = 0.05, 0.25
 _LEAST_LOST = 0.03
 
 
-@dataclass(frozen=True)
-class OddRank:
-    """One that does what the rank in the middle does not, and did not before."""
-
-    rank: int
-    names: tuple[tuple[str, float], ...]
-    """And how many more a step, most first."""
-
-
-@dataclass(frozen=True)
-class LastRank:
-    """One that comes last to exchanges."""
-
-    rank: int
-    waited_seconds: float
-    """Of a step, that the others spend in exchanges longer than this one, in the mean."""
-    why: str = ""
-    """What of it takes longer than the others', where that is known."""
-
-
-def odd_ranks(before: Trace, after: Trace) -> tuple[OddRank, ...]:
-    """Those that stand apart now and did not; none where most do."""
+def odd_ranks(before: Trace, after: Trace) -> tuple[str, ...]:
+    """What ranks do that the one in the middle does not, and did not before; nothing where most stand apart."""
     # What ran as often in the mean of all ranks, which is all that an older trace tells, by as many digits as a
     # baseline's file keeps: no rank began it since.
     means = ({((row.kind, row.name), f"{row.count:.6g}") for row in trace.rows} for trace in (before, after))
     as_before = set[Key]() if before.by_rank else {key for key, _ in set.intersection(*means)}
-    found = []
+    found: dict[int, list[str]] = {}
     for rank, work in enumerate(after.by_rank):
         known = before.by_rank[rank].more if rank < len(before.by_rank) else {}
         more_now = {key: more for key, more in work.more.items() if key[0] != "payload"}  # bytes are no count
         moved = {key: more for key, more in more_now.items() if known.get(key, 0.0) != more}
-        new = [(key[1], more) for key, more in moved.items() if key not in as_before]
+        new = sorted((-abs(more), key[1], more) for key, more in moved.items() if key not in as_before)
         if new:
-            found.append(OddRank(rank, tuple(sorted(new, key=lambda each: (-abs(each[1]), each[0])))))
-    return tuple(found) if 2 * len(found) <= len(after.by_rank) else ()
+            found[rank] = [f"{short_kernel(name)} {more:+g}" for _, name, more in new]
+    if 2 * len(found) > len(after.by_rank):
+        return ()
+    alone, rest = " alone" if len(found) == 1 else "", len(found) - _MOST_RANKS
+    told = [f"on rank {rank}{alone}: {first_n(names, _MOST_NAMES)}" for rank, names in found.items()]
+    return (*told[:_MOST_RANKS], *([f"{rest} more ranks stand apart"] if rest > 0 else []))
 
 
-def last_rank(before: Trace, after: Trace) -> LastRank | None:
-    """The one that the others wait for, if they wait longer than they did."""
+def last_rank(before: Trace, after: Trace) -> str:
+    """Which one the others wait for, if they wait longer than they did, and why, where that is known."""
     now, then = _last(after.by_rank), _last(before.by_rank)
     if now is None:
-        return None
-    waited_then = then.waited_seconds if then and then.rank == now.rank else 0.0
+        return ""
+    rank, waited = now
+    waited_then = then[1] if then and then[0] == rank else 0.0
     least = (_LEAST_WAIT_ON_HOST if after.is_on_host else _LEAST_WAIT) * after.step_seconds
     # Of older traces only the mean of all ranks is known: half of two wait.
     more = after.exchanging_seconds - before.exchanging_seconds
-    if min(now.waited_seconds - waited_then, 2 * more) <= least:
-        return None
-    return replace(now, why=_why(after.by_rank, now))
+    if min(waited - waited_then, 2 * more) <= least:
+        return ""
+    share, why = waited / after.step_seconds if after.step_seconds else 0.0, _why(after.by_rank, rank, waited)
+    wait = f"{waited * 1000:.1f} ms a step in exchanges ({share * 100:.0f} % of it)"
+    return f"the others wait for rank {rank}, {wait}{f': {why}' if why else ''}"
 
 
-def _why(ranks: Sequence[RankWork], last: LastRank) -> str:
-    own, others = ranks[last.rank], [each.parts for number, each in enumerate(ranks) if number != last.rank]
+def _why(ranks: Sequence[RankWork], last: int, waited_seconds: float) -> str:
+    """What of the ``last`` one takes longer than the others'."""
+    own, others = ranks[last], [each.parts for number, each in enumerate(ranks) if number != last]
     if not all((own.parts, *others)):
         return ""
     usual = {part: median(each.get(part, 0.0) for each in others) for part in own.parts}
     longer = sorted(((seconds - usual[part], part) for part, seconds in own.parts.items()), reverse=True)
-    told = [(more, part) for more, part in longer if more > _LEAST_TOLD * last.waited_seconds]
-    if 2 * sum(more for more, _ in told) < last.waited_seconds:
+    told = [(more, part) for more, part in longer if more > _LEAST_TOLD * waited_seconds]
+    if 2 * sum(more for more, _ in told) < waited_seconds:
         return ""
     more, part = told[0]
     if part == "work":
@@ -113,13 +101,14 @@ def overlap_lost(before: Trace, after: Trace) -> str:
     return f"overlap lost: exposed communication {shown}" if is_lost else ""
 
 
-def _last(ranks: tuple[RankWork, ...]) -> LastRank | None:
+def _last(ranks: tuple[RankWork, ...]) -> tuple[int, float] | None:
+    """The one that comes last to exchanges, and how much longer the others spend in those of a step, in the mean."""
     seconds = [work.exchange_seconds for work in ranks]
     if len(seconds) < 2 or not all(seconds):  # noqa: PLR2004 - one rank waits for nobody
         return None
     last = seconds.index(min(seconds))
     others = [each for rank, each in enumerate(seconds) if rank != last]
-    return LastRank(last, fmean(others) - seconds[last])
+    return last, fmean(others) - seconds[last]
 
 
 HOST, DATA = "idle: the host", "waiting for data"
@@ -169,8 +158,8 @@ class StepDifference:
     """The lines of Python that wait more often, as far as they are known."""
     causes: tuple[str, ...] = ()
     """What the counts are known to come from, in words."""
-    odd_ranks: tuple[OddRank, ...] = ()
-    last_rank: LastRank | None = None
+    odd_ranks: tuple[str, ...] = ()
+    last_rank: str = ""
     overlap_lost: str = ""
     is_on_host: bool = False
     """Whether operators of a CPU stand for kernels, whose times say little."""
@@ -349,13 +338,13 @@ def points_to(difference: StepDifference) -> str:
         share = data.after / difference.after if difference.after else 0.0
         words.insert(0, f"{milliseconds(data.change)} {data.name}, {share * 100:.0f} % of the step")
     # Whoever is not as the others, which the mean of all does not say.
-    words[:0] = [*unseen(difference), *_odd_ranks(difference), *difference.causes]
+    words[:0] = [*unseen(difference), *difference.odd_ranks, *difference.causes]
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
     return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
 
 
 def _on_host(difference: StepDifference) -> str:
-    words = [*unseen(difference), *_odd_ranks(difference), *difference.causes]
+    words = [*unseen(difference), *difference.odd_ranks, *difference.causes]
     words += [_waits(difference)] if difference.waits else []
     moved = [part for part in difference.parts if part.names]
     words += [f"{part.name} ({_named(part.names)})" for part in moved[:_MOST_PARTS]]
@@ -369,28 +358,11 @@ def _on_host(difference: StepDifference) -> str:
 
 def unseen(difference: StepDifference) -> Iterator[str]:
     """What no count says and the clock of the whole need not show: whom all wait for, and that exchanges are."""
-    if last := difference.last_rank:
-        wait = f"{last.waited_seconds * 1000:.1f} ms a step in exchanges"
-        share = last.waited_seconds / difference.after if difference.after else 0.0
-        why = f": {last.why}" if last.why else ""
-        yield f"the others wait for rank {last.rank}, {wait} ({share * 100:.0f} % of it){why}"
-    if difference.overlap_lost:
-        yield difference.overlap_lost
+    yield from filter(None, (difference.last_rank, difference.overlap_lost))
 
 
 def _waits(difference: StepDifference) -> str:
     return f"waits of the host: {', '.join([_named(difference.waits), *difference.waits_at[:_MOST_NAMES]])}"
-
-
-def _odd_ranks(difference: StepDifference) -> list[str]:
-    words = []
-    alone = " alone" if len(difference.odd_ranks) == 1 else ""
-    for odd in difference.odd_ranks[:_MOST_RANKS]:
-        shown = first_n([f"{short_kernel(name)} {more:+g}" for name, more in odd.names], _MOST_NAMES)
-        words.append(f"on rank {odd.rank}{alone}: {shown}")
-    if len(difference.odd_ranks) > _MOST_RANKS:
-        words.append(f"{len(difference.odd_ranks) - _MOST_RANKS} more ranks stand apart")
-    return words
 
 
 def _named(changes: Sequence[NameChange]) -> str:

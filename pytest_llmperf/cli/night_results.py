@@ -204,7 +204,7 @@ def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
     lines: list[str] = []
     for baselines, root, kind in sorted(places):
         try:
-            entries = entries_of_run(Path(baselines), kind, on_cpu=on_cpu) if kind else []
+            entries = entries_of_run(Path(baselines), kind, on_cpu=on_cpu) if kind else {}
         except BaselineError as error:
             lines.append(str(error))
             continue
@@ -215,7 +215,7 @@ def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
         ]
         for gap in sorted(whole.gaps):  # for want of a package, say
             file, _, how = gap.partition(": collection ")
-            stored = sum(file_of(entry.recorded_by) == file for entry in entries)
+            stored = sum(file_of(entry.recorded_by) == file for entry in entries.values())
             if how and stored:
                 lines.append(f"{file}: its tests were not collected ({how}), and {stored} baseline(s) are of them")
     doubts = whole.doubts()

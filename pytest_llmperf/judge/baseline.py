@@ -240,16 +240,6 @@ class CapacityBaseline(Document):
             raise ValueError(f"{CAPACITY_METRIC} is {size}, expected 1 or more")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One file of the store, for finding unused ones."""
-
-    path: Path
-    id: str
-    digest: str
-    recorded_by: str
-
-
 class BaselineStore(Store[Baseline]):
     """The baselines under one folder, with the largest micro-batches beside them."""
 
@@ -277,20 +267,16 @@ class BaselineStore(Store[Baseline]):
     def launches(self, machine: str) -> list[tuple[Launch, ...]]:
         return [baseline.launches for baseline in self.baselines(machine)]
 
-    def entries(self, machine: str) -> list[Entry]:
-        """Every baseline of ``machine``, sorted by path; BaselineError: a file that cannot be read."""
-        found = list[Entry]()
+    def entries(self, machine: str) -> dict[Path, Document]:
+        """Every baseline of ``machine``, in the order of their paths; BaselineError: a file that cannot be read."""
+        found = dict[Path, Document]()
         for path in sorted((self.root / machine).rglob("*.json")):
             kind: type[Baseline | CapacityBaseline] = CapacityBaseline if path.parent.name == CAPACITY else Baseline
             baseline = read(path, kind)
-            found += [entry_of(path, baseline)] if baseline is not None and is_named(path, baseline) else []
+            found |= {path: baseline} if baseline is not None and is_named(path, baseline) else {}
         return found
 
 
 def is_named(path: Path, one: Document) -> bool:
     """Whether a file has the name of its case: a copy that somebody left beside it counts for nothing."""
     return path.stem == file_name(one.id)
-
-
-def entry_of(path: Path, one: Document) -> Entry:
-    return Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by)

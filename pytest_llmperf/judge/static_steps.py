@@ -8,9 +8,8 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.judge import baseline as baselines
 from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, StepBaseline, StoredStep
-from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Store, file_name, read
+from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Document, Store, file_name, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
@@ -67,13 +66,13 @@ class StepStore:
         return self._alone.replace(spec, place.alone, alone)
 
 
-def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[baselines.Entry]:
+def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> dict[Path, Document]:
     """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
     CPU or GPUs as the run's are. ``is_static``: a run without launches; BaselineError: a file that cannot be read."""
-    found = [] if is_static else BaselineStore(root).entries(machine)
+    found = {} if is_static else BaselineStore(root).entries(machine)
     for path in sorted((root / ANY_MACHINE).glob("*.json")):
         one = read(path, StepBaseline)
-        found += [baselines.entry_of(path, one)] if one is not None and one.on_cpu == on_cpu else []
+        found |= {path: one} if one is not None and one.on_cpu == on_cpu else {}
     return found
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.judge.acceptance import replaced, replaced_line
-from pytest_llmperf.judge.baseline import Baseline, BaselineStore, Entry
+from pytest_llmperf.judge.baseline import Baseline, BaselineStore
 from pytest_llmperf.judge.static_steps import entries_of_run
-from pytest_llmperf.judge.store import BaselineError
+from pytest_llmperf.judge.store import BaselineError, Document
 from pytest_llmperf.launch.slurm.controller import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.exports import ExportedRun, markdown_page
@@ -181,19 +182,19 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
     return values | ({"unfinished": run.unfinished} if run.unfinished else {})
 
 
-def _entries(run: Run) -> list[Entry]:
+def _entries(run: Run) -> dict[Path, Document]:
     is_static = run.settings.static  # what it judges is of no machine kind, and of all
     machine = "" if is_static else run.machine_kind
     return entries_of_run(run.settings.baselines, machine, on_cpu=run.on_cpu, is_static=is_static)
 
 
-def seen(run: Run, entries: Sequence[Entry] | None = None) -> Coverage:
+def seen(run: Run, entries: Mapping[Path, Document] | None = None) -> Coverage:
     """What this run saw, and what its options may have hidden from it; ``entries`` are of its baselines."""
     try:
         known = _entries(run) if entries is None else entries
     except BaselineError:  # nobody knows which tests recorded them
-        known = []
-    run.note_selection([file_of(entry.recorded_by) for entry in known])
+        known = {}
+    run.note_selection([file_of(entry.recorded_by) for entry in known.values()])
     return run.coverage
 
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, StoredStep
+from pytest_llmperf.judge.baseline import ANY_MACHINE, BaselineStore, StoredStep
 from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refuse_unexplained
-from pytest_llmperf.judge.store import BaselineError, read
+from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.prediction import PredictionError, why_none
@@ -148,10 +148,9 @@ def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
     """What of ``results`` is in a baseline of launches now, and which test recorded it; no script's, which launches."""
     updated = {result.digest for result in results if result.updated}
     store, found = BaselineStore(run.settings.baselines), {}
-    with suppress(BaselineError, ValueError):
-        for entry in store.entries(run.machine_kind) if updated else ():
-            baseline = read(entry.path, Baseline) if entry.digest in updated else None
-            if baseline is not None and not (spec := read_spec(baseline.spec)).is_script:
+    with suppress(ValueError):
+        for baseline in store.baselines(run.machine_kind) if updated else ():
+            if baseline.digest in updated and not (spec := read_spec(baseline.spec)).is_script:
                 found[spec] = baseline.recorded_by
     return found
 

@@ -24,7 +24,7 @@ COMMANDS = (
     *"bisect check export history merge nights plan report submit tune".split(),
 )
 #: What the documentation and the suite import beside the names of the package itself.
-MODULES = ("cost", "formulas", "ladder")
+MODULES = ("formulas", "ladder")
 
 
 @pytest.mark.parametrize("subject", ["options", "ini", "markers", "commands", "names"])

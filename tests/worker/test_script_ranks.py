@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -68,12 +69,10 @@ def test_a_rank_that_sleeps_in_its_backward_pass_is_the_one_that_others_wait_for
 ) -> None:
     usual, late = sharded[0].trace, trained(f"{TORCHRUN} late", tmp_path, {"SLEEP": "0.2"}, steps=6)[0].trace
     found = last_rank(usual, late)
-    assert found is not None
-    assert found.rank == 1
-    assert 0.1 < found.waited_seconds < 0.4
-    assert found.why.startswith("its host takes ")
-    said = points_to(step_difference(usual, late))
-    assert "for rank 1, " in said
+    told = re.match(r"the others wait for rank 1, (\S+) ms a step in exchanges \(.* of it\): its host takes ", found)
+    assert told is not None
+    assert 100 < float(told[1]) < 400
+    assert found in points_to(step_difference(usual, late))
 
 
 def test_ranks_that_the_script_spawns_are_one_record(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llmperf.analysis import cost, ladder
+from pytest_llmperf.analysis import formulas, ladder
 from pytest_llmperf.analysis.ladder import Width
 
 # Table 15.12: GPUs, and the cost efficiency it prints.
@@ -14,9 +14,9 @@ TOTALS = {2: (92_376, 1.92), 4: (173_728, 3.60), 8: (338_376, 7.01), 16: (669_90
 
 
 def test_money_by_hand() -> None:
-    assert cost.tokens_per_price(1000.0, 2.0) == 1_800_000
-    assert cost.price_per_million(1000.0, 2.0) == pytest.approx(1 / 1.8)
-    assert cost.joules_per_token(700.0, 1000.0) == pytest.approx(0.7)
+    assert formulas.tokens_per_price(1000.0, 2.0) == 1_800_000
+    assert formulas.price_per_million(1000.0, 2.0) == pytest.approx(1 / 1.8)
+    assert formulas.joules_per_token(700.0, 1000.0) == pytest.approx(0.7)
 
 
 def test_tables_15_11_and_15_12_are_the_chapters() -> None:

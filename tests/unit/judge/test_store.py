@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge import store as store_module
-from pytest_llmperf.judge.baseline import Baseline, BaselineStore, CapacityBaseline, Entry
+from pytest_llmperf.judge.baseline import Baseline, BaselineStore, CapacityBaseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import Accepted, BaselineError, text_of
 from pytest_llmperf.judge.verdict import judge
@@ -302,11 +302,10 @@ class TestListing:
     def test_entries_of_a_machine(self, store: BaselineStore) -> None:
         store.update("m", SPEC, adding(by="a.py::a"))
         store.update("m", OTHER, adding(spec=OTHER, by="b.py::b"))
-        assert store.entries("m") == [
-            Entry(path=store.path("m", spec), id=spec.id, digest=spec.digest, recorded_by=by)
-            for spec, by in ((OTHER, "b.py::b"), (SPEC, "a.py::a"))
-        ]
-        assert store.entries("n") == []
+        assert {path: (one.id, one.digest, one.recorded_by) for path, one in store.entries("m").items()} == {
+            store.path("m", spec): (spec.id, spec.digest, by) for spec, by in ((OTHER, "b.py::b"), (SPEC, "a.py::a"))
+        }
+        assert store.entries("n") == {}
 
     def test_machines(self, store: BaselineStore) -> None:
         assert store.machines() == []
@@ -322,7 +321,7 @@ def test_a_copy_that_somebody_left_counts_for_nothing(store: BaselineStore, name
     path = store.path("m", SPEC)
     path.with_name(name).write_bytes(path.read_bytes())
     store.update("m", SPEC, adding(0.1001))
-    assert [entry.path for entry in store.entries("m")] == [path]
+    assert [*store.entries("m")] == [path]
     assert [len(launches) for launches in store.launches("m")] == [2]
 
 
@@ -335,7 +334,7 @@ def test_a_largest_micro_batch_stands_beside_its_launches(store: BaselineStore) 
     text = text_of(CapacityBaseline(**names, spec=SPEC.to_dict(), anchor=entry, history=(entry,)))
     for name in (path.name, "a copy.json"):
         path.with_name(name).write_text(text)
-    assert [one.path for one in store.entries("m")] == [path, store.path("m", SPEC)]
+    assert [*store.entries("m")] == [path, store.path("m", SPEC)]
 
 
 def test_finding_out_whether_it_can_be_written_leaves_nothing(store: BaselineStore) -> None:

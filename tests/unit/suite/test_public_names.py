@@ -66,6 +66,7 @@ def test_the_old_name_of_analysis_still_imports_and_says_so(golden: Golden) -> N
         "from pytest_llmperf.insight.chapter15 import LADDERS\n"
         "from pytest_llmperf.insight.ladder import Rung\n"
         "from pytest_llmperf.insight.cost import Price\n"
+        "from pytest_llmperf.analysis.cost import joules_per_token\n"
         "from pytest_llmperf.insight import memory_formulas\n"
         "print(len(LADDERS))\n"
     )
