@@ -6,7 +6,7 @@ what it waited for the exchange of gradients, where the record has that."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -36,6 +36,8 @@ class Straggler:
 
 def by_work(launch: Launch) -> Straggler | None:
     """By the median of what each rank works in the steady steps; ``None`` of one rank."""
+    if len(launch.ranks) == 1:
+        return None
     # A rank that does not tell its waits would seem to work while it waits.
     told = _all_tell(launch)
     seconds, errors = {}, {}
@@ -45,7 +47,12 @@ def by_work(launch: Launch) -> Straggler | None:
         # Relative, of the median; of a single step nothing is known.
         known = len(steps) > 1
         errors[rank.rank] = _MEDIAN * stdev(steps) / fmean(steps) / math.sqrt(len(steps)) if known else math.inf
-    return _slowest(launch, seconds, errors)
+    slowest = max(launch.ranks, key=lambda rank: seconds[rank.rank])
+    others = [number for number in seconds if number != slowest.rank]
+    middle = median(seconds[number] for number in others)
+    # The middle of several is better known than any of them: this errs on the quiet side.
+    error = math.hypot(errors[slowest.rank], median(errors[number] for number in others))
+    return Straggler(slowest.rank, slowest.host, slowest.device, seconds[slowest.rank] / middle - 1, error)
 
 
 def held_up(launches: Sequence[Launch]) -> tuple[str, ...]:
@@ -70,18 +77,6 @@ def communication_share(launch: Launch) -> float | None:
 
 def _all_tell(launch: Launch) -> bool:
     return all(rank.waiting_seconds for rank in launch.ranks)
-
-
-def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, float]) -> Straggler | None:
-    if len(launch.ranks) == 1:
-        return None
-    slowest = max(launch.ranks, key=lambda rank: seconds[rank.rank])
-    others = [number for number in seconds if number != slowest.rank]
-    middle = median(seconds[number] for number in others)
-    # The middle of several is better known than any of them: this errs on the quiet side.
-    error = math.hypot(errors[slowest.rank], median(errors[number] for number in others))
-    share = seconds[slowest.rank] / middle - 1
-    return Straggler(slowest.rank, slowest.host, slowest.device, share, error)
 
 
 # Waits for data: for how long a step's device did nothing, because its host was inside the loader.

@@ -200,7 +200,20 @@ class Timeline:
     @classmethod
     def of(cls, results: Sequence[PastResult]) -> Timeline:
         """Of results of one case; what is invalid is shown and not counted."""
-        points = [point for number, result in enumerate(results) for point in _points(number, result)]
+        points = [
+            Point(
+                run=number,
+                log=fmean(math.log(launch.step_seconds) for launch in launches),
+                num_launches=len(launches),
+                squared_error=fmean(launch.median_error**2 for launch in launches) / len(launches),
+                host=launches[0].host,
+                site=site,
+                day=launches[0].started_at[:10],
+            )
+            for number, result in enumerate(results)
+            if result.verdict != "invalid"
+            for site, launches in grouped((launch.site, launch) for launch in result.launches).items()
+        ]
         return cls(tuple(results), tuple(points))
 
     @property
@@ -250,20 +263,3 @@ def _same(labels: Sequence[str]) -> Array:
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     places = np.array([numbers[label] if label.strip() else -1 - index for index, label in enumerate(labels)])
     return (places[:, None] == places[None, :]).astype(float)
-
-
-def _points(number: int, result: PastResult) -> list[Point]:
-    if result.verdict == "invalid":
-        return []
-    return [
-        Point(
-            run=number,
-            log=fmean(math.log(launch.step_seconds) for launch in launches),
-            num_launches=len(launches),
-            squared_error=fmean(launch.median_error**2 for launch in launches) / len(launches),
-            host=launches[0].host,
-            site=site,
-            day=launches[0].started_at[:10],
-        )
-        for site, launches in grouped((launch.site, launch) for launch in result.launches).items()
-    ]
