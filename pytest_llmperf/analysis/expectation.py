@@ -281,10 +281,7 @@ def _ratios(asked: Case, kind: str, cases: Sequence[Case]) -> dict[str, tuple[fl
         return dict.fromkeys(ORDER, between) | {MATRIX: (products, 0.0), HOST: (1.0, 0.0), DATA: (1.0, 0.0)}
     far, found = [asked.far(here) for _, here in pairs], {}
     for name in ORDER:
-        least, alike = (
-            min(each[name] for each in far),
-            0.0 if name == HOST else _RATIO,
-        )  # a host is as good for all cases
+        least, alike = min(each[name] for each in far), 0.0 if name == HOST else _RATIO  # a host is as good for all
         both = zip(far, pairs, strict=True)
         weights = [math.exp(alike * (least - each[name])) / one.step_seconds for each, (one, _) in both]
         then, now = (

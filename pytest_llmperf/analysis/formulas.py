@@ -50,13 +50,12 @@ _FUSED = "is counted as any fused attention: its inputs, its output and a number
 
 def caveats(spec: TrainSpec) -> list[str]:
     """What is not modelled of ``spec``, or not proven, a line each."""
-    sharded = spec.parallelism != "ddp"
+    sharded, precisions = spec.parallelism != "ddp", (spec.model_precision, spec.mixed_precision)
     found = {
         "torch_compile is not modelled: this is without it, and compiled kernels usually keep less": spec.torch_compile,
         f"{spec.attention} {_FUSED}": spec.attention.startswith("flash_attention"),
         f"flex_attention {_FUSED}, without its mask of blocks": spec.attention == "flex_attention",
-        "fp16 is counted as bf16, without the scaler of its loss": "fp16"
-        in (spec.model_precision, spec.mixed_precision),
+        "fp16 is counted as bf16, without the scaler of its loss": "fp16" in precisions,
         "of several GPUs only DDP's buckets are counted: NCCL takes more, outside the allocator": spec.gpus > 1
         and not sharded,
         "of several GPUs only FSDP's buffers are counted: NCCL takes more, outside the allocator": sharded,

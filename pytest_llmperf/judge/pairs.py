@@ -196,15 +196,11 @@ class Lineage:
 
     def before(self, first_bad: Candidate, sides: Mapping[str, Side]) -> str | None:
         """A good candidate that has all that ``first_bad`` follows, its parent if possible; ``None``: the good end."""
-        parents = [name for name in first_bad.parents if name in self._number]
         good = [name for name, side in sides.items() if side == "good" and name in self._number]
-        for parent in parents:
-            if parent in good:
-                return parent
-            bit = 1 << self._number[parent]
-            holders = [name for name in good if self._until[self._number[name]] & bit]
+        for parent in (self._number[name] for name in first_bad.parents if name in self._number):
+            holders = [name for name in good if self._until[self._number[name]] >> parent & 1]
             if holders:
-                return holders[0]
+                return min(holders, key=lambda name: self._number[name] != parent)
         return None
 
     def _suspected(self, sides: Mapping[str, Side]) -> int:

@@ -248,7 +248,10 @@ def norms(first: float, loss: float = 10.5, **values: Any) -> Launch:
     return replace(plain, gradient_norms=(first, 1.0), losses=(loss, *plain.losses[1:]), **values)
 
 
-@pytest.mark.parametrize(("then", "now", "is_told"), [(2.0, 2.02, False), (2.0, 2.1, True), (2.0, math.nan, True)])
+@pytest.mark.parametrize(
+    ("then", "now", "is_told"),
+    [(2.0, 2.02, False), (2.0, 2.1, True), (2.0, math.nan, True), (0.5, 0.6, True), (0.0, 0.5, False)],
+)
 def test_the_first_norm_is_the_baselines_where_the_first_loss_is(then: float, now: float, is_told: bool) -> None:
     assert bool(list(changed_gradients([norms(now)], [norms(then)]))) is is_told
     # Another loss is told by itself, and has another gradient.
