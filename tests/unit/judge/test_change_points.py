@@ -95,6 +95,13 @@ def test_one_odd_run_of_a_level_is_still_drawn_to_it() -> None:
     assert levels_between(logs, independent(20, 0.005), found)[1].log == pytest.approx(0.05, abs=0.005)
 
 
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_what_three_runs_at_an_end_share_is_not_drawn_to_the_rest(at_the_end: bool) -> None:
+    logs = [0.0] * 17 + [0.03] * 3
+    (level,) = levels_between(logs if at_the_end else logs[::-1], independent(20, 0.005), [])
+    assert level.log == pytest.approx(3 * 0.03 / 20)
+
+
 def test_what_is_too_small_to_matter_is_none() -> None:
     logs = [0.0] * 30 + [0.004] * 30
     assert find_changes(logs, independent(60, 0.0005), range(60)) == []
