@@ -24,6 +24,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep, Trace
 from pytest_llmperf.settings.data import is_uneven
 from pytest_llmperf.settings.lora import trained_weights
+from pytest_llmperf.settings.optimizer import update_flops
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import compact
 
@@ -119,7 +120,8 @@ class Case:
         calls, trained = float(spec.gradient_accumulation_steps * sizes.num_layers), float(trained_weights(spec) or 0)
         return {
             **dict.fromkeys(ORDER, float(tokens * sizes.num_layers * width)),
-            MATRIX: products / self.speed,
+            # An update's are in bf16; what is counted of a step has them already.
+            MATRIX: products / self.speed + (0.0 if self.static else update_flops(spec)),
             ATTENTION: scores,
             LOSS: float(tokens * sizes.vocabulary_size),
             OPTIMIZER: trained / (spec.gpus if spec.parallelism != "ddp" else 1),

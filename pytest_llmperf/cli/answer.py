@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from pytest_llmperf.report.text import FORMATS, Column, Glyphs, one_line, render
-from pytest_llmperf.run.options import STORED, Settings, add_to_command
+from pytest_llmperf.run.options import STORED, Settings, add_to_command, instead, meant
 from pytest_llmperf.run.options import table as options_of
 from pytest_llmperf.support import MADE_BY, formats, user_input
 from pytest_llmperf.support.user_input import argument
@@ -117,6 +117,7 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *, options: str = "", **words: Any) -> None:
         super().__init__(**words)
         self._options = options
+        self.set_defaults(parser=self, usage=self.error)
 
     def read_options(self) -> None:
         if self._options:
@@ -127,14 +128,15 @@ class CommandParser(argparse.ArgumentParser):
         self.read_options()
         return super().parse_known_args(*args, **others)
 
+    def meant(self, unknown: Sequence[str]) -> str:
+        return meant(unknown, self._option_string_actions, self.prog.partition(" ")[2])
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # As argparse does it, which on older Pythons suggests nothing.
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
             known = f"(choose from {', '.join(map(repr, names))})"
-            raise argparse.ArgumentError(
-                action, f"invalid choice: {value!r} {known}{user_input.hint(str(value), names)}"
-            )
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r} {known}{instead(str(value), names)}")
 
 
 def arguments_parser() -> CommandParser:

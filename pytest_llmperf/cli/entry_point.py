@@ -102,7 +102,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and hasattr(arguments, name) and not any(word.startswith("-") for word in rest):
         setattr(arguments, name, [*getattr(arguments, name), *rest])
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{arguments.parser.meant(rest)}")
     return arguments
 
 

@@ -291,7 +291,7 @@ def add_nights_options(parser: argparse.ArgumentParser) -> None:
     time_above_0 = user_input.argument(user_input.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
     add("--newer-than", metavar="TIME", type=time_above_0, help=text)
     add_option(parser, "--mail", help="with --newer-than: mail it there, by the program mail")
-    parser.set_defaults(answer=_nights, usage=parser.error)
+    parser.set_defaults(answer=_nights)
 
 
 def _nights(arguments: argparse.Namespace, _screen: Screen) -> Answer:
@@ -335,7 +335,7 @@ def add_merge_options(parser: argparse.ArgumentParser) -> None:
     add("--nights", metavar="FILE", type=Path, help=text)
     add_option(parser, "--mail", help="send the summary there, by the program mail")
     add("--name", default="llmperf-nightly", help="of the night, for the mail's subject; default: %(default)s")
-    parser.set_defaults(answer=_merge, usage=parser.error)
+    parser.set_defaults(answer=_merge)
 
 
 def _merge(arguments: argparse.Namespace, _screen: Screen) -> Answer:

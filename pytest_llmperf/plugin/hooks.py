@@ -17,14 +17,18 @@ from _pytest.config.findpaths import determine_setup
 
 from pytest_llmperf.plugin import is_case, settings_of
 from pytest_llmperf.run.options import (
+    PYTEST,
     SLURM_INI,
+    UPDATES,
     OptionError,
     Settings,
     add_to_pytest,
     is_said,
+    meant,
     refuse_unknown_update,
     table,
 )
+from pytest_llmperf.support.user_input import SLIP, nearest
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.collector import Collector
@@ -54,6 +58,18 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         raise pytest.UsageError(str(error)) from None
     with _guarding(parser, config):
         add_options(parser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Generator[None, None, None]:
+    """Once all options are there: of one that nobody knows pytest would only say so."""
+    yield
+    flags = [*UPDATES, *(one.flag for _, one in table(Settings) if PYTEST in one.fronts)]
+    unknown = parser.parse_known_and_unknown_args(args)[1]
+    # What is little like one of ours is another plugin's, which is not installed, say.
+    ours = [word for word in unknown if word.startswith(_OURS) or nearest(word.partition("=")[0], flags, SLIP)]
+    if told := meant(ours, flags):
+        raise pytest.UsageError(f"unrecognized arguments: {' '.join(unknown)}{told}")
 
 
 # Pytest finds rootdir by the command line before it knows our options: a value of one may have moved it.

@@ -196,6 +196,34 @@ def why_no_folder(text: str | Path) -> str:
     return f"{text}: it is a file; name the folder that holds the baselines" if is_file else ""
 
 
+#: Options and commands that there were, each with what serves instead; that of one command by both words.
+REMOVED: Mapping[str, str] = {
+    "--perf-budget": "[sbatch] time, max_restarts and budget_gpu_hours of a cluster file bound a night's cost",
+    "--perf-loss-curve": "use --perf-parity",
+    **dict.fromkeys(("--perf-price", "--perf-currency"), "--perf-json has tokens/s per GPU, which a price divides"),
+    "explain": "use llmperf report RESULTS --html FILE",
+    "predict": "use llmperf scale or expect",
+    "diff": "use perf.compare in a test, or pytest --perf-against",
+    **dict.fromkeys(("junit", "gitlab"), "use pytest's --junit-xml"),
+    **dict.fromkeys(("tensorboard", "bencher", "github-benchmark"), "read --perf-json, or --benchmark-json"),
+    "bisect --package": "use --python 'uv run --with NAME=={version} python' with --versions",
+    "tune --write": "its test is printed; --record records its baseline",
+    **dict.fromkeys(("report --purpose", "report --losses"), "use report --tables, or --perf-json"),
+}
+
+
+def instead(name: str, known: Iterable[str], command: str = "") -> str:
+    """What to use in place of ``name``, which is unknown, in brackets; empty where nobody can tell."""
+    gone = REMOVED.get(f"{command} {name}") or REMOVED.get(name)
+    return f" (removed; {gone})" if gone else hint(name, known)
+
+
+def meant(words: Iterable[str], known: Iterable[str], command: str = "") -> str:
+    """The same of the first option among ``words`` of which it can be told."""
+    options, known = [word.partition("=")[0] for word in words if word.startswith("--")], [*known]
+    return next(filter(None, (instead(option, known, command) for option in options)), "")
+
+
 def refuse_unknown_update(words: Iterable[object]) -> None:
     """Say what ``--update-baselines=`` takes in pytest; argparse would only say that it ignores the value."""
     flag, known = "--update-baselines=", ("new", "all", "prune")

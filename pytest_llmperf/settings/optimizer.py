@@ -65,6 +65,20 @@ def learnt_by(spec: TrainSpec) -> str:
     return true_optimizer(spec) or spec.optimizer
 
 
+# Of torch.optim.Muon's, and their products: one with the long side and its way back, one of the short side.
+_ITERATIONS = 5
+
+
+def update_flops(spec: TrainSpec) -> float:
+    """Of the products of matrices in an update, as none but Muon makes them: it orthogonalises each hidden matrix by
+    Newton and Schulz's iterations. Those of adapters are too thin to count, and a mixture's experts are no matrices."""
+    if spec.optimizer != MUON or spec.lora or spec.architecture.sizes is None:
+        return 0.0
+    sides = [sorted(each) for _, *each in spec.architecture.linear_layers()]
+    of_a_layer = sum(4 * short**2 * long + 2 * short**3 for short, long in sides)
+    return float(_ITERATIONS * spec.architecture.sizes.num_layers * of_a_layer)
+
+
 def least_copies(spec: TrainSpec) -> float:
     """How many numbers there are for each weight, at least: itself, its gradient, the optimizer's states."""
     if spec.lora:

@@ -97,8 +97,8 @@ def mail(text: str) -> str | None:
     return text if text.isprintable() and not any(word.startswith("-") for word in words) else None
 
 
-# Likenesses, from 0 to 1: below the first, names have little in common; from the second on, they differ by a slip.
-_ALIKE, _SLIP = 0.5, 0.8
+#: Likenesses, from 0 to 1: below the first, names have little in common; from the second on, they differ by a slip.
+_ALIKE, SLIP = 0.5, 0.8
 # What begins alike was meant before what only shares letters: 'adamww' is an Adam.
 _STEM = 3
 _MOST = 8
@@ -111,7 +111,7 @@ def nearest(name: str, known: Iterable[str], at_least: float = _ALIKE) -> str | 
     if not matches:
         return None
     best = matches[0]
-    if difflib.SequenceMatcher(None, best, name).ratio() < _SLIP:
+    if difflib.SequenceMatcher(None, best, name).ratio() < SLIP:
         akin = max((each for each in names if each in matches), key=lambda each: _shared_start(name, each))
         best = akin if _shared_start(name, akin) >= _STEM else best
     return names[best]

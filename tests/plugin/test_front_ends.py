@@ -124,6 +124,29 @@ def test_a_mistake_is_the_same_usage_error_before_anything_is_launched(
     assert "\n" not in str(refused.value)
 
 
+UNKNOWN = [
+    ("--perf-jsn=x", "--perf-jsn=x (did you mean '--perf-json'?)"),
+    ("--perf-price=2", "--perf-price=2 (removed; --perf-json has tokens/s per GPU, which a price divides)"),
+]
+
+
+@pytest.mark.parametrize(("word", "said"), UNKNOWN)
+def test_an_option_that_is_unknown_or_gone_is_told_what_serves(
+    word: str, said: str, project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = project.run(word)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"unrecognized arguments: {said}" in result.stderr.str()
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", "model=llama-tiny", word])
+    assert f"unrecognized arguments: {said}" in capsys.readouterr().err
+
+
+def test_an_option_of_a_plugin_that_is_not_there_is_pytests_to_refuse(project: Project) -> None:
+    result = project.run("--cov-report=html")
+    assert "(did you mean" not in result.stderr.str()
+
+
 @pytest.mark.parametrize("front", [CHECK, TUNE, BISECT, STORED, "history"])
 def test_a_file_in_the_place_of_baselines_is_a_usage_error_of_each_command(
     front: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden

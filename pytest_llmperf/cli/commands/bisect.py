@@ -133,7 +133,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, BISECT)
     add_option(parser, "--json")
     add_option(parser, "--minutes", default=60.0)
-    parser.set_defaults(answer=_answer, usage=parser.error)
+    parser.set_defaults(answer=_answer)
 
 
 def _lines(  # noqa: PLR0913, PLR0917 - what is asked, and of what

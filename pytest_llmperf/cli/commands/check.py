@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
     parser.add_argument("--script", metavar="COMMAND", help=SCRIPT)
     add_shared(parser, CHECK)
-    parser.set_defaults(answer=_answer, usage=parser.error)
+    parser.set_defaults(answer=_answer)
 
 
 @dataclass

@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "what was measured: a --perf-json file, whose case of these settings, or only case, is held beside it"
     parser.add_argument("--results", metavar="FILE", type=Path, help=f"{what} (left out: what is stored)")
     add_option(parser, "--json")
-    parser.set_defaults(answer=_answer, usage=parser.error)
+    parser.set_defaults(answer=_answer)
 
 
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
@@ -40,6 +40,8 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     gpus = [word.removeprefix("gpu=") for word in arguments.specs if word not in words]
     if len(gpus) > 1 or not words or len([word for word in words if "=" not in word]) != ("=" not in words[-1]):
         arguments.usage("expected one case, by its id or in pairs, and one gpu=NAME at most")
+    if gpus and arguments.machine:
+        arguments.usage(f"gpu={gpus[0]} and --machine {arguments.machine} name the GPU twice, expected one of them")
     # Of an id, which several GPUs may have, the settings are the same on all.
     own: list[Spec] = [one.spec for one in cases if one.spec.id == words[0]]
     (spec,) = own[:1] or [one.spec for one in named(words, root, arguments.machine)]
@@ -78,9 +80,7 @@ def _kind(spec: TrainSpec, name: str | None, cases: Sequence[Case]) -> str:
     others = [one for one in CHIPS if published_rates(one) and not {*one.split("-")} <= stored]
     near = "" if found else hint(name or "", [*known, *others])
     what = (
-        f"gpu={name}: {'several GPUs are' if found else 'no GPU is'} called so"
-        if name
-        else f"{spec.id}: no GPU is named"
+        f"{name}: {'several GPUs are' if found else 'no GPU is'} called so" if name else f"{spec.id}: no GPU is named"
     )
     told = f"{', '.join(map(plain, known))}; by published rates alone: {', '.join(others)}"
     raise CaseError(f"{what}{near}, expected gpu= and one of {told}")

@@ -104,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     add_option(how, "--json", help=_A_LINE)
     add_option(how, "--format", help="a table, predicted beside measured; left out: a page for each")
-    parser.set_defaults(answer=_answer, usage=parser.error)
+    parser.set_defaults(answer=_answer)
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
@@ -157,7 +157,7 @@ def add_scale_options(parser: argparse.ArgumentParser) -> None:
     what = "least all-reduce bus bandwidth in GB/s, on a node and of each GPU between nodes (stored launches')"
     parser.add_argument("--bandwidth", type=rates, default=(), metavar="GB/S,GB/S", help=what)
     add_option(parser, "--json", help=_A_LINE)
-    parser.set_defaults(answer=_scale, usage=parser.error)
+    parser.set_defaults(answer=_scale)
 
 
 def _seconds(text: str) -> dict[int, tuple[float, float]] | None:

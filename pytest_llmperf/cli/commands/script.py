@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--remove-hook", action="store_true", help="take that away again")
     what = "the command as you run it, after --: -- torchrun --nproc-per-node 2 train.py"
     parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help=what)
-    parser.set_defaults(answer=_answer, usage=parser.error)
+    parser.set_defaults(answer=_answer)
 
 
 def named_script(arguments: argparse.Namespace) -> ScriptSpec:

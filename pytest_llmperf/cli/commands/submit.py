@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--example", metavar="NAME", nargs="?", const="", help=text)
     text = "whom to tell of a cluster file that cannot be read, by the program mail"
     add_option(parser, "--mail", help=text)
-    parser.set_defaults(answer=_answer, usage=parser.error)
+    parser.set_defaults(answer=_answer)
 
 
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:

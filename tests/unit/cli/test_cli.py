@@ -339,6 +339,23 @@ def test_a_misspelt_word_is_told_the_nearest(
     assert f"did you mean {nearest!r}?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["explain"], "llmperf report"),
+        (["baselines", "diff"], "perf.compare"),
+        (["export", "r.json", "--format=junit"], "--junit-xml"),
+        (["tune", "llama-tiny", "--write", "t.py"], "--record"),
+    ],
+)
+def test_what_is_gone_says_what_serves_instead(
+    words: list[str], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert re.search(rf"\(removed; .*{instead}", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").glob("*/*/*.json")), ids=lambda path: path.stem)
 def test_stored_ones_are_shown(path: Path) -> None:
     stored = read(path)

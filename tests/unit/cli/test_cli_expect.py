@@ -83,6 +83,7 @@ def test_what_cannot_be_told_is_refused_in_a_line(run: Run, tmp_path: Path, gold
     path = results(tmp_path / "perf.json", *ROWS[1:])
     asked: list[list[object]] = [
         ["model=llama-3.2-1b", "gpu=foo"],
+        ["model=llama-3.2-1b", "--machine", "foo"],
         ["model=llama-3.2-1b", "micro_batch_size=7", "--results", path],
         ["model=llama-tiny"],
         ["model=mixtral-like-0.6b"],
@@ -99,6 +100,12 @@ def test_what_cannot_be_told_is_refused_in_a_line(run: Run, tmp_path: Path, gold
 def test_two_cases_are_no_question(run: Run) -> None:
     with pytest.raises(SystemExit, match="2"):
         run("expect", ROWS[0], ROWS[1])
+
+
+def test_a_gpu_that_is_named_twice_is_refused(run: Run) -> None:
+    """Of two names one would count, and a kind that nobody knows be ignored."""
+    with pytest.raises(SystemExit, match="2"):
+        run("expect", ROWS[0], "gpu=h200", "--machine", "h1000")
 
 
 def test_launches_on_a_cpu_say_nothing_of_a_gpu(run: Run, tmp_path: Path, golden: Golden) -> None:

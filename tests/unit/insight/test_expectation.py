@@ -13,6 +13,7 @@ from pytest_llmperf.analysis.expectation import Case, Expectation, estimated, ex
 from pytest_llmperf.records.launch import OLDER
 from pytest_llmperf.records.trace import Trace, TraceRow
 from pytest_llmperf.run.derived_metrics import newest_launch, rates_of, stored_cases
+from pytest_llmperf.settings.optimizer import update_flops
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -122,6 +123,13 @@ def test_an_optimizer_updates_what_is_trained_alone() -> None:
         (Case(spec=spec, kind=H200).work or {})["optimizer"] for spec in (adapters, replace(adapters, lora_rank=64))
     ]
     assert work == [5_636_096, 8 * 5_636_096]  # as PEFT counts them
+
+
+def test_products_of_muons_update_are_work() -> None:
+    """Five iterations of three products on each hidden matrix, as they are counted on fake tensors."""
+    muon = replace(SPEC, optimizer="muon")
+    works = [(Case(spec=spec, kind=H200).work or {})["matrix products"] for spec in (muon, SPEC)]
+    assert works[0] - works[1] == update_flops(muon) > 0 == update_flops(SPEC)
 
 
 def test_what_decides_a_kind_of_work_tells_most_of_it() -> None:
