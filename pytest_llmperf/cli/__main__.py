@@ -2,7 +2,7 @@
 
 import sys
 
-from pytest_llmperf.cli.entry_point import main
+from pytest_llmperf.cli.answer import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.night_log import NIGHTS_FILE
 from pytest_llmperf.cli.night_tests import LeftOut, left_out
+from pytest_llmperf.run.options import instead
 from pytest_llmperf.support import user_input
-from pytest_llmperf.support.user_input import hint
 
 # It names files, and is a word of sbatch's and of a mail's.
 _NAME = re.compile(r"[\w.-]+")
@@ -85,7 +84,6 @@ _SBATCH_KEYS = ("account", "partition", "qos", "constraint", "gres")
 KEYS: Mapping[str, Mapping[str, Key]] = {
     "cluster": {
         "name": Key("llmperf-nightly", _NAME.fullmatch, "letters, digits and . _ -, since it names files"),
-        "scheduler": _choice("slurm", "local"),
         "gpus_per_node": _COUNT,
         "cpus_per_node": _COUNT._replace(default="", optional=True),
         "on_cpu": _switch("no"),
@@ -190,11 +188,6 @@ class ClusterFile:
         return self.checkout / Path(self.value("suite", "results"))
 
     @property
-    def nights_file(self) -> Path:
-        """Beside those folders: a line for each night that was submitted, and one for each that was merged."""
-        return self.results / NIGHTS_FILE
-
-    @property
     def widths(self) -> list[int]:
         return list(self.value("suite", "gpus"))
 
@@ -208,13 +201,9 @@ class ClusterFile:
         return found
 
     @property
-    def is_local(self) -> bool:
-        return self.text("cluster", "scheduler") == "local"
-
-    @property
     def is_array(self) -> bool:
         """Whether widths have jobs, or tasks of one, of their own."""
-        return self.text("suite", "mode") == "array" and not self.is_local
+        return self.text("suite", "mode") == "array"
 
     @property
     def on_cpu(self) -> bool:
@@ -230,8 +219,6 @@ class ClusterFile:
             raise self.wrong("suite", "results", f"a folder whose path, {self.results}, has no backslash")
         self._check_options()
         self._check_widths()
-        if self.value("suite", "budget_gpu_hours") is not None and self.is_local:
-            raise self.wrong("suite", "budget_gpu_hours", "none with scheduler = local, where nothing ends the run")
         for section, values in self.values.items():
             for key, text in values.items():
                 if "CHANGE-ME" in text:
@@ -308,7 +295,7 @@ def _text(path: Path, parser: configparser.ConfigParser, section: str, key: str)
 
 def _refuse_unknown(path: Path, what: str, name: str, known: Mapping[str, object]) -> None:
     if name not in known:
-        raise ClusterError(f"{path}: unknown {what}: {name!r}{hint(name, [*known])}; known: {', '.join(known)}")
+        raise ClusterError(f"{path}: unknown {what}: {name!r}{instead(name, known)}; known: {', '.join(known)}")
 
 
 _JOB = "which the nightly job gives pytest itself"

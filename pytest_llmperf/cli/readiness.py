@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,8 @@ from pathlib import Path
 
 from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.cluster_file import RESERVED, ClusterFile, reserved_in
-from pytest_llmperf.cli.night_log import answer_of
 from pytest_llmperf.cli.night_tests import Tests, last_word, some_of
-from pytest_llmperf.cli.sbatch import pytest_options
+from pytest_llmperf.cli.sbatch import answer_of, pytest_options
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.run.findings import is_whole
 
@@ -48,16 +46,9 @@ def warnings(cluster: ClusterFile) -> Iterator[str]:
         if why := _why_it_fails(python, cluster.checkout):
             what = "a Python that imports pytest and pytest_llmperf"
             raise cluster.wrong("suite", "python", f"{what} ({why}){_ON_NODES}")
-    if (mail := cluster.text("suite", "mail")) and shutil.which("mail") is None:
-        if cluster.is_local:
-            raise cluster.wrong("suite", "mail", "none here, where no program `mail` is on PATH")
-        yield (
-            f"[suite] mail = {mail}: no program `mail` is on PATH here; where the node of the job that merges has none "
-            f"either, that job fails and {cluster.nights_file} says why"
-        )
     options = cluster.words("sbatch", "options")
     is_alone = cluster.value("sbatch", "exclusive") or any(word.startswith("--exclusive") for word in options)
-    if not cluster.is_local and not is_alone:
+    if not is_alone:
         yield (
             "[sbatch] exclusive = no: other jobs may run on the same nodes, and the figures depend on them (two nights "
             "side by side: 41 % slower); write exclusive = yes"

@@ -1,4 +1,4 @@
-"""The jobs of a night: what they may cost, the scripts that sbatch is given, and what it answers."""
+"""The jobs of a night: what they may cost, their scripts, what sbatch answers, and where each night stands."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.cluster_file import KEYS, SBATCH, ClusterFile
-from pytest_llmperf.cli.night_log import answer_of
+from pytest_llmperf.report.text import one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class Job:
     nodes: int
     is_array: bool
     gpu_hours: float
-    """At most, in one start of all its tasks: every GPU of every node until the time limit; 0: no GPU, or no limit."""
+    """At most, in one start of all its tasks: every GPU of every node until the time limit; 0: no GPU."""
 
     @property
     def title(self) -> str:
@@ -45,7 +48,7 @@ def jobs(cluster: ClusterFile) -> list[Job]:
     found = []
     for same in alike.values():
         of_first = cluster.at(same[0]) if is_array else cluster
-        each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * of_first.value("sbatch", "time")
+        each = 0.0 if cluster.on_cpu else per_node * of_first.value("sbatch", "time")
         hours = (len(same) if is_array else 1) * nodes[same[0]] * each
         found.append(Job(widths=tuple(same), nodes=nodes[same[0]], is_array=is_array, gpu_hours=hours))
     return found
@@ -65,8 +68,6 @@ def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
     """What the night may cost, as far as anything bounds it."""
     if cluster.on_cpu:
         return "no GPU-hours, on_cpu = yes"
-    if cluster.is_local:
-        return "no bound of GPU-hours: without SLURM nothing ends the run"
     total = sum(job.gpu_hours for job in planned)
     restarts = cluster.value("suite", "max_restarts")
     again = f" a start, {total * (1 + restarts):.1f} in all starts (max_restarts = {restarts})" if restarts else ""
@@ -87,16 +88,19 @@ class RefusedError(ClusterError):
     """sbatch took no job."""
 
 
-def run_here(script: Path) -> int:
-    """bash's exit code, run on this machine with ``script``; what ends this process ends bash before."""
-    # In a session of its own: Ctrl-C would end it at once, and what it starts in the background does not hear it.
-    with subprocess.Popen(["bash", str(script)], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
-        try:
-            return bash.wait()
-        except KeyboardInterrupt:
-            bash.terminate()  # the nightly script tells pytest, and waits for it
-            bash.wait()
-            raise
+def answer_of(
+    command: Sequence[str], seconds: float | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``command`` at its end, as ``subprocess.run``; not by pipes: what it started may hold them open longer."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        done = subprocess.run(
+            command, check=False, cwd=folder, timeout=seconds, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        )
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode("utf-8", "replace"))
+    return subprocess.CompletedProcess(command, done.returncode, *said)
 
 
 def check_taken(cluster: ClusterFile, words: Sequence[str]) -> None:
@@ -121,7 +125,7 @@ def sbatch(words: Sequence[str]) -> str:
         done = answer_of(["sbatch", "--parsable", *words])
     except OSError as error:
         raise RefusedError(
-            f"sbatch: {error}; submit where SLURM is, or write scheduler = local to run on this machine"
+            f"sbatch: {error}; submit where SLURM is; one machine without it needs pytest --gpus N alone"
         ) from None
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
@@ -140,6 +144,7 @@ def sbatch(words: Sequence[str]) -> str:
 def merge_options(cluster: ClusterFile, job_ids: Sequence[str]) -> list[str]:
     """sbatch's options for the job that merges what the others leave, however they end."""
     known = {key: cluster.text("sbatch", key) for key in ("account", "partition", "qos")}
+    known |= {"mail-user": address, "mail-type": "END,FAIL"} if (address := cluster.text("suite", "mail")) else {}
     return [
         *([f"--dependency=afterany:{':'.join(job_ids)}"] if job_ids else []),
         *("--nodes=1", "--ntasks=1", "--time=00:10:00", f"--job-name={cluster.text('cluster', 'name')}-merge"),
@@ -151,13 +156,10 @@ def merge_options(cluster: ClusterFile, job_ids: Sequence[str]) -> list[str]:
 
 
 def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> list[str]:
-    address = cluster.text("suite", "mail")
     return [
         *(str(results), *(f"--expect=gpus-{width}.json" for job in planned for width in job.widths)),
         *("--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")),
-        *("--nights", str(cluster.nights_file), f"--name={cluster.text('cluster', 'name')}"),
         *(f"--without={word}" for word in cluster.text("suite", "without").replace(",", " ").split()),
-        *([f"--mail={address}"] if address else []),
     ]
 
 
@@ -193,10 +195,6 @@ def filled_merge(template: str, cluster: ClusterFile, results: Path, arguments: 
         "checkout": str(cluster.checkout),
         "results": str(results),
         "host_python": cluster.text("suite", "python"),
-        "name": cluster.text("cluster", "name"),
-        "mail": cluster.text("suite", "mail"),
-        "nights": str(cluster.nights_file),
-        "log": "" if cluster.is_local else str(results / "merge.log"),
         "options": shlex.join(arguments),
     }
     return _quoted(template, values)
@@ -257,3 +255,99 @@ def _quoted(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(
         lambda match: values[match[1]] if match[1] == "options" else shlex.quote(values[match[1]]), text
     )
+
+
+# Nights, each in a folder of its own: which jobs it has, and how it was merged.
+JOBS_FILE, SUMMARY_FILE = "jobs.txt", "summary.md"
+_QUEUE_SECONDS = 60
+# SLURM looks at a new job within a few seconds, and has no reason before.
+_FIRST_LOOK_SECONDS = 5.0
+_OPEN = frozenset(
+    "PENDING RUNNING SUSPENDED COMPLETING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
+    "SPECIAL_EXIT STAGE_OUT STOPPED RESV_DEL_HOLD".split()
+)
+
+
+def queued(jobs: Sequence[str]) -> Mapping[str, str] | None:
+    """Those of ``jobs`` that SLURM knows, an array by its first task that has not ended: ``PENDING (Priority)``;
+    ``None``: it does not answer, or is not installed here."""
+    command = ["squeue", "--noheader", "--states=all", "--format=%F|%T|%r", f"--jobs={','.join(jobs)}"]
+    try:
+        done = answer_of(command, _QUEUE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return {} if "Invalid job id" in done.stderr else None
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        number, state, reason = [*line.strip().split("|", 2), "", ""][:3]
+        if number in jobs and not _is_open(found.get(number, "")):
+            found[number] = f"{state} ({reason})" if state == "PENDING" and reason else state
+    return found
+
+
+def _is_open(state: str) -> bool:
+    return state.partition(" ")[0] in _OPEN
+
+
+def first_look(jobs: Sequence[str]) -> Mapping[str, str]:
+    """Just submitted ``jobs``, once SLURM says why they wait, or a few seconds later; empty where nothing is known."""
+    deadline = time.monotonic() + _FIRST_LOOK_SECONDS
+    while True:
+        found = queued(jobs) or {}
+        if not {"PENDING", "PENDING (None)"} & {*found.values()} or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+
+
+@dataclass(frozen=True)
+class Night:
+    """One that was submitted, as its folder tells."""
+
+    folder: Path
+    began: float
+    """When it was submitted, in epoch seconds; 0: it never was."""
+    merged: float = 0.0
+    """And merged; 0: it is not."""
+    said: str = ""
+    """The first line of its summary."""
+    jobs: tuple[str, ...] = ()
+    """By their numbers, the one that merges the last."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Night:
+        def at(name: str) -> float:
+            with suppress(OSError):
+                return (folder / name).stat().st_mtime
+            return 0.0
+
+        def text(name: str) -> str:
+            with suppress(OSError):
+                return (folder / name).read_text(encoding="utf-8", errors="replace")
+            return ""
+
+        said = one_line(text(SUMMARY_FILE).partition("\n")[0].removeprefix("# "))
+        merged = at(SUMMARY_FILE) if said else 0.0
+        return cls(folder, at("merge.sbatch"), merged, said, tuple(text(JOBS_FILE).split()))
+
+    def standing(self) -> tuple[str, bool]:
+        """How it was merged, else where SLURM says that its jobs stand; and whether nobody will merge it."""
+        if self.merged:
+            return self.said, False
+        if not self.jobs:
+            return f"not merged: no job is known that merges it; see {self.folder}", True
+        found = queued(self.jobs)
+        if found is None:
+            return f"not merged yet: jobs {' '.join(self.jobs)}; SLURM does not answer here", False
+        *states, merging = (f"{job} {found.get(job, 'ended')}" for job in self.jobs)
+        if not _is_open(found.get(self.jobs[-1], "")):
+            what = f"not merged: merging job {merging}; jobs: {', '.join(states)}"
+            return f"{what}; see {self.folder}, or: llmperf merge {self.folder}", True
+        hours = (time.time() - self.began) / 3600
+        return f"not merged yet: {', '.join(states)}" + (f" for {hours:.0f} h" if hours >= 1 else ""), False
+
+
+def nights(results: Path) -> list[Night]:
+    """Those that were submitted with their folders in ``results``, in the order in which they began; OSError."""
+    found = (Night.of(folder) for folder in results.iterdir())
+    return sorted((night for night in found if night.began), key=lambda night: night.began)

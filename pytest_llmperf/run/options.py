@@ -207,6 +207,9 @@ REMOVED: Mapping[str, str] = {
     **dict.fromkeys(("junit", "gitlab"), "use pytest's --junit-xml"),
     **dict.fromkeys(("tensorboard", "bencher", "github-benchmark"), "read --perf-json, or --benchmark-json"),
     "bisect --package": "use --python 'uv run --with NAME=={version} python' with --versions",
+    "scheduler": "pytest --gpus N runs a night on one machine",
+    "merge --mail": "[suite] mail of a cluster file is SLURM's --mail-user",
+    **dict.fromkeys(("submit --mail", "nights --mail"), "cron mails what it prints"),
     "tune --write": "its test is printed; --record records its baseline",
     **dict.fromkeys(("report --purpose", "report --losses"), "use report --tables, or --perf-json"),
 }

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from pytest_llmperf.cli import entry_point, main
+from pytest_llmperf.cli import answer, main
 from pytest_llmperf.cli.answer import add_shared
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.run.findings import UsageError
@@ -227,7 +227,7 @@ def test_ctrl_c_while_a_line_is_printed_costs_no_result_either(commands: Path, m
     def interrupted(_: str) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(entry_point, "leaving", interrupted)
+    monkeypatch.setattr(answer, "leaving", interrupted)
     assert main(["check", "model=llama-tiny", "--gpus", "0", "--perf-json", "out.json"]) == 130
     document = json.loads((commands / "out.json").read_text())
     assert ([result["verdict"] for result in document["results"]], document["unfinished"]) == (["new"], "interrupted")

@@ -1,13 +1,12 @@
-"""``llmperf submit``: the jobs of a night given to sbatch, or run here; the one that merges their results the last."""
+"""``llmperf submit``: the jobs of a night given to sbatch, the one that merges their results the last. And what is
+asked of nights afterwards: ``merge``, which that job runs, and ``nights``, where each stands."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest_llmperf
-from pytest_llmperf.cli import night_log, readiness, sbatch
-from pytest_llmperf.cli.answer import Answer, ClusterError, Screen, add_option
-from pytest_llmperf.cli.cluster_file import KEYS, ClusterFile
-from pytest_llmperf.cli.night_log import Notice
+from pytest_llmperf.cli import readiness, sbatch
+from pytest_llmperf.cli.answer import Answer, ClusterError, CommandError, Screen
+from pytest_llmperf.cli.cluster_file import ClusterFile
+from pytest_llmperf.cli.night_results import gather
+from pytest_llmperf.cli.night_tests import left_out
 from pytest_llmperf.cli.readiness import Asked, ask
+from pytest_llmperf.report.results_json import write_json
 from pytest_llmperf.support import user_input
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.user_input import hint
@@ -35,8 +36,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--script", metavar="FILE", type=Path, help=text)
     text = "print this cluster file, to start from; without a name: what there is"
     add("--example", metavar="NAME", nargs="?", const="", help=text)
-    text = "whom to tell of a cluster file that cannot be read, by the program mail"
-    add_option(parser, "--mail", help=text)
     parser.set_defaults(answer=_answer)
 
 
@@ -51,44 +50,20 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     script = arguments.script or folder() / "nightly.sbatch"
     if arguments.wait and arguments.dry_run:
         usage("--dry-run submits nothing to --wait for; expected one of them")
-    dry_run, wait = bool(arguments.dry_run), bool(arguments.wait)
-    try:
-        cluster = ClusterFile.read(arguments.cluster)
-    except ClusterError as error:
-        raise error if dry_run else _alarm_of_unread(arguments, error) from None
+    dry_run, cluster = bool(arguments.dry_run), ClusterFile.read(arguments.cluster)
     # A new folder for each submission: two of one second do not meet in it.
     night = _Submission(cluster, cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    warned, troubles = _earlier(night, reports=not dry_run), list[str]()
-    try:
-        planned = sbatch.jobs(cluster)
-        night = replace(night, planned=planned, scripts=_scripts(night, script, planned))
-        warned += readiness.warnings(cluster)
-        asked = ask(cluster) if dry_run or cluster.value("suite", "check_python") else None
-        if asked is not None:
-            if not dry_run:  # which lists them, and goes on
-                readiness.check(cluster, asked)
-            warned += readiness.doubts(cluster, asked)
-    except ClusterError as error:
-        raise error if dry_run else night.alarm(f"not submitted: {error}", error) from None
-    return Answer(_lines(night, warned, asked if dry_run else None, troubles, wait=wait), troubles, acts=True)
-
-
-_ADDRESS = re.compile(r"^mail\s*[=:]\s*(.+)$|--mail=([^\s']+)", re.MULTILINE)
-
-
-def _alarm_of_unread(arguments: argparse.Namespace, error: ClusterError) -> ClusterError:
-    """``error``, mailed unless somebody watches: to ``--mail``, else to whom the file or the last night here names."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        return error
-    address = arguments.mail
-    for path in (arguments.cluster, *sorted(Path(KEYS["suite"]["results"].default or "").glob("*/merge.sbatch"))[-1:]):
-        with suppress(OSError):
-            found = _ADDRESS.search(path.read_text(encoding="utf-8", errors="replace"))
-            address = address or (user_input.mail((found[1] or found[2]).strip()) if found else "") or ""
-    if not address:
-        return ClusterError(f"{error}; nobody was mailed, as no address is known: name one with --mail")
-    unmailed = Notice(arguments.cluster.stem, "llmperf submit", address).send("RED", [f"not submitted: {error}"])
-    return ClusterError("; ".join([str(error), *(unmailed or [f"mailed to {address}"])]))
+    warned, troubles = [*_earlier(cluster.results)], list[str]()
+    planned = sbatch.jobs(cluster)
+    night = replace(night, planned=planned, scripts=_scripts(night, script, planned))
+    warned += readiness.warnings(cluster)
+    asked = ask(cluster) if dry_run or cluster.value("suite", "check_python") else None
+    if asked is not None:
+        if not dry_run:  # which lists them, and goes on
+            readiness.check(cluster, asked)
+        warned += readiness.doubts(cluster, asked)
+    shown = asked if dry_run else None
+    return Answer(_lines(night, warned, shown, troubles, wait=bool(arguments.wait)), troubles, acts=True)
 
 
 # The scripts of a night and the cluster files to start from; one source, which people read in slurm/.
@@ -125,23 +100,6 @@ class _Submission:
     scripts: Mapping[Path, str] = field(default_factory=dict)
     """By where they will lie; the one that merges is the last."""
 
-    def notice(self, night: str = "") -> Notice:
-        file, cluster = self.cluster.nights_file, self.cluster
-        nights = file if file.parent.is_dir() else None
-        return Notice(
-            night or self.results.name, cluster.text("cluster", "name"), cluster.text("suite", "mail"), nights
-        )
-
-    def alarm(self, line: str, error: ClusterError) -> ClusterError:
-        """``error``, once a night without results is noted, and mailed unless somebody watches this command."""
-        is_watched = sys.stderr is not None and sys.stderr.isatty()
-        return ClusterError("; ".join([str(error), *self.notice().alarm(line, mailed=not is_watched)]))
-
-    def noted(self, line: str) -> Iterator[str]:
-        """A line about this night in the file of all: one that is never merged is seen there too."""
-        for trouble in Notice(self.results.name, nights=self.cluster.nights_file).note(line):
-            yield f"warning: {trouble}"
-
     def left(self, ids: Sequence[str]) -> str:
         """What to do about jobs that no other will merge."""
         if not ids:
@@ -172,18 +130,14 @@ def _lines(
         troubles.append(str(error))
 
 
-def _earlier(night: _Submission, *, reports: bool) -> list[str]:
-    """A line for each night that was submitted and never merged; those that need help are noted and mailed, once."""
-    try:
-        standings = night_log.standings(night.cluster.nights_file)
-    except OSError:
-        return []
-    lines = []
-    for earlier, words in standings:
-        is_news = reports and night_log.warning_in(words) - earlier.warned
-        unreported = night.notice(earlier.name).alarm(words) if is_news else []
-        lines.append("; ".join([f"earlier night {earlier.name}: {words}", *unreported]))
-    return lines
+def _earlier(results: Path) -> Iterator[str]:
+    """A line for each night since the last merged one that was submitted and is not merged."""
+    with suppress(OSError):
+        found = sbatch.nights(results)
+        last = max((night.began for night in found if night.merged), default=0.0)
+        for night in found:
+            if night.began > last:
+                yield f"earlier night {night.folder.name}: {night.standing()[0]}"
 
 
 def _scripts(night: _Submission, template: Path, planned: Sequence[sbatch.Job]) -> dict[Path, str]:
@@ -218,30 +172,38 @@ def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
         except OSError as error:
             why = f"a folder that can be written; {where}: not written ({error.strerror or error})"
             raise cluster.wrong("suite", "results", why) from None
-        if not cluster.is_local:
-            _test(night, paths, merging)
-    except ClusterError as error:
+        _test(night, paths, merging)
+    except ClusterError:
         shutil.rmtree(results, ignore_errors=True)  # this submission's own, and nothing of it is submitted
-        raise night.alarm(f"not submitted: {error}", error) from None
-    if cluster.is_local:
-        yield f"results: {results}"
-        yield from night.noted("started on this machine")
-        code = sbatch.run_here(paths[0])
-        code = sbatch.run_here(merging) or code
-        if code:
-            raise ClusterError(f"{results}: the night is not green (exit code {code})")
-        return
+        raise
     ids = list[str]()
     yield from _submit(night, paths, merging, ids)
-    found = night_log.first_look(ids[:-1])
-    yield from (f"squeue: {job} {state}" for job, state in found.items())
-    # One that waits for what does not come by itself is noted and mailed.
-    if stuck := [f"{job} {state}" for job, state in found.items() if state.is_stuck]:
-        line = f"{night_log.STUCK}{', '.join(stuck)}; it may never start"
-        yield f"warning: {night.alarm(line, ClusterError(line))}"
+    yield from (f"squeue: {job} {state}" for job, state in sbatch.first_look(ids[:-1]).items())
     yield f"results: {results}"
     if wait:
-        yield from night_log.waited(night.notice(), ids[:-1], ids[-1])
+        yield from _waited(results)
+
+
+_WAITING_SECONDS = 10.0
+# Jobs that are gone may be those of a controller that has just begun, or the summary is not seen here yet.
+_LOOKS = 3
+
+
+def _waited(folder: Path) -> Iterator[str]:
+    """A line whenever the night stands otherwise, then how it went; ClusterError: not green, or never merged."""
+    shown, num_lost = "", 0
+    while not (night := sbatch.Night.of(folder)).merged:
+        said, is_lost = night.standing()
+        num_lost = num_lost + 1 if is_lost else 0
+        if num_lost == _LOOKS:
+            raise ClusterError(f"{folder.name}: {said}")
+        if said != shown and not is_lost:
+            yield f"{time.strftime('%H:%M:%S')} {said}"
+            shown = said
+        time.sleep(_WAITING_SECONDS)
+    if not night.said.startswith("green"):
+        raise ClusterError(f"{folder.name}: {night.said}")
+    yield night.said
 
 
 def _test(night: _Submission, paths: Sequence[Path], merging: Path) -> None:
@@ -258,17 +220,78 @@ def _submit(night: _Submission, paths: Sequence[Path], merging: Path, ids: list[
             yield f"submitted {ids[-1]}: {path}"
         last = sbatch.sbatch([*sbatch.merge_options(night.cluster, ids), str(merging)])
         yield f"submitted {last}: merges their results"
-        yield from night.noted(f"submitted as {' '.join(ids)}, to be merged by {last}")
         ids.append(last)
+        with suppress(OSError):  # by it `llmperf nights` knows where the night stands
+            write_text(night.results / sbatch.JOBS_FILE, " ".join(ids))
     except ClusterError as error:
         is_refused = isinstance(error, sbatch.RefusedError)
         why = sbatch.refused(night.cluster, str(error)) if is_refused else error
-        how = f"submitted as {' '.join(ids)}, with no job that merges: {why}" if ids else f"not submitted: {why}"
         if not ids and is_refused:
             shutil.rmtree(night.results, ignore_errors=True)  # this submission's own, and no job knows of it
-        raise night.alarm(how, ClusterError(f"{why}{night.left(ids)}")) from None
+        raise ClusterError(f"{why}{night.left(ids)}") from None
     except KeyboardInterrupt:
-        if ids:
-            yield from night.noted(f"submitted as {' '.join(ids)}, with no job that merges: interrupted")
         yield f"interrupted; sbatch may have taken one more job, see squeue{night.left(ids)}"
         raise
+
+
+_MOST_SHOWN = 20
+
+
+def add_nights_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "of the nights; default: %(default)s"
+    add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"), help=text)
+    text = "exit code 1 unless a night was merged within this time, green or red; for cron and monitoring, e.g. 26h"
+    time_above_0 = user_input.argument(user_input.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
+    add("--newer-than", metavar="TIME", type=time_above_0, help=text)
+    parser.set_defaults(answer=_nights)
+
+
+def _nights(arguments: argparse.Namespace, _screen: Screen) -> Answer:
+    folder, hours, troubles = arguments.folder, arguments.newer_than, list[str]()
+    try:
+        found = sbatch.nights(folder)
+    except OSError as error:
+        raise CommandError(
+            f"{folder}: not read ({error.strerror or error}); name the folder that [suite] results says"
+        ) from None
+    lines = [
+        f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(night.began))}  {night.folder.name}  {night.standing()[0]}"
+        for night in found[-_MOST_SHOWN:]
+    ]
+    merged = max((night.merged for night in found), default=0.0)
+    age = (time.time() - merged) / 3600
+    if hours is not None and age > hours:
+        last = f"the last was {age:.0f} h ago" if merged else "none was ever"
+        troubles.append(f"no night was merged within {hours:g} h; {last}")
+    return Answer(lines, troubles)
+
+
+def add_merge_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("results", metavar="DIR|FILE", type=Path, nargs="+", help="gpus-*.json of a folder, or files")
+    add("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")
+    text = "tests of so many GPUs are not missed; wider: of more than the night has"
+    add("--without", metavar="N|wider", action="append", default=[], help=text)
+    add("--json", metavar="FILE", type=Path)
+    add("--markdown", metavar="FILE", type=Path)
+    parser.set_defaults(answer=_merge)
+
+
+def _merge(arguments: argparse.Namespace, _screen: Screen) -> Answer:
+    without = left_out(arguments.without)
+    if without is None:
+        arguments.usage(f"--without {' '.join(arguments.without)}: expected numbers of GPUs, or the word wider")
+    night = gather(arguments.results, arguments.expect, without)
+    writers: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (arguments.json, lambda path: write_json(path, night.document())),
+        (arguments.markdown, lambda path: write_text(path, "\n".join([*night.page(), ""]))),
+    ]
+    for path, write in writers:
+        try:
+            if path is not None:
+                write(path)
+        except OSError as error:  # which a page that can be written tells
+            why = f"{path}: not written ({error.strerror or error})"
+            night = replace(night, troubles=(*night.troubles, why))
+    return Answer(night.page(), night.troubles, acts=True)

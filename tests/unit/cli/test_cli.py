@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli import entry_point, main
+from pytest_llmperf.cli import answer, main
 from pytest_llmperf.cli.answer import NotStoredError, Screen
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, read, settings_differences
 from pytest_llmperf.cli.commands.baselines import (
@@ -490,7 +490,7 @@ def test_a_command_that_is_ended_tells_a_shell_by_what(
             ended.append(True)
         return 0
 
-    monkeypatch.setattr(entry_point, "_run", command)
+    monkeypatch.setattr(answer, "_run", command)
     before = signal.getsignal(signal.SIGTERM)
     assert main([]) == code
     assert ended

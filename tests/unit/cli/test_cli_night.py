@@ -27,7 +27,6 @@ from tests.waiting import until
 
 SCRIPT = str(REPOSITORY / "slurm" / "nightly.sbatch")
 ARRAY = MINIMAL + "mode = array\nresults = nights\n"
-LOCAL = MINIMAL.replace("[suite]", "scheduler = local\n[suite]").replace("1 2 4 8 32", "1 2") + "results = nights\n"
 
 
 @pytest.fixture(autouse=True)
@@ -146,53 +145,6 @@ class TestSubmit:
         assert re.search(r"nights/\S+/nightly-32.sbatch: not written \(No space", capsys.readouterr().err)
         assert list((tmp_path / "nights").glob("2*")) == []
         assert not (tmp_path / "asked").exists()
-
-
-# As the nightly script starts pytest: all cases pass, or what `verdict` says.
-_PYTEST = """
-case "$2" in
-  pytest_llmperf.cli) exec PYTHON "$@";;
-  pytest) for word; do [ "$before" = --perf-json ] && cp gpus.json "$word"; before="$word"; done;;
-esac
-"""
-
-
-@pytest.mark.processes
-class TestLocal:
-    @pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("regressed", 1)])
-    def test_a_night_without_slurm_is_merged_and_mailed_too(
-        self,
-        tmp_path: Path,
-        capfd: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-        verdict: str,
-        code: int,
-    ) -> None:
-        monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-        program(tmp_path / "python", _PYTEST.replace("PYTHON", sys.executable))
-        program(tmp_path / "mail", 'echo "$@" > mailed; cat >> mailed')
-        write(tmp_path, 1, result("a", verdict), exit_code=code)
-        (tmp_path / "gpus-1.json").rename(tmp_path / "gpus.json")
-        assert submit(LOCAL + f"python = {tmp_path}/python\nmail = a@b\ncheck_python = no\n") == code
-        out, error = capfd.readouterr()
-        assert out.index("no bound of GPU-hours") < out.index("llmperf: 2 GPU(s): exit code 0")
-        assert ("the night is not green (exit code 1)" in error) is bool(code)
-        (night,) = (tmp_path / "nights").glob("2*")
-        colour = "RED" if code else "green"
-        assert (night / "summary.md").read_text().startswith(f"# {colour.lower()}: 1 {verdict}")
-        assert json.loads((night / "merged.json").read_text())["results"]
-        assert (tmp_path / "mailed").read_text().splitlines()[0] == f"-s llmperf-nightly: {colour} a@b"
-
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-    def test_a_signal_ends_what_it_started(self, tmp_path: Path, number: signal.Signals) -> None:
-        program(tmp_path / "python", "echo $$ > began; exec sleep 60")
-        with submitting(LOCAL + f"python = {tmp_path}/python\ncheck_python = no\n") as command:
-            until(lambda: (tmp_path / "began").exists() and (tmp_path / "began").read_text())
-            command.send_signal(number)
-            command.communicate()  # who reads it no more ends what writes to it
-        assert command.returncode == 128 + number  # as a shell says it
-        with pytest.raises(ProcessLookupError):
-            os.kill(int((tmp_path / "began").read_text()), 0)
 
 
 class TestMerge:

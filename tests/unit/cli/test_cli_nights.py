@@ -1,167 +1,123 @@
-"""Nights that never begin, or that nobody merges: who hears of them."""
+"""Where each night stands: what SLURM says of it once it is submitted, and the summary of the job that merges it."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli import main, night_log
+from pytest_llmperf.cli import main, sbatch
+from pytest_llmperf.cli.sbatch import filled_merge
 from tests.golden import Golden
-from tests.unit.cli.test_cli_submit import MINIMAL, TESTED, planning
+from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, cluster, planning, result, write
 
 FOLDER = Path(".llmperf/nightly")
-MAILED = "mail = a@b\n"
+TEMPLATE = (REPOSITORY / "slurm" / "merge.sbatch").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr("pytest_llmperf.cli.night_log._WAITING_SECONDS", 0.0)
-    monkeypatch.setattr(night_log, "_FIRST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("pytest_llmperf.cli.commands.submit._WAITING_SECONDS", 0.0)
+    monkeypatch.setattr(sbatch, "_FIRST_LOOK_SECONDS", 0.0)
     (tmp_path / "perf_tests").mkdir()
     (tmp_path / "bin").mkdir()
     (tmp_path / "python").write_text("#!/bin/sh\n")
     (tmp_path / "python").chmod(0o755)
     program("sbatch", f"{TESTED}echo x >> asked; wc -l < asked")
-    program("mail", 'echo "$@" >> mailed; cat >> mailed')
     planning(monkeypatch)
 
 
-def program(name: str, text: str) -> None:
+def program(name: str, text: str) -> Path:
     path = Path("bin", name).absolute()
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+    return path
 
 
 def queue(*lines: str) -> None:
     program("squeue", "\n".join(f"echo '{line}'" for line in lines) or "true")
 
 
-def submit(*options: str, more: str = MAILED) -> int:
+def submit(*options: str, more: str = "") -> int:
     Path("mine.ini").write_text(f"[sbatch]\nexclusive = yes\n{MINIMAL}python = ./python\n{more}")
     return main(["submit", "mine.ini", *options])
 
 
-def log(*lines: tuple[float, str]) -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    stamps = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - 3600 * hours)) for hours, _ in lines]
-    text = "".join(f"{stamp}  {line}\n" for stamp, (_, line) in zip(stamps, lines, strict=True))
-    (FOLDER / "nights.txt").write_text(text)
-
-
-def noted() -> str:
-    return (FOLDER / "nights.txt").read_text()
-
-
-def mailed() -> str:
-    return Path("mailed").read_text() if Path("mailed").exists() else ""
+def night(name: str, began: float, jobs: str = "", *, merged: float = 0, said: str = "") -> None:
+    """One that was submitted so many hours ago, and merged so many hours ago."""
+    folder = FOLDER / name
+    folder.mkdir(parents=True)
+    files = [("merge.sbatch", "", began), *([("jobs.txt", jobs, began)] if jobs else [])]
+    for file, text, hours in [*files, *([("summary.md", f"# {said}\n\nmore\n", merged)] if said else [])]:
+        (folder / file).write_text(text)
+        os.utime(folder / file, (time.time() - 3600 * hours,) * 2)
 
 
 @pytest.mark.processes
 class TestSubmit:
     @pytest.mark.parametrize(
-        "reason",
-        [
-            *("PartitionDown", "PartitionNodeLimit", "ReqNodeNotAvail, UnavailableNodes:n[1-3]", "BadConstraints"),
-            *("QOSMaxWallDurationPerJobLimit", "AssocGrpCPUMinutesLimit", "JobHeldAdmin", "InvalidAccount"),
-        ],
+        "state", ["RUNNING|None", "PENDING|PartitionDown", "PENDING|ReqNodeNotAvail, UnavailableNodes:n[1-3]"]
     )
-    def test_a_job_that_waits_for_help_is_told(self, capsys: pytest.CaptureFixture[str], reason: str) -> None:
-        queue(f"1|PENDING|{reason}")
-        assert submit() == 0
-        line = f"waits: 1 PENDING ({reason}); it may never start"
-        assert f"warning: {line}" in capsys.readouterr().out
-        assert line in noted()
-        assert line in mailed()
-
-    @pytest.mark.parametrize(
-        "state",
-        [
-            *("RUNNING|None", "PENDING|Resources", "PENDING|Priority", "PENDING|BeginTime", "PENDING|Prolog"),
-            *("PENDING|QOSMaxJobsPerUserLimit", "PENDING|AssocMaxJobsLimit", "PENDING|JobArrayTaskLimit"),
-            "PENDING|ReqNodeNotAvail, May be reserved for other job",
-            "PENDING|Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-        ],
-    )
-    def test_a_job_that_waits_for_its_turn_is_shown(self, capsys: pytest.CaptureFixture[str], state: str) -> None:
+    def test_why_a_job_waits_is_shown(self, capsys: pytest.CaptureFixture[str], state: str) -> None:
         queue(f"1|{state}")
         assert submit() == 0
-        out = capsys.readouterr().out
-        assert f"squeue: 1 {state.partition('|')[0]}" in out
-        assert "warning" not in out
-        assert not mailed()
+        name, _, reason = state.partition("|")
+        assert f"squeue: 1 {name}{f' ({reason})' if name == 'PENDING' else ''}\n" in capsys.readouterr().out
 
-    def test_what_sbatch_refuses_is_mailed(self, golden: Golden) -> None:
-        program("sbatch", f"{TESTED}echo no >&2; exit 1")
-        assert submit() == 1
-        golden(mailed())
-        golden(mailed())
+    def test_its_jobs_are_kept_beside_their_results(self) -> None:
+        queue("1|RUNNING|None")
+        assert submit(more="mode = array\n") == 0
+        (folder,) = FOLDER.iterdir()
+        assert (folder / "jobs.txt").read_text() == "1 2 3 4"
 
-    def test_what_submit_refuses_is_mailed_and_a_dry_run_tells_nobody(self, golden: Golden) -> None:
-        text = MAILED + "options = no_tests\n"
-        assert submit("--dry-run", more=text) == 1
-        assert not mailed()
-        assert submit(more=text) == 1
-        golden(mailed())
-
-    def test_a_merging_job_that_is_refused_is_mailed(self, golden: Golden) -> None:
-        program("sbatch", f"{TESTED}case $* in *afterany*) echo no >&2; exit 1;; esac; echo 1")
-        assert submit() == 1
-        golden(mailed())
+    def test_slurm_mails_of_the_job_that_merges(self) -> None:
+        program("sbatch", f'{TESTED}echo "$@" >> asked; wc -l < asked')
+        assert submit(more="mail = a@b,c@d\n") == 0
+        first, merging = Path("asked").read_text().splitlines()
+        assert "--mail" not in first
+        assert "--mail-user=a@b,c@d --mail-type=END,FAIL" in merging
 
     @pytest.mark.parametrize(
-        ("lines", "said"),
+        "lines",
         [
-            ([], "not merged: job 2, which merges, is gone; jobs: 1 ended; see "),
-            (
-                ["1|RUNNING|None", "2|CANCELLED|Dependency"],
-                "not merged: job 2, which merges, is CANCELLED; jobs: 1 RUN",
-            ),
-            (["1|PENDING|PartitionDown", "2|PENDING|Dependency"], "waits: 1 PENDING (PartitionDown) for 24 h; it may"),
-            (
-                ["1|PENDING|Priority", "2|PENDING|Dependency"],
-                "waits: 1 PENDING (Priority) for 24 h; it may never start",
-            ),
+            [],
+            ["1|RUNNING|None", "2|CANCELLED|Dependency"],
+            ["1|PENDING|PartitionDown", "2|PENDING|Dependency"],
+            ["1|RUNNING|None", "2|PENDING|Dependency"],
         ],
     )
-    def test_an_earlier_night_that_needs_help_is_told_once(
-        self, capsys: pytest.CaptureFixture[str], lines: list[str], said: str, golden: Golden
+    def test_an_earlier_night_that_is_not_merged_is_told(
+        self, capsys: pytest.CaptureFixture[str], lines: list[str], golden: Golden
     ) -> None:
-        log((24, "before  submitted as 1, to be merged by 2"))
+        night("elder", 48, "8 9", merged=47, said="red: 1 new")
+        night("before", 24, "1 2")
         queue(*lines)
         assert submit() == 0
         golden(capsys.readouterr().out)
-        assert f"before  {said}" in noted()
-        assert f"before: {said}" in mailed()
-        Path("mailed").unlink()
-        submit()
-        assert "before" not in mailed()
 
-    def test_an_earlier_night_that_runs_is_no_alarm(self, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-        log(
-            (24, "before  submitted as 1, to be merged by 2"),
-            (24, "elder  submitted as 8, to be merged by 9"),
-            (23, "elder  red: 1 new"),
-        )
-        queue("1|RUNNING|None", "2|PENDING|Dependency")
+    def test_an_earlier_night_than_the_last_merged_one_is_none_of_todays(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        night("lost", 48, "8 9")
+        night("before", 24, "1 2", merged=20, said="green: 1 pass")
+        queue()
         assert submit() == 0
-        out = capsys.readouterr().out
-        golden(out)
-        assert "elder" not in out
-        assert not mailed()
+        assert "earlier night" not in capsys.readouterr().out
 
     def test_where_slurm_does_not_answer_no_night_is_lost(
         self, capsys: pytest.CaptureFixture[str], golden: Golden
     ) -> None:
-        log((24, "before  submitted as 1, to be merged by 2"))
+        night("before", 24, "1 2")
         program("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
         assert submit() == 0
         golden(capsys.readouterr().out)
-        assert not mailed()
 
     @pytest.mark.parametrize("option", ["-M other", "--clusters=other", ""])
     def test_another_clusters_jobs_are_not_submitted(
@@ -179,7 +135,7 @@ class TestSubmit:
 class TestWait:
     def merged(self, line: str, state: str) -> None:
         """The second time that it is asked, the night is over."""
-        note = f'night=$(basename $(echo {FOLDER}/2*)); echo "$(date "+%F %T")  $night  {line}" >> {FOLDER}/nights.txt'
+        note = f'echo "# {line}" > $(echo {FOLDER}/2*)/summary.md'
         program(
             "squeue",
             f"echo x >> looked; [ $(wc -l < looked) -gt 2 ] && {{ {note}; echo '2|{state}|None'; exit; }}\n"
@@ -187,12 +143,7 @@ class TestWait:
         )
 
     @pytest.mark.parametrize(
-        ("line", "state", "code"),
-        [
-            ("green: 3 pass", "COMPLETED", 0),
-            ("red: 1 regressed", "FAILED", 1),
-            ("green: 1 pass; a@b: not mailed (x)", "FAILED", 1),
-        ],
+        ("line", "state", "code"), [("green: 3 pass", "COMPLETED", 0), ("red: 1 regressed", "FAILED", 1)]
     )
     def test_it_ends_as_the_night_does(
         self, capsys: pytest.CaptureFixture[str], line: str, state: str, code: int
@@ -207,7 +158,6 @@ class TestWait:
         queue("1|COMPLETED|None", "2|CANCELLED|None")
         assert submit("--wait") == 1
         golden(capsys.readouterr().err)
-        assert "not merged: job 2" in mailed()
 
 
 class TestNights:
@@ -215,42 +165,66 @@ class TestNights:
         return main(["nights", str(FOLDER), *options])
 
     def test_each_night_is_listed_with_its_state(self, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-        log(
-            (50, "a  submitted as 1, to be merged by 2"),
-            (49, "a  green: 3 pass"),
-            (3, "b  not submitted: why"),
-            (1, "c  submitted as 3, to be merged by 4"),
-        )
+        night("a", 50, "1 2", merged=49, said="green: 3 pass")
+        night("b", 3)
+        night("c", 1.5, "3 4")
+        (FOLDER / "no night").mkdir()
         queue("3|PENDING|Priority", "4|PENDING|Dependency")
         assert self.ask() == 0
         lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
         golden(lines)
 
     @pytest.mark.parametrize(("age", "code"), [(25, 0), (27, 1)])
-    @pytest.mark.parametrize("line", ["green: 3 pass", "red: 1 new"])
+    @pytest.mark.parametrize("said", ["green: 3 pass", "red: 1 new"])
     def test_a_night_that_is_missing_is_exit_code_1(
-        self, capsys: pytest.CaptureFixture[str], age: int, code: int, line: str
+        self, capsys: pytest.CaptureFixture[str], age: int, code: int, said: str
     ) -> None:
-        log((30, "a  submitted as 1, to be merged by 2"), (age, f"a  {line}"), (1, "b  not submitted: why"))
+        night("a", 30, "1 2", merged=age, said=said)
         assert self.ask("--newer-than", "26h") == code
-        said = "llmperf: no night was merged within 26 h; the last was 27 h ago\n" if code else ""
-        assert capsys.readouterr().err == said
-
-    def test_a_missing_night_is_mailed(self) -> None:
-        log((1, "b  not submitted: why"))
-        assert self.ask("--newer-than", "26h", "--mail", "a@b") == 1
-        assert mailed().startswith("-s llmperf nights: RED a@b\nno night was merged within 26 h; none was ever\n")
-        assert "not submitted: why" in mailed()
+        told = "llmperf: no night was merged within 26 h; the last was 27 h ago\n" if code else ""
+        assert capsys.readouterr().err == told
 
     def test_a_folder_without_nights_is_missing_one_too(
         self, capsys: pytest.CaptureFixture[str], golden: Golden
     ) -> None:
-        assert self.ask("--newer-than", "26h", "--mail", "a@b") == 1
+        assert self.ask("--newer-than", "26h") == 1
         golden(capsys.readouterr().err)
-        assert "nights.txt: not read" in mailed()
         assert self.ask() == 1
 
-    def test_a_line_that_is_damaged_is_passed_over(self) -> None:
-        log((1, "a  green: 1 pass"))
-        (FOLDER / "nights.txt").write_bytes(b"\xff\n2026-99-99 00:00:00  x  green: 1\nnonsense\n" + noted().encode())
-        assert self.ask("--newer-than", "26h") == 0
+
+@pytest.mark.processes
+class TestScript:
+    """slurm/merge.sbatch: what a night's folder and its last job say."""
+
+    @pytest.fixture(autouse=True)
+    def _in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("night").mkdir()
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        program("scontrol", f'echo "$@" >> {Path.cwd()}/commented')
+
+    def run(self, tmp_path: Path, python: str) -> subprocess.CompletedProcess[str]:
+        file = cluster(tmp_path, MINIMAL + f"checkout = {tmp_path}\nresults = .\npython = {python}\n")
+        script = filled_merge(TEMPLATE, file, tmp_path / "night", ["night", "--markdown", "night/summary.md"])
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+    @pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("regressed", 1)])
+    def test_the_job_says_how_the_night_went(self, tmp_path: Path, verdict: str, code: int) -> None:
+        write(Path("night"), 1, result("a", verdict), exit_code=code)
+        assert self.run(tmp_path, sys.executable).returncode == code
+        said = f"{'red' if code else 'green'}: 1 {verdict}"
+        assert Path("night", "summary.md").read_text().startswith(f"# {said}")
+        assert f"Comment=llmperf: {said}; {tmp_path}/night" in Path("commented").read_text()
+        assert f"# {said}" in Path("night", "merge.log").read_text()
+
+    def test_a_merge_that_cannot_run_leaves_a_summary_too(self, tmp_path: Path, golden: Golden) -> None:
+        Path("night", "summary.md").write_text("# green: of a merge before\n")
+        assert self.run(tmp_path, "false").returncode == 1
+        golden(Path("night", "summary.md").read_text())
+        golden(Path("commented").read_text())
+
+    def test_a_merge_that_is_killed_is_told(self, tmp_path: Path) -> None:
+        python = program("python", '[ "$1" = -c ] || kill -9 $$')
+        assert self.run(tmp_path, str(python)).returncode == 137
+        said = Path("night", "summary.md").read_text()
+        assert said == "# red: not merged, llmperf merge ended with exit code 137\n"

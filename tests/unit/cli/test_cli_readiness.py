@@ -13,7 +13,6 @@ from tests.golden import Golden
 from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, planning
 
 ALONE = "[sbatch]\nexclusive = yes\n" + MINIMAL
-LOCAL = MINIMAL.replace("[suite]", "scheduler = local\n[suite]").replace("1 2 4 8 32", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +36,6 @@ def program(name: str, text: str, *, tested: str = TESTED) -> Path:
 def submit(text: str, *options: str) -> int:
     Path("mine.ini").write_text(text)
     return main(["submit", "mine.ini", *options])
-
-
-def nights() -> str:
-    return Path(".llmperf/nightly/nights.txt").read_text()
 
 
 class TestRefused:
@@ -93,14 +88,6 @@ class TestRefused:
         line = self.said(capsys, ALONE + f"options = {options}\n")
         golden(line)
 
-    def test_a_mail_that_this_machine_cannot_send(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: Golden
-    ) -> None:
-        program("python", "exit 0")
-        monkeypatch.setenv("PATH", str(Path("bin").absolute()))
-        line = self.said(capsys, LOCAL + "mail = a@b\npython = python\n")
-        golden(line)
-
     def test_a_selection_that_the_environment_brings(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: Golden
     ) -> None:
@@ -114,7 +101,6 @@ class TestRefused:
         assert submit(text) == 1
         golden(capsys.readouterr().err)
         assert [*Path(".llmperf/nightly").glob("2*")] == []
-        assert "  not submitted: mine.ini: sbatch refused: invalid account" in nights()
 
     def test_a_job_that_sbatch_may_have_taken_keeps_its_folder(self) -> None:
         program("sbatch", "echo welcome")
@@ -136,9 +122,8 @@ class TestTaken:
         lines = capsys.readouterr().out.splitlines()
         golden(lines[0])
 
-    @pytest.mark.parametrize("text", [MINIMAL + "[sbatch]\noptions = --exclusive=user\n", LOCAL])
-    def test_where_nobody_shares_nobody_is_warned(self, capsys: pytest.CaptureFixture[str], text: str) -> None:
-        assert submit(text, "--dry-run") == 0
+    def test_where_nobody_shares_nobody_is_warned(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert submit(MINIMAL + "[sbatch]\noptions = --exclusive=user\n", "--dry-run") == 0
         assert "warning" not in capsys.readouterr().out
 
     def test_a_python_of_the_nodes_alone_may_be_named(self) -> None:
@@ -148,21 +133,6 @@ class TestTaken:
         Path("suite", "perf_tests").mkdir(parents=True)
         program("python", "exit 0").rename(tmp_path / "suite" / "python")
         assert submit(ALONE + "checkout = suite\npython = ./python\n") == 0
-
-    def test_where_the_nodes_may_mail_a_missing_program_is_a_warning(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, golden: Golden
-    ) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-        assert submit(ALONE + "mail = a@b\n") == 0
-        warning = capsys.readouterr().out.splitlines()[0]
-        golden(warning)
-
-    def test_a_night_that_is_never_merged_is_seen_too(self, tmp_path: Path) -> None:
-        program("sbatch", f"echo x >> {tmp_path}/asked; /usr/bin/wc -l < {tmp_path}/asked")
-        assert submit(ALONE + "mode = array\n") == 0
-        (night,) = Path(".llmperf/nightly").glob("2*")
-        (line,) = Path(".llmperf/nightly/nights.txt").read_text().splitlines()
-        assert line.endswith(f"  {night.name}  submitted as 1 2 3, to be merged by 4")
 
 
 @pytest.mark.processes

@@ -77,8 +77,8 @@ class TestClusterFile:
             (MINIMAL + "[sbatch]\ntime = 0-00:00:00", "expected a time above 0"),
             (MINIMAL + "[sbatch]\ntime = " + "9" * 5000, "expected a time above 0"),
             (
-                MINIMAL.replace("[suite]", "scheduler = local\n[suite]") + "budget_gpu_hours = 3",
-                "budget_gpu_hours = 3: expected none with scheduler = local",
+                MINIMAL.replace("[suite]", "scheduler = local\n[suite]"),
+                "unknown key in [cluster]: 'scheduler' (removed; pytest --gpus N runs a night on one machine)",
             ),
             (MINIMAL + "[sbatch]\naccount = CHANGE-ME", "account = CHANGE-ME: expected your site's own value"),
             (MINIMAL + "mode = both", "mode = both: expected packed or array"),
@@ -254,7 +254,6 @@ class TestJobs:
             ),
             ("max_restarts = 0\n", "at most 32.0 GPU-hours"),
             ("[cluster]\non_cpu = yes\n", "no GPU-hours"),
-            ("[cluster]\nscheduler = local\n", "no bound of GPU-hours: without SLURM"),
         ],
     )
     def test_a_bound_is_told_for_what_it_bounds(self, tmp_path: Path, more: str, said: str) -> None:

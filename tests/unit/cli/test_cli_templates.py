@@ -50,7 +50,7 @@ class TestInAProjectOfOnesOwn:
                 1,
                 "no example 'marenostrum' (did you mean 'marenostrum5-acc'?); known: gen",
             ),
-            (["--example", "workstation", "my.ini"], 2, "--example submits nothing"),
+            (["--example", "generic-pyxis", "my.ini"], 2, "--example submits nothing"),
             ([], 2, "expected CLUSTER.ini, or --example"),
             (["nothing.ini"], 1, "llmperf submit --example has some"),
         ],

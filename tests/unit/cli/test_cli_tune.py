@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli.entry_point import main
+from pytest_llmperf.cli.answer import main
 from pytest_llmperf.cli.tune_pages import document, page, winners_test
 from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine

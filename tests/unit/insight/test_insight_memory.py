@@ -14,7 +14,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.formulas import MemoryPlan, caveats, newest_on_a_gpu
-from pytest_llmperf.cli import entry_point, main
+from pytest_llmperf.cli import answer, main
 from pytest_llmperf.cli.answer import CaseError, Screen
 from pytest_llmperf.cli.asked_run import Named, named
 from pytest_llmperf.cli.commands.plan import Prediction, document, page, predictions
@@ -164,7 +164,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 class TestCommand:
     def test_json_is_a_line_a_case_at_any_width(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(entry_point, "_screen", lambda: Screen(20, ASCII))
+        monkeypatch.setattr(answer, "_screen", lambda: Screen(20, ASCII))
         code, out, err = run(STORED, "model=llama-tiny", "--json", "--machine", MACHINE)
         one, other = map(json.loads, out.splitlines())
         assert (code, err) == (0, "")

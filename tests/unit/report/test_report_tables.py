@@ -15,7 +15,7 @@ import pytest
 
 from pytest_llmperf.analysis import ladder
 from pytest_llmperf.analysis.ladder import Rung
-from pytest_llmperf.cli import entry_point
+from pytest_llmperf.cli import answer
 from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.commands import report as command
@@ -124,7 +124,7 @@ class TestDocuments:
 
     def test_no_width_breaks_a_line(self, report: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = report("--format", "markdown")[1]
-        monkeypatch.setattr(entry_point, "_screen", lambda: Screen(20, ASCII))
+        monkeypatch.setattr(answer, "_screen", lambda: Screen(20, ASCII))
         assert report("--format", "markdown")[1] == expected
 
 
