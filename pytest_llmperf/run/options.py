@@ -205,6 +205,7 @@ REMOVED: Mapping[str, str] = {
     "predict": "use llmperf scale or expect",
     "diff": "use perf.compare in a test, or pytest --perf-against",
     **dict.fromkeys(("junit", "gitlab"), "use pytest's --junit-xml"),
+    "prometheus": "alert by the exit codes of llmperf merge and nights",
     **dict.fromkeys(("tensorboard", "bencher", "github-benchmark"), "read --perf-json, or --benchmark-json"),
     "bisect --package": "use --python 'uv run --with NAME=={version} python' with --versions",
     "scheduler": "pytest --gpus N runs a night on one machine",
