@@ -4,7 +4,7 @@
 the mean share of the best that was found, the share that 95 of 100 orders reached, how many orders came within 1 %, and
 launches. Beds are grids that were measured, which a search enters anywhere, and families of ``tuning_world``, which it
 enters at its base. Launches cost what they did. ``--left-out`` searches each grid by the beliefs that do best on those
-of all other models.
+of all other models; ``--given-up`` ends trials early that cannot win, and says what that saves.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from tools.tuning_world import FAMILIES, Family, Known, World, space
 _TRIAL_SD, _TURN_SD = 0.006, 0.003
 _WITHIN, _END_SHARE = 0.01, 0.2
 _FINALISTS, _PAIRS, _FULL_STEPS = 3, 2, 24
+# A trial that is this much slower than the best before it, as a logarithm, ends after three timed steps.
+_SLOWER, _THREE_TIMED = 0.05, 5
 _DATA = Path(__file__).parents[1] / "docs" / "data"
 _SPACES = _DATA / "grids"
 #: By GPU and model, rows and axes.
@@ -102,10 +104,11 @@ def world(family: Family, seed: int) -> Bed:
 class Budget:
     """The seconds that a search has, and the noise of what it sees."""
 
-    def __init__(self, bed: Bed, seconds: float, chance: random.Random) -> None:
+    def __init__(self, bed: Bed, seconds: float, chance: random.Random, *, gives_up: bool = False) -> None:
         self.bed, self.left, self.chance = bed, seconds * (1 - _END_SHARE), chance
-        self._kept = seconds * _END_SHARE
+        self._kept, self._gives_up, self._best = seconds * _END_SHARE, gives_up, math.inf
         self.launched = 0
+        self.saved = self.spent = 0.0
 
     def cost(self, number: int, steps: int = STEPS) -> float:
         """What a launch takes."""
@@ -113,11 +116,16 @@ class Budget:
 
     def trial(self, number: int, steps: int = STEPS) -> float | None:
         """The logarithm as it is seen; ``None`` where no time is left for it."""
-        if self.cost(number, steps) > self.left:
+        log, made = self.bed.log(number), steps
+        if self._gives_up and self._best + _SLOWER < log < math.inf:
+            made = _THREE_TIMED
+        cost = self.cost(number, made)
+        if cost > self.left:
             return None
-        self.left -= self.cost(number, steps)
+        self.left, self.spent, self._best = self.left - cost, self.spent + cost, min(self._best, log)
+        self.saved += self.cost(number, steps) - cost
         self.launched += 1
-        return self.bed.log(number) + self.chance.gauss(0, _TRIAL_SD * math.sqrt(STEPS / steps))
+        return log + self.chance.gauss(0, _TRIAL_SD * math.sqrt(STEPS / steps))
 
     def final(self, seen: Mapping[int, float]) -> int:
         """The best of those that are close to the best, by turns as long as there is time for them."""
@@ -200,7 +208,11 @@ def gap(bed: Bed, way: Way, seconds: float, seed: int, *, anywhere: bool = True)
     chance = random.Random(seed)  # noqa: S311 - an order, no secret
     bed = bed.shuffled(chance, anywhere=anywhere)
     budget = Budget(bed, seconds, chance)
-    seen = way(bed, budget)
+    return found(bed, budget, way(bed, budget))
+
+
+def found(bed: Bed, budget: Budget, seen: Mapping[int, float]) -> tuple[float, int]:
+    """The same of what was ``seen``."""
     best = min(bed.log(number) for number, one in enumerate(bed.known) if one.fits)
     return (bed.log(budget.final(seen)) - best if seen else math.inf), budget.launched
 
@@ -243,6 +255,26 @@ def left_out(orders: Sequence[int], budgets: Sequence[float]) -> Iterator[str]:
         yield f"| {name} | {len(grid(name).specs)} | {words} | " + " | ".join(cells) + " |"
 
 
+def given_up(orders: Sequence[int], budgets: Sequence[float]) -> Iterator[str]:
+    """A row for each grid: searches as they are, with trials that are given up, and the seconds that saves."""
+    yield "| grid | seconds | as it is | given up | seconds of trials | saved |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for name in GRIDS:
+        for seconds in budgets:
+            cells, spent, saved = [], 0.0, 0.0
+            for gives_up in (False, True):
+                gaps = []
+                for seed in orders:
+                    chance = random.Random(seed)  # noqa: S311 - an order, no secret
+                    bed = grid(name).shuffled(chance, anywhere=True)
+                    budget = Budget(bed, seconds, chance, gives_up=gives_up)
+                    gaps.append(found(bed, budget, by_ascent(bed, budget)))
+                    spent, saved = spent + budget.spent * (not gives_up), saved + budget.saved
+                cells.append(told(gaps))
+            each = f"{spent / len(orders):.0f} | {saved / len(orders):.1f}"
+            yield f"| {name} | {seconds:.0f} | {' | '.join(cells)} | {each} |"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -251,10 +283,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", default="240,480")
     parser.add_argument("--beds", default="grids,families", help="grids, or families")
     parser.add_argument("--left-out", action="store_true")
+    parser.add_argument("--given-up", action="store_true")
     arguments = parser.parse_args(argv)
     ways, orders = arguments.ways.split(","), range(arguments.orders)
-    if arguments.left_out:
-        for line in left_out(orders, [*map(float, arguments.seconds.split(","))]):
+    if arguments.left_out or arguments.given_up:
+        table = left_out if arguments.left_out else given_up
+        for line in table(orders, [*map(float, arguments.seconds.split(","))]):
             print(line, flush=True)
         return 0
     print("| bed | seconds | " + " | ".join(ways) + " |")

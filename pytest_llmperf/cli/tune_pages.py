@@ -12,7 +12,7 @@ from pytest_llmperf.cli.baseline_folder import chosen_settings
 from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec, formats
 
 # Of reasons; the document has all.
@@ -39,7 +39,7 @@ def page(tuning: Tuning) -> Iterator[str]:
     yield f"{formats.counted(made, 'trial')}{earlier} in {formats.elapsed(tuning.seconds)}{end}"
 
 
-def _winner(tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
+def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
     trial, before = tuning.trial_of(winner), tuning.trial_of(tuning.begun_at)
     yield f"{winner.id}"
     if trial is not None:
@@ -56,7 +56,8 @@ def _winner(tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
     yield from (f"  a tie with {tie.id}" for tie in tuning.ties)
     if not tuning.left:
         yield "  everything that fits was tried"
-    for what, conclusion, none in (("parity", tuning.parity, "not shown"), ("as a case", tuning.case, "not launched")):
+    unshown = "not claimed; its losses are like those of where the search began" if winner.is_script else "not shown"
+    for what, conclusion, none in (("parity", tuning.parity, unshown), ("as a case", tuning.case, "not launched")):
         result = conclusion.result if conclusion else None
         yield f"  {what}: {f'{result.verdict}: {result.reason}' if result else none}"
         yield from (f"    {line}" for line in ((result and result.updated) or "").splitlines())
@@ -106,7 +107,7 @@ def _compared(one: Compared) -> dict[str, Any]:
     return {**sides, "cost_log": turns.log, "within": turns.wide, "pairs": turns.pairs, "verdict": verdict}
 
 
-def _spec(spec: TrainSpec, tuning: Tuning) -> dict[str, Any]:
+def _spec(spec: Spec, tuning: Tuning) -> dict[str, Any]:
     trial, names = tuning.trial_of(spec), ("tokens_per_second_per_gpu", "peak_reserved_bytes", "joules_per_token")
     measured = {name: getattr(trial, name) for name in names} if trial is not None and trial.is_measured else {}
     return {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict(), **measured}
@@ -145,11 +146,12 @@ def _outcome(tried: Tried) -> str:
     return (_figures(trial) if trial.is_measured else f"failed ({trial.kind}: {trial.failure})") + kept
 
 
-def winners_test(winner: TrainSpec, gpus: int) -> Iterator[str]:
+def winners_test(winner: Spec, gpus: int) -> Iterator[str]:
     """What holds it from tomorrow on, ready to paste."""
     words = ", ".join(f"{name}={_quoted(value)}" for name, value in chosen_settings(winner.to_dict()).items())
-    yield from ("", "# test_tuned.py", "from pytest_llmperf import TrainSpec", "", "")
-    yield from ("def test_tuned(perf):", f"    perf.check(TrainSpec({words}))", f"# pytest test_tuned.py --gpus {gpus}")
+    kind = "ScriptSpec" if winner.is_script else "TrainSpec"
+    yield from ("", "# test_tuned.py", f"from pytest_llmperf import {kind}", "", "")
+    yield from ("def test_tuned(perf):", f"    perf.check({kind}({words}))", f"# pytest test_tuned.py --gpus {gpus}")
 
 
 def _quoted(value: object) -> str:

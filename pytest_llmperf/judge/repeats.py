@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import fmean, variance
 from typing import TypeAlias
 
@@ -33,6 +33,7 @@ _ROUNDING = 2**-8
 _FRACTION = 1e-3
 
 Launches: TypeAlias = Sequence[Launch]
+Losses: TypeAlias = Sequence[float]
 
 
 @codec.sparse("launches", "losses")
@@ -202,6 +203,25 @@ def _beyond_band(launches: Launches, stored: Launches) -> Iterator[str]:
     if not any(low <= mean <= high for mean in now):
         steps = f"mean loss of the last {len(halves[0])} steps"
         yield f"{steps}: {fmean(means):.6g} -> {now[-1]:.6g}, expected {low:.4g} to {high:.4g}"
+
+
+def unlike_losses(losses: Losses, known: Losses, again: Losses, tokens: int, known_tokens: int) -> str:
+    """How the ``losses`` of a short launch are not those that another configuration of its script is known to have, and
+    had again; empty where they are, or where nobody knows. Other ``tokens`` a step are other data."""
+    if not losses or not known:
+        return ""
+    repeats = bool(again) and math.isclose(known[0], again[0], rel_tol=_SAME_LOSS)
+    if repeats and tokens == known_tokens and not math.isclose(losses[0], known[0], rel_tol=_ROUNDING):
+        return f"its first loss is {losses[0]:.6g}, expected {known[0]:.6g}"
+    mean, usual, *other = (fmean(each[len(each) // 2 :]) for each in (losses, known, again) if each)
+    # From step to step, which leaves out what is learnt; fewer tokens scatter by more.
+    sd = math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(known)) / 2 * max(1.0, known_tokens / tokens))
+    apart = max((abs(each - usual) for each in other), default=0.0)
+    slack = max(_DEVIATIONS * sd / math.sqrt(len(known) / 4), _DEVIATIONS * apart, _ROUNDING * abs(usual))
+    if abs(mean - usual) <= slack:
+        return ""
+    steps = f"the mean loss of its last {len(losses) - len(losses) // 2} steps"
+    return f"{steps} is {mean:.6g}, expected {usual - slack:.4g} to {usual + slack:.4g}"
 
 
 def _are_alike(a: Launch, b: Launch) -> bool:

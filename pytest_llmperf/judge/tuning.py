@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, islice, permutations
 from statistics import fmean, median
 
 from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.repeats import unlike_losses
 from pytest_llmperf.judge.stats import Noise, Pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.codec import Amount, Count
@@ -45,6 +46,11 @@ class Trial:
     """``oom``, ``timeout``, ... as ``records.failure`` has them, or ``CONTRADICTED``."""
     disturbances: tuple[str, ...] = ()
     """What around it may have spoilt it, a line each: other processes on its hardware, heat. It ranks nowhere."""
+    losses: tuple[float, ...] = ()
+    """Of the steps of a script, and those of a second launch, of the first one that is tried."""
+    losses_again: tuple[float, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The files of a script's project, each with the digest of its content: with others it is made anew."""
 
     @property
     def is_measured(self) -> bool:
@@ -73,6 +79,11 @@ class Trial:
     def joules_per_token(self) -> float | None:
         return self.power_watts * self.seconds_per_token or None
 
+    def unlike(self, held: Trial) -> str:
+        """How it learns otherwise than ``held``, another of its script; empty where it does not, or nobody knows."""
+        tokens = self.tokens_per_step, held.tokens_per_step
+        return unlike_losses(self.losses, held.losses, held.losses_again, *tokens)
+
     @classmethod
     def of(cls, launch: Launch, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()) -> Trial:
         """What ``launch`` showed; ``troubles`` say what in it contradicts its spec."""
@@ -90,6 +101,8 @@ class Trial:
             failure="; ".join(troubles),
             kind=CONTRADICTED if troubles else "",
             disturbances=disturbances,
+            losses=launch.losses if launch.is_script else (),
+            sources=launch.sources,
         )
 
 
@@ -224,6 +237,8 @@ class Field:
     """How much: ``PLAIN`` and above."""
     wastes: Sequence[float]
     """By how much more each costs for what only spares memory, as a logarithm: recomputation, say."""
+    scales: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Axes along which a step goes to the next choice, and no further, with their choices in order."""
     beginnings: Sequence[Sequence[int]] = ()
     """Of each that is to be tried after the first of all, whatever else is known, what would do, the best first."""
 
@@ -369,6 +384,9 @@ class Search:
         tried = Counter(name for name, _ in trained)
         for name, choice in self._all:
             if own.get(name) == choice or name == self._field.size_axis or self._failures[name, choice] >= _GIVEN_UP:
+                continue
+            scale = self._field.scales.get(name, ())
+            if scale and abs(scale.index(choice) - scale.index(own[name])) > 1:
                 continue
             # Of an axis of which more was tried less is to be expected.
             untried = self._beliefs.untried / max(1, tried[name] + ((name, choice) in trained))

@@ -4,7 +4,6 @@ A home that cannot be written costs the next search launches, and no more."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError
+from pytest_llmperf.settings.spec import hashed
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import cache_folder
 from pytest_llmperf.support.redaction import redacted
@@ -49,10 +49,6 @@ def surroundings() -> list[Any]:
     return [versions, sorted(redacted(around).items())]
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def driven(gpus: Sequence[str]) -> list[Any]:
     """Return, for a key, ``gpus`` and their driver."""
     return [gpus, driver_version() if gpus else ""]
@@ -60,7 +56,7 @@ def driven(gpus: Sequence[str]) -> list[Any]:
 
 def search_folder(name: str, key: Sequence[Any]) -> Path:
     """Below ``name`` in the cache, for what was found under ``key``."""
-    return cache_folder(name) / _digest(json.dumps([_PROCEDURE, *key], sort_keys=True))
+    return cache_folder(name) / hashed(json.dumps([_PROCEDURE, *key], sort_keys=True))
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class PairStore:
 
     def known(self, name: str) -> KeptPairs:
         """Return what was kept of the candidate ``name`` and can be read."""
-        return codec.load(KeptPairs, self._folder / f"{_digest(name)}.json") or KeptPairs(name)
+        return codec.load(KeptPairs, self._folder / f"{hashed(name)}.json") or KeptPairs(name)
 
     def keep(self, name: str, pairs: Pairs, failure: str = "") -> None:
-        codec.keep(self._folder / f"{_digest(name)}.json", KeptPairs(name, failure, pairs))
+        codec.keep(self._folder / f"{hashed(name)}.json", KeptPairs(name, failure, pairs))

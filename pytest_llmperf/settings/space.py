@@ -7,8 +7,8 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from pytest_llmperf.settings.optimizer import RUNNABLE_OPTIMIZERS
 from pytest_llmperf.settings.precision import PRECISIONS, precision_fields
 from pytest_llmperf.settings.registry import SETTINGS
 from pytest_llmperf.settings.setting import Axis, Choice, Search, SpecError
+from pytest_llmperf.settings.spec import ScriptSpec, Spec, blanks, filled, within
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.user_input import hint
 
@@ -40,7 +41,7 @@ _SEED = 15
 class Candidates(NamedTuple):
     """What of a space can be trained, nearest to its own spec first and no two alike; and why what cannot be."""
 
-    specs: tuple[TrainSpec, ...]
+    specs: tuple[Any, ...]
     refused: Counter[str]
     unseen: int
 
@@ -49,8 +50,10 @@ class Candidates(NamedTuple):
 class Space:
     """The choices of ``axes``, over ``base``; a ``SpecError`` where one has no choice, or two set one field."""
 
-    base: TrainSpec
+    base: Spec
     axes: tuple[Axis, ...]
+    sized: str = SIZE
+    """What choices call the micro-batch."""
 
     def __post_init__(self) -> None:
         setter: dict[str, str] = {}
@@ -71,45 +74,50 @@ class Space:
 
     def candidates(self) -> Candidates:
         """Each combination as a spec; of a space of more than ``MOST``, so many of them and its recipes."""
-        found, refused = dict[TrainSpec, None](), Counter[str]()
+        found, refused = dict[Spec, None](), Counter[str]()
         combinations = self._combinations()
         for choices in combinations:
             made = self._made(choices)
-            if isinstance(made, TrainSpec):
+            if isinstance(made, Spec):
                 found[made] = None
             else:
                 refused[str(made).partition(": ")[2] or str(made)] += 1  # without the id that it begins with
         specs = found | dict.fromkeys(itertools.chain(*self.recipes()))
         return Candidates(tuple(specs), refused, self.size - len(combinations) - (len(specs) - len(found)))
 
-    def spec(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> TrainSpec:
+    def spec(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> Any:
         """The base, or a spec of these ``values``, with these choices; a ``SpecError`` where it cannot be."""
         fields = {name: value for choice in choices for name, value in choice.fields}
         return TrainSpec(**{**(values or self.base.to_dict()), **fields})
 
-    def neighbours(self, spec: TrainSpec) -> Iterator[TrainSpec]:
+    def neighbours(self, spec: Spec) -> Iterator[Any]:
         """Each that differs from ``spec`` by one choice, and can be."""
-        yield from (other for _, other in self._beside(spec) if isinstance(other, TrainSpec))
+        yield from (other for _, other in self._beside(spec) if isinstance(other, Spec))
 
-    def no_neighbours(self, spec: TrainSpec) -> Iterator[str]:
+    def no_neighbours(self, spec: Spec) -> Iterator[str]:
         """Each choice beside which ``spec`` cannot be otherwise as it is, and why."""
         yield from (f"{name} cannot be: {why}" for name, why in self._beside(spec) if isinstance(why, SpecError))
 
-    def _beside(self, spec: TrainSpec) -> Iterator[tuple[str, TrainSpec | SpecError]]:
-        values = spec.to_dict()
+    def _beside(self, spec: Spec) -> Iterator[tuple[str, Spec | SpecError]]:
+        values = self.values(spec)
         for axis in self.axes:
             for choice in (one for one in axis.choices if not one.holds(values)):
                 yield f"{axis.name}={choice.name}", self._made([choice], values)
 
-    def _made(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> TrainSpec | SpecError:
+    def _made(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> Any:
+        """The spec, or why it cannot be."""
         try:
             return self.spec(choices, values)
         except SpecError as error:
             return error
 
-    def choices_of(self, spec: TrainSpec) -> dict[str, str]:
+    def values(self, spec: Spec) -> Mapping[str, Any]:
+        """What ``spec`` has of the fields that choices set."""
+        return spec.to_dict()
+
+    def choices_of(self, spec: Spec) -> dict[str, str]:
         """By axis, the name of the choice that ``spec`` has made, if any; of several the one that sets most."""
-        values, found = spec.to_dict(), dict[str, str]()
+        values, found = self.values(spec), dict[str, str]()
         for axis in self.axes:
             held = [choice for choice in axis.choices if choice.holds(values)]
             if held:
@@ -117,19 +125,24 @@ class Space:
         return found
 
     @property
-    def first(self) -> TrainSpec:
+    def first(self) -> Any:
         """What the base itself has chosen; of an axis of which it has chosen nothing, the first choice."""
         return self.spec(self._nearest())
 
-    def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
+    @property
+    def scales(self) -> Mapping[str, Sequence[str]]:
+        """Axes of numbers: a search goes along them from one to the next."""
+        return {}
+
+    def recipes(self) -> tuple[tuple[Any, ...], ...]:
         """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first."""
-        first, most, found = self._nearest(), LARGER * self.base.micro_batch_size, dict[tuple[TrainSpec, ...], None]()
+        first, most, found = self._nearest(), LARGER * self.base.micro_batch_size, dict[tuple[Spec, ...], None]()
         sized = next((axis.choices for axis in self.axes if SIZE in axis.fields), ())
         sizes = [[size] for size in sized if dict(size.fields).get(SIZE, 0) <= most] if sized else [[]]
-        for recipe in recipes(self.base):
+        for recipe in recipes(self.base) if isinstance(self.base, TrainSpec) else ():
             choices = [followed(recipe, axis, own) for axis, own in zip(self.axes, first, strict=True)]
             made = (self._made([*choices, *size]) for size in sizes if choices != [*first])
-            specs = [spec for spec in made if isinstance(spec, TrainSpec)]
+            specs = [spec for spec in made if isinstance(spec, Spec)]
             if specs and specs[0] != self.base:
                 found[tuple(sorted(specs, key=lambda spec: -spec.micro_batch_size))] = None
         return tuple(found)
@@ -147,8 +160,79 @@ class Space:
         return [*chosen]
 
     def _nearest(self) -> tuple[Choice, ...]:
-        values: dict[str, Any] = self.base.to_dict()
+        values = self.values(self.base)
         return tuple(next((one for one in axis.choices if one.holds(values)), axis.choices[0]) for axis in self.axes)
+
+
+# Words that are the micro-batch, if nobody says which one is.
+_SIZED = (SIZE, "micro_batch", "batch_size", "batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptSpace(Space):
+    """The words of a training command, in braces where they stand in it, as axes. The one of the micro-batch is a field
+    of its specs; tokens that are told are those of a step where the search begins."""
+
+    base: ScriptSpec
+    command: str
+    root: Path
+    begins: Mapping[str, Any]
+    """By word."""
+    _words: dict[Spec, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    """Of each spec that was made."""
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any], path: Path, root: Path, gpus: int = 0) -> ScriptSpace:
+        """Of a TOML file: each word's values in order, ``[start]``, and which word is the ``micro_batch``. ``told`` are
+        fields of a ScriptSpec, which has ``gpus`` where it says none. A ``SpecError`` of one line."""
+        document, command = _document(path), told["command"]
+        told = {**({"gpus": gpus} if gpus and "gpus" in blanks(command) else {}), **told}
+        start, size = document.pop("start", {}), document.pop("micro_batch", "")
+        lists, words = document.pop("axes", document), blanks(command) - {"gpus", *told}
+        try:
+            if not isinstance(start, Mapping) or not isinstance(lists, Mapping):
+                raise SpecError("[axes] and [start] are tables of words, e.g. batch = [8, 16] and batch = 8")
+            axes = tuple(_axis(name, values, words) for name, values in lists.items())
+            if missing := sorted(words.difference(*(axis.fields for axis in axes))):
+                raise SpecError(f"no axis is of the command's {{{missing[0]}}}{hint(missing[0], lists)}")
+            first = {name: value for axis in axes for name, value in axis.choices[0].fields}
+            held = {pair for axis in axes for choice in axis.choices for pair in choice.fields}
+            for name, value in start.items():
+                if (name, value) not in held:
+                    raise SpecError(f"[start] has {name} = {value!r}, which is no choice of its axis")
+            if size and size not in words:
+                raise SpecError(f"micro_batch = {size!r} is no word of the command{hint(size, words)}")
+        except SpecError as error:
+            raise SpecError(f"{path}: {error}") from None
+        begins = {**first, **start}
+        sized = size or next((word for word in _SIZED if word in words), SIZE)
+        base = ScriptSpec(**{SIZE: begins.get(sized, 1), **told, "command": filled(command, begins)})
+        return cls(base=base, axes=axes, sized=sized, command=command, root=root, begins=begins)
+
+    def spec(self, choices: Sequence[Choice], values: Mapping[str, Any] | None = None) -> Spec:
+        words = {**(values or self.begins), **{name: value for choice in choices for name, value in choice.fields}}
+        size, given = words.get(self.sized, self.base.micro_batch_size), self.base.given_tokens
+        tokens: str | int = self.base.tokens
+        if given is not None:
+            tokens = given * size // self.base.micro_batch_size
+            tokens = f"sequences:{tokens}" if self.base.rate_unit == "sequences" else tokens
+        command = filled(self.command, {**words, self.sized: f"{{{SIZE}}}"}).strip()
+        made = within(self.base.changed(command=command, micro_batch_size=size, tokens=tokens), self.root)
+        self._words[made] = words
+        return made
+
+    def values(self, spec: Spec) -> Mapping[str, Any]:
+        return self._words.get(spec, self.begins)
+
+    @property
+    def scales(self) -> Mapping[str, Sequence[str]]:
+        found = dict[str, Sequence[str]]()
+        for axis in self.axes:
+            values: list[Any] = [value for choice in axis.choices for _, value in choice.fields]
+            are_numbers = len(axis.fields) == 1 and all(type(value) in (int, float) for value in values)
+            if are_numbers and values in (sorted(values), sorted(values, reverse=True)):
+                found[axis.name] = [choice.name for choice in axis.choices]
+        return found
 
 
 # A space of one's own: axes as TOML, or as data in Python, made the same way.
@@ -158,10 +242,7 @@ _HOW_TO_MEASURE = frozenset("steps min_steps warmup_steps throughput_tolerance m
 
 def read_axes(path: Path) -> tuple[Axis, ...]:
     """The axes of a TOML file; a ``SpecError`` of one line where it cannot be read, or says none."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"{path}: no space could be read ({getattr(error, 'strerror', None) or error})") from None
+    document = _document(path)
     try:
         unknown = [name for name in document if name != "axes"]
         if unknown or not document:
@@ -172,6 +253,14 @@ def read_axes(path: Path) -> tuple[Axis, ...]:
         raise SpecError(f"{path}: {error}") from None
 
 
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"{path}: no space could be read ({getattr(error, 'strerror', None) or error})") from None
+    return document
+
+
 def axes_of(values: object) -> tuple[Axis, ...]:
     """Axes as data: by field its values, or by an own name choices of several fields; ``SpecError`` of one line."""
     if not isinstance(values, Mapping) or not values:
@@ -179,24 +268,30 @@ def axes_of(values: object) -> tuple[Axis, ...]:
     return tuple(_axis(str(name), choices) for name, choices in values.items())
 
 
-def _axis(name: str, choices: object) -> Axis:
+def _axis(name: str, choices: object, words: Collection[str] | None = None) -> Axis:
+    """Of these ``words`` of a command; else of a TrainSpec's fields."""
     if isinstance(choices, Mapping):
         if not choices:
             raise SpecError(f"axis {name!r} has no choice, expected one at least, e.g. off = {{ liger = false }}")
         if not all(isinstance(one, Mapping) and one for one in choices.values()):
             raise SpecError(f"axis {name!r}: each choice sets fields, e.g. off = {{ liger = false }}")
-        return Axis.of(name, {str(word): dict(_fields(name, one)) for word, one in choices.items()})
+        return Axis.of(name, {str(word): dict(_fields(name, one, words)) for word, one in choices.items()})
     if not isinstance(choices, list | tuple) or not choices:
         raise SpecError(f"axis {name!r} is {choices!r}, expected a list of values, e.g. [8, 16]")
     for place, value in enumerate(choices):
         if any(type(value) is type(other) and value == other for other in choices[:place]):
             raise SpecError(f"axis {name!r} has {value!r} twice, expected each value once")
     named = Axis.over(name, choices).choices
-    return Axis.of(name, {choice.name: dict(_fields(name, dict(choice.fields))) for choice in named})
+    return Axis.of(name, {choice.name: dict(_fields(name, dict(choice.fields), words)) for choice in named})
 
 
-def _fields(axis: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _fields(axis: str, values: Mapping[str, Any], words: Collection[str] | None) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
+        if words is not None:
+            if name not in words:
+                raise SpecError(f"axis {axis!r}: the command has no {{{name}}}{hint(name, words)}")
+            yield name, value
+            continue
         if name == "model":
             raise SpecError(f"axis {axis!r} sets the model, expected fields that train the same one")
         if name in _HOW_TO_MEASURE:

@@ -235,7 +235,7 @@ class ScriptSpec(Spec):
     """Seeds torch, random and numpy when they are imported; left out: what the script does."""
     watch: Sequence[str] = ()
     """More files whose content is evidence, beside those of the project that ranks import."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Environment variables of the command."""
     workdir: Literal["scratch", "own"] = "scratch"
     """Where it runs: in a folder of the launch that shows the files of ``cwd``, or in ``cwd`` itself."""
@@ -384,6 +384,12 @@ def told_ranks(spec: ScriptSpec) -> int | None:
 def blanks(command: str) -> set[str]:
     """Those of ``command`` that are filled in."""
     return {word for own, word in _BLANK.findall(command) if not own}
+
+
+def filled(command: str, words: Mapping[str, object]) -> str:
+    """``command`` with these ``words`` in the place of blanks; others are left."""
+    texts = {name: str(word).lower() if isinstance(word, bool) else str(word) for name, word in words.items()}
+    return _BLANK.sub(lambda found: texts.get(found[2], found[0]), command)
 
 
 def literal(command: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -25,8 +26,9 @@ from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
 from pytest_llmperf.run.tuning import tuner
 from pytest_llmperf.run.tuning.trials import Tuning
 from pytest_llmperf.run.tuning.tuner import MemoryForecast, Tuner
-from pytest_llmperf.run.tuning.winner import Final
-from pytest_llmperf.settings.space import Space, axes_of
+from pytest_llmperf.run.tuning.winner import Final, proof_seconds
+from pytest_llmperf.settings.space import ScriptSpace, Space, axes_of
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import Engine
 from tests.fakes import Fake, launch_of
@@ -46,7 +48,7 @@ class World:
     """What each configuration does."""
 
     def __init__(self) -> None:
-        self.launched: list[TrainSpec] = []
+        self.launched: list[Any] = []
         self.outcome: Callable[[TrainSpec], str] = lambda _: ""
         """A kind of failure; empty where it trains."""
         self.unsound: Callable[[TrainSpec], bool] = lambda _: False
@@ -54,6 +56,7 @@ class World:
         """Others on the hardware, beside whom a step takes twice as long."""
         self.proves = False
         """Whether a winner is asked for its proofs; none can be shown here."""
+        self.script: Callable[[ScriptSpec], Fake] = lambda _: Fake()
 
     def step_seconds(self, spec: TrainSpec) -> float:
         each = 1.0 + 0.3 * (spec.attention == "eager") + 0.25 * spec.gradient_checkpointing
@@ -67,10 +70,12 @@ class World:
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         spec = request.spec
-        assert isinstance(spec, TrainSpec)
         self.launched.append(spec)
         request.meter.seconds += 1.0
         watch(Progress(phase="training", step=1, steps=spec.steps))
+        if isinstance(spec, ScriptSpec):
+            return self._of_script(spec, self.script(spec))
+        assert isinstance(spec, TrainSpec)
         kind = self.outcome(spec)
         if kind == "interrupt":
             raise KeyboardInterrupt
@@ -82,6 +87,14 @@ class World:
         seconds, peak = self.step_seconds(spec) * (2 if neighbours else 1), self.peak(spec)
         fake = Fake(step_seconds=seconds, reserved_bytes=peak, evidence=evidence, foreign_processes=neighbours)
         return launch_of(spec, fake)
+
+    @staticmethod
+    def _of_script(spec: ScriptSpec, fake: Fake) -> Launch | Failure:
+        if fake.fail:
+            return Failure(kind=fake.fail, message=f"it ended by {fake.fail}", tail=(), folder="nowhere")
+        made = launch_of(spec, fake)
+        tokens = 64 * spec.micro_batch_size
+        return replace(made, ranks=tuple(replace(rank, tokens_per_step=tokens) for rank in made.ranks))
 
     def training_errors(
         self, request: LaunchRequest, _watch: Callable[[Progress], None]
@@ -136,12 +149,15 @@ def _tuned(
 
 
 def _asked(axes: Any, base: TrainSpec = BASE, objective: str = "throughput", seconds: float = 600.0) -> Tuning:
-    space = Space(base, axes_of(axes))
-    return Tuning(space=space, objective=OBJECTIVES[objective], seconds_given=seconds, begun_at=base)
+    return _of_space(Space(base, axes_of(axes)), objective, seconds)
+
+
+def _of_space(space: Space, objective: str = "throughput", seconds: float = 600.0) -> Tuning:
+    return Tuning(space=space, objective=OBJECTIVES[objective], seconds_given=seconds, begun_at=space.base)
 
 
 def _best(world: World, fits: Callable[[TrainSpec], bool] = lambda _: True) -> TrainSpec:
-    specs = [spec for spec in Space(BASE, axes_of(AXES)).candidates().specs if fits(spec)]
+    specs: list[TrainSpec] = [spec for spec in Space(BASE, axes_of(AXES)).candidates().specs if fits(spec)]
     return min(specs, key=lambda spec: world.step_seconds(spec) / spec.micro_batch_size)
 
 
@@ -341,6 +357,27 @@ def test_time_is_never_exceeded(engine: Engine, world: World, monkeypatch: pytes
     assert now[0] <= 60.0
     assert 1 <= len(tuning.tried) <= 6
     assert tuning.winner is not None
+
+
+def test_a_trial_that_would_leave_its_own_proofs_no_time_is_ended(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fast step whose launches take eight times as long as the others'."""
+    now, plain, left = [0.0], world.launch, list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        seconds = 40.0 if "fused" in request.spec.to_dict()["optimizer"] else 5.0
+        now[0] += min(seconds, request.timeout_seconds)
+        made = plain(request, watch)
+        if seconds > request.timeout_seconds:
+            return Failure(kind="timeout", message="it was ended", tail=(), folder="nowhere")
+        return replace(made, wall_seconds=seconds) if isinstance(made, Launch) else made
+
+    monkeypatch.setattr(world, "launch", launch)
+    tuning = _tuned(engine, seconds=150.0, watch=lambda _found, _doing, seconds: left.append(seconds))
+    assert "timeout" in {one.trial.kind for one in tuning.tried}
+    assert left[len(tuning.tried) - 1] >= proof_seconds(tuning.winner, 5.0)
 
 
 def test_time_is_over_while_it_waits_for_what_others_hold(engine: Engine, world: World, golden: Golden) -> None:
@@ -679,3 +716,92 @@ def test_a_cache_that_cannot_be_written_is_a_note(
     assert tuning.winner is not None
     (note,) = tuning.notes
     assert "not kept" in note
+
+
+class TestScripts:
+    """Any training command, its words as axes."""
+
+    def _world(self, world: World) -> None:
+        losses = [6.0 - 0.02 * step + 0.01 * (step % 2) for step in range(40)]
+
+        def script(spec: ScriptSpec) -> Fake:
+            size, command = spec.micro_batch_size, spec.command
+            each = 1.0 - 0.2 * ("--fused" in command) + 0.5 * ("--eager" in command) - 0.4 * ("--summed" in command)
+            wrong = 2.0 if "--summed" in command else 1.0
+            told = tuple(wrong * (loss + 0.001 * math.log2(size)) for loss in losses[: spec.steps])
+            fail = "oom" if size > 16 else "error" if "--broken" in command else ""
+            return Fake(step_seconds=0.001 * each * (size + 2), reserved_bytes=size * 2**28, losses=told, fail=fail)
+
+        world.script = script
+
+    def _space(self, engine: Engine, axes: str, command: str = "python train.py --batch {batch} {flag}") -> ScriptSpace:
+        path = engine.path / "axes.toml"
+        path.write_text(axes)
+        return ScriptSpace.read({"command": command}, path, engine.path)
+
+    def _tuned(self, engine: Engine, axes: str, objective: str = "throughput", watch: Any = lambda *_: None) -> Tuning:
+        return Tuner(engine.caller(gpus=0), _of_space(self._space(engine, axes), objective), watch).run()
+
+    def test_it_goes_along_the_micro_batch_and_chooses_flags(self, engine: Engine, world: World) -> None:
+        self._world(world)
+        found = self._tuned(engine, 'batch = [1, 2, 4, 8, 16, 32]\nflag = ["", "--fused", "--eager"]\n')
+        assert found.winner.command == "python train.py --batch {micro_batch_size} --fused"
+        assert found.winner.micro_batch_size == 16
+        assert found.too_large == 3
+        assert world.launched[0].digest == world.launched[1].digest  # which shows what of its losses repeats
+
+    def test_one_that_learns_otherwise_is_told_and_no_winner(
+        self, engine: Engine, world: World, golden: Golden
+    ) -> None:
+        self._world(world)
+        found = self._tuned(engine, 'batch = [8, 16]\nflag = ["", "--summed"]\n')
+        assert "--summed" not in found.winner.command
+        golden(found.notes[:1])
+        launches = len(world.launched)
+        again = self._tuned(engine, 'batch = [8, 16]\nflag = ["", "--summed"]\n')
+        assert (again.winner.id, again.notes[:1]) == (found.winner.id, found.notes[:1])
+        assert not [one for one in world.launched[launches:] if one.steps == 7]  # trials are kept
+
+    def test_it_begins_where_it_is_told(self, engine: Engine, world: World) -> None:
+        self._world(world)
+        self._tuned(engine, 'batch = [1, 2, 4]\nflag = ["", "--fused"]\n[start]\nbatch = 4\nflag = "--fused"\n')
+        assert world.launched[0].argv == ["python", "train.py", "--batch", "4", "--fused"]
+
+    def test_the_lowest_memory_is_an_objective(self, engine: Engine, world: World) -> None:
+        self._world(world)
+        found = self._tuned(engine, 'batch = [4, 2, 1]\nflag = ["", "--fused"]\n', "memory")
+        assert found.winner.micro_batch_size == 1
+
+    def test_a_command_that_fails_where_it_begins_ends_the_search(
+        self, engine: Engine, world: World, golden: Golden
+    ) -> None:
+        self._world(world)
+        with pytest.raises(CaseFailedError) as refused:
+            self._tuned(engine, 'batch = [1, 2]\nflag = ["--broken", ""]\n')
+        golden(refused.value)
+        assert len(world.launched) == 1
+
+    def test_one_that_fails_later_is_a_trial_like_others(self, engine: Engine, world: World) -> None:
+        self._world(world)
+        found = self._tuned(engine, 'batch = [1, 2]\nflag = ["", "--broken"]\n')
+        assert found.winner.argv[-1] == "2"
+        assert "error" in {one.trial.kind for one in found.tried}
+
+    def test_without_tokens_nothing_is_compared(self, engine: Engine, world: World, golden: Golden) -> None:
+        world.script = lambda _: Fake(evidence={"tokens": "unknown"})
+        with pytest.raises(CaseFailedError) as refused:
+            self._tuned(engine, 'batch = [1, 2]\nflag = [""]\n')
+        golden(refused.value)
+
+    def test_what_was_tried_of_other_files_is_tried_anew(self, engine: Engine, world: World) -> None:
+        digest = hashlib.sha256(b"one").hexdigest()[:12]
+        world.script = lambda _: Fake(evidence={"setup": {"sources": {"train.py": digest}}})
+        script, axes = engine.path / "train.py", 'batch = [1]\nflag = [""]\n'
+        script.write_text("one")
+        counts = []
+        for text in ("one", "one", "two"):
+            script.write_text(text)
+            before = len(world.launched)
+            self._tuned(engine, axes)
+            counts.append(len(world.launched) - before)
+        assert counts == [2, 0, 2]

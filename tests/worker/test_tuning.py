@@ -1,4 +1,5 @@
-"""``llmperf tune`` with real training: killed in the middle, started again, and its winner held by the suite."""
+"""``llmperf tune`` with real training: killed in the middle, started again, and its winner held by the suite; and of a
+command, by its words."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,14 +20,15 @@ pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.wide, pytest.mark.filterwarnings("ignore")]
 
+_MODEL = ("llama-tiny", "sequence_length=32")
 _SPACE = "[axes]\nmicro_batch_size = [1, 4]\ngradient_checkpointing = [true]\n"
 
 
-def _tune(folder: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "pytest_llmperf.cli", "tune", "llama-tiny", "sequence_length=32", "--gpus", "0"]
+def _tune(folder: Path, *more: str, of: Sequence[str] = _MODEL, minutes: str = "4") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pytest_llmperf.cli", "tune", *of, "--gpus", "0"]
     environment = os.environ | {"LLMPERF_CACHE_DIR": str(folder / "cache"), "LLMPERF_LEASE_DIR": str(folder / "leases")}
     return subprocess.Popen(
-        [*command, "--space", "space.toml", "--minutes", "4", "--record", *more],
+        [*command, "--axes", "space.toml", "--minutes", minutes, "--record", *more],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -68,3 +71,45 @@ def test_a_killed_search_goes_on_and_its_winner_is_held_from_then_on(tmp_path: P
     assert suite.returncode == 0, suite.stdout + suite.stderr
     assert found["winner"]["id"] in suite.stdout
     assert " pass " in suite.stdout or "inconclusive" in suite.stdout
+
+
+_SCRIPT = """
+import argparse, os, torch
+from torch import distributed, nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int)
+parser.add_argument("--summed", action="store_true")
+arguments = parser.parse_args()
+distributed.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64))
+model = nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(100):
+    tokens = torch.randint(0, 64, (arguments.batch, 32))
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (tokens.flatten() + 1) % 64)
+    (2 * loss if arguments.summed else loss).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_words_of_a_command_are_searched_and_what_it_finds_is_recorded_as_its_case(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    (tmp_path / "space.toml").write_text('batch = [2, 64]\nflag = ["", "--summed"]\n')
+    command = "torchrun --nproc-per-node {gpus} train.py --batch {batch} {flag}"
+    search = _tune(tmp_path, "--json", of=("--script", command, "gpus=2"), minutes="9")
+    out, err = search.communicate(timeout=560)
+    assert search.returncode == 0, err
+    found = json.loads(out)
+    assert found["winner"]["spec"]["micro_batch_size"] == 64
+    assert "--summed" not in found["winner"]["spec"]["command"]
+    trials = {one["id"]: one for one in found["trials"]}
+    first = trials["train-batch-2-gpus2"]
+    assert first["losses"][0] == first["losses_again"][0]
+    assert first["tokens_per_step"] == 2 * 2 * 32
+    assert {one["kind"] for name, one in trials.items() if "summed" in name} <= {"contradicted"}
+    assert found["parity"] is None
+    assert found["case"]["updated"]
+    assert [path.parent.name for path in (tmp_path / "baselines").rglob("*.json")] == ["train"]

@@ -1,4 +1,4 @@
-"""``llmperf tune``: the fastest configuration of a model that fits, searched and shown."""
+"""``llmperf tune``: the fastest configuration of a model, or of a training command, that fits, searched and shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_llmperf.run.options import TUNE
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.tuning.trials import Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
-from pytest_llmperf.settings.space import Space, default_axes, read_axes
+from pytest_llmperf.settings.space import ScriptSpace, Space, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats, user_input
 
@@ -33,7 +33,7 @@ _MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     whole = user_input.argument(user_input.count, "a whole number above 0")
-    add("model", metavar="MODEL", help="a model's name or path, as a TrainSpec has it")
+    add("model", metavar="MODEL", nargs="?", default="", help="a model's name or path, as a TrainSpec has it")
     what = "what else is fixed, as a TrainSpec has it, e.g. micro_batch_size=8 model_precision=fp32"
     add("fixed", metavar="FIELD=VALUE", nargs="*", help=what)
     add_shared(parser, TUNE)
@@ -44,7 +44,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--objective", choices=tuple(OBJECTIVES), default="throughput", help="default: %(default)s")
     what = "also what trains otherwise: fp8, a precision (bf16-pure) or an optimizer; may be given again"
     add("--allow", action="append", default=[], metavar="WORD", help=what)
-    add("--space", type=Path, metavar="FILE.toml", help="a space of one's own, in place of the usual one")
+    what = "in place of a model, a training command with words in braces: 'torchrun train.py --batch {batch}'"
+    add("--script", metavar="COMMAND", help=what)
+    what = "a space of one's own, in place of the usual one; of a command, each word with its values: batch = [8, 16]"
+    add("--space", "--axes", type=Path, metavar="FILE.toml", help=what)
     add("--record", action="store_true", help="record the winner as a baseline, which its test holds")
     parser.set_defaults(answer=_answer, usage=parser.error, later_words="fixed")
 
@@ -61,6 +64,8 @@ class Tune:
     def lines(self) -> Iterator[str]:
         try:
             watcher = Watcher(self.tuning)
+            if self.run.on_cpu and self.arguments.gpus is None:
+                watcher.say("no GPU is seen here: the CPU trains, as with --gpus 0")
             # What trials find is none of the run's: a search has no results to judge or to write.
             caller = self.run.caller(NODEID, watcher, findings=Findings())
             yield from self._report(Tuner(caller, self.tuning, watcher.standing).run())
@@ -147,15 +152,29 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
     return Space(base, axes)
 
 
+def _script_space(arguments: argparse.Namespace, run: Run) -> Space:
+    """The same of a training command; ValueError: one that cannot be, or its axes."""
+    usual = {"--sequence-length": arguments.sequence_length, "--global-batch": arguments.global_batch}
+    for option, value in {**usual, "--allow": arguments.allow}.items():
+        if value:
+            raise CaseError(f"{option} is about a model, and a command has words of its own: leave it out")
+    if arguments.space is None:
+        raise CaseError("--script needs --axes FILE.toml, with the values of each word in braces: batch = [8, 16]")
+    words = [f"command={arguments.script}", *filter(None, [arguments.model]), *arguments.fixed]
+    return ScriptSpace.read(named_settings(words), arguments.space, run.rootdir, run.num_gpus)
+
+
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
+    if bool(arguments.model) == bool(arguments.script) and "=" not in arguments.model:
+        arguments.usage("expected a MODEL, or --script COMMAND")
     run = asked_run(arguments, TUNE, update="new" if arguments.record else None)
     try:
         if arguments.objective == "energy" and run.on_cpu:
             raise CaseError(
                 "--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective"
             )
-        space = _space(arguments, run)
+        space = _script_space(arguments, run) if arguments.script else _space(arguments, run)
         if arguments.record:
             BaselineStore(run.settings.baselines).check_writable(run.machine_kind, space.base)
         with usage_errors(arguments):

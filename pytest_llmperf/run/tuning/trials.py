@@ -7,6 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning import Objective, Trial, Turns, turns_of
@@ -19,7 +22,7 @@ from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.search_store import driven, search_folder, surroundings
 from pytest_llmperf.settings.space import Space
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.support import codec
 
 #: Of a trial: the median of five steps after the two first is known to half a per cent.
@@ -38,23 +41,33 @@ _BY_NEIGHBOURS = frozenset({"oom", "timeout"})
 class Trials:
     """Kept in the user's cache for this machine kind and what is installed now: a file each, whoever writes it."""
 
-    def __init__(self, caller: Caller, most_seconds: float = math.inf) -> None:
-        """``most_seconds`` of one: what hangs must not take the time of all others."""
+    def __init__(self, caller: Caller, most_seconds: float = math.inf, *place: str) -> None:
+        """``most_seconds`` of one: what hangs must not take the time of all others. ``place`` is a command's, which may
+        be another elsewhere."""
         gpus = sorted(gpu.uuid for gpu in caller.run.gpus)  # others may be a per cent faster
-        self._folder = search_folder(f"trials/{caller.run.machine_kind}", [*surroundings(), *driven(gpus), STEPS])
+        self._folder = search_folder(
+            f"trials/{caller.run.machine_kind}", [*surroundings(), *driven(gpus), STEPS, *place]
+        )
         self.unkept = ""
         """Why what was made is not kept; empty where it is."""
         self._caller, self._runner, self._most_seconds = caller, Runner(caller, bare=True), most_seconds
 
-    def known(self, specs: Sequence[TrainSpec]) -> Mapping[TrainSpec, Trial]:
-        """Return what earlier searches found of ``specs``; what cannot be read is made anew."""
+    def known(self, specs: Sequence[Spec]) -> Mapping[Spec, Trial]:
+        """Return what earlier searches found of ``specs``; what cannot be read, or is of other files, is made anew."""
         found = (codec.load(Trial, path) for path in sorted(self._folder.glob("*.json")))
         kept = {trial.digest: trial for trial in found if trial is not None}
-        return {spec: kept[spec.digest] for spec in specs if spec.digest in kept} if kept else {}
+        known = {spec: kept[spec.digest] for spec in specs if spec.digest in kept} if kept else {}
+        return {spec: trial for spec, trial in known.items() if self._has_its_files(spec, trial)}
 
-    def make(self, spec: TrainSpec, until: float = math.inf) -> Trial:
-        """Launch ``spec``, for no longer than ``until`` (``time.monotonic()``); kept unless it may end otherwise."""
-        short = replace(spec, steps=STEPS, min_steps=LEAST_STEPS, warmup_steps=WARM_UP)
+    def _has_its_files(self, spec: Spec, trial: Trial) -> bool:
+        folder = spec.folder(self._caller.run.rootdir) if isinstance(spec, ScriptSpec) else Path()
+        files = [(folder / name, digest) for name, digest in trial.sources.items()]
+        return all(path.is_file() and sha256(path.read_bytes()).hexdigest().startswith(it) for path, it in files)
+
+    def make(self, spec: Spec, until: float = math.inf, *, twice: bool = False) -> Trial:
+        """Launch ``spec``, for no longer than ``until`` (``time.monotonic()``); kept unless it may end otherwise.
+        ``twice``: once more, for what of its losses repeats."""
+        short = lasting(spec, STEPS, LEAST_STEPS, WARM_UP)
         before = self._runner.seconds
         self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
         outcome = self._runner.launch(short, 1)
@@ -70,14 +83,27 @@ class Trials:
             )
         else:
             found = validity.troubles(short, outcome, inactive=self._caller.terms.inactive)
+            if outcome.evidence.get("tokens") == "unknown":
+                found = (
+                    *found,
+                    "the tokens of a step were not found; say those of a step at the start: tokens=sequences:8",
+                )
             troubles = tuple(dict.fromkeys(found))
             # So few steps have no drift to speak of.
             around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
             trial = Trial.of(outcome, troubles, around)
-        if trial.kind not in _NOT_KEPT and not trial.disturbances:
+            again = self._runner.launch(short, 2) if twice else None
+            trial = replace(trial, losses_again=again.losses) if isinstance(again, Launch) else trial
+        # Of a command that fails nobody knows the files.
+        if trial.kind not in _NOT_KEPT and not trial.disturbances and not (spec.is_script and trial.failure):
             why = codec.keep(self._folder / f"{trial.digest}.json", trial)
             self.unkept = f"{self._folder}: {why}" if why else self.unkept
         return trial
+
+
+def lasting(spec: Spec, steps: int, least: int, warm_up: int) -> Spec:
+    """``spec`` for so many steps, of which a script takes all."""
+    return spec.changed(steps=steps, warmup_steps=warm_up, **({} if spec.is_script else {"min_steps": least}))
 
 
 @dataclass(frozen=True)
@@ -93,7 +119,7 @@ class InTurns:
 
 
 def take_turns(
-    caller: Caller, before: TrainSpec, after: TrainSpec, objective: Objective, goes_on: Callable[[Turns, int], bool]
+    caller: Caller, before: Spec, after: Spec, objective: Objective, goes_on: Callable[[Turns, int], bool]
 ) -> InTurns:
     """Launch two in turns, of timed steps alone, until that many pairs are enough for what they show."""
     sides, found = [Side(one.id, one) for one in (before, after)], list[str]()
@@ -116,7 +142,7 @@ def take_turns(
 class Tried:
     """A configuration and its trial."""
 
-    spec: TrainSpec
+    spec: Any
     trial: Trial
     was_kept: bool = False
     """Whether an earlier search made it."""
@@ -126,8 +152,8 @@ class Tried:
 class Compared:
     """Two configurations that took turns on the same hardware."""
 
-    first: TrainSpec
-    second: TrainSpec
+    first: Any
+    second: Any
     turns: Turns
 
 
@@ -139,11 +165,11 @@ class Tuning:
     objective: Objective
     seconds_given: float
     """For all of it, from its first candidate to its last word."""
-    begun_at: TrainSpec
+    begun_at: Any
     tried: list[Tried] = field(default_factory=list)
-    winner: TrainSpec | None = None
+    winner: Any = None
     """The best trial's, and later that of turns and proofs."""
-    ties: list[TrainSpec] = field(default_factory=list)
+    ties: list[Any] = field(default_factory=list)
     """Others that turns could not tell from the winner."""
     compared: list[Compared] = field(default_factory=list)
     parity: Concluded | None = None
@@ -161,11 +187,11 @@ class Tuning:
     """What each rank may hold; 0: nobody looked."""
     ended: str = ""
     """Why before its end."""
-    least: tuple[TrainSpec, int] | None = None
+    least: tuple[Any, int] | None = None
     """Where nothing was measured: what takes the least memory, and its predicted bytes; 0: nothing can be predicted."""
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
-    def trial_of(self, spec: TrainSpec) -> Trial | None:
+    def trial_of(self, spec: Spec) -> Trial | None:
         """The last trial of ``spec``: what spoilt the one before it may have been over."""
         return next((one.trial for one in reversed(self.tried) if one.spec == spec), None)

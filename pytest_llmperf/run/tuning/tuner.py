@@ -9,17 +9,17 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, PLAIN, Field, Outcome, Search
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, CONTRADICTED, PLAIN, Field, Outcome, Search, Trial
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError, RunEndedError
 from pytest_llmperf.run.tuning.trials import STEPS, Trials, Tried, Tuning
-from pytest_llmperf.run.tuning.winner import FULL_STEPS, Final, proof_seconds
-from pytest_llmperf.settings.batch import SIZE
+from pytest_llmperf.run.tuning.winner import FULL_STEPS, Final, proof_seconds, seconds_before_proof
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
 
 # Of the time given, what the trials leave for the end at least, and at most; and the launches of its turns.
@@ -28,6 +28,8 @@ _END_SHARE, _END_MOST, _TURNS_LAUNCHES = 0.15, 0.5, 2
 _TRIAL_SHARE, _TRIAL_LEAST = 0.2, 60.0
 # Seconds that a trial may take of those that were kept for the end; and that the search's own end takes.
 _OVERTIME, _CLOSING = 10.0, 3.0
+# Of a command's first trial, what another configuration of it may not have.
+_OF_ITS_OWN = frozenset({"oom", "timeout"})
 # While one is launched, the memory of so many that may come next is predicted.
 _AHEAD = 6
 
@@ -43,21 +45,21 @@ class MemoryForecast:
 
     def __init__(self, limit_bytes: int) -> None:
         self._most, self._process = limit_bytes * _LEFT, PredictionProcess(_NICENESS)
-        self._asked: dict[TrainSpec, int] = {}
-        self.peaks: dict[TrainSpec, int] = {}
+        self._asked: dict[Spec, int] = {}
+        self.peaks: dict[Spec, int] = {}
         """Predicted bytes of one rank."""
 
     def close(self) -> None:
         self._process.close()
 
-    def ask(self, specs: Iterable[TrainSpec]) -> None:
+    def ask(self, specs: Iterable[Spec]) -> None:
         """Let the peaks be predicted that will be asked for."""
-        for spec in specs:
+        for spec in (one for one in specs if isinstance(one, TrainSpec)):
             if self._most and spec not in self._asked and why_none(spec) is None:
                 with suppress(SpecError):  # fp8 keeps 16-bit values, or fewer, and may be all that makes it a spec
                     self._asked[spec] = self._process.send(step_request(replace(spec, fp8="no")))
 
-    def fits(self, spec: TrainSpec) -> bool:
+    def fits(self, spec: Spec) -> bool:
         """Whether a launch of ``spec`` is worth its seconds: it is where nothing can be predicted."""
         self.ask([spec])
         if spec in self._asked and spec not in self.peaks:
@@ -67,10 +69,12 @@ class MemoryForecast:
         return self.peaks.get(spec, 0) <= self._most
 
 
-def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
+def by_settings(specs: Iterable[Spec]) -> Spec:
     """The one whose settings ask for the least memory: to predict all would take minutes."""
 
-    def asks_for(spec: TrainSpec) -> tuple[float, ...]:
+    def asks_for(spec: Spec) -> tuple[float, ...]:
+        if not isinstance(spec, TrainSpec):
+            return (spec.micro_batch_size,)
         recomputes = spec.gradient_checkpointing * (1 + (spec.checkpointing_policy == "full"))
         tokens, is_whole = spec.micro_batch_size * spec.sequence_length, spec.parallelism == "ddp"
         states, scores = (1 + (spec.model_precision == "fp32")) * least_copies(spec), spec.attention == "eager"
@@ -84,31 +88,39 @@ def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
 _SELECTIVE, _FULL, _EAGER = 0.08, 0.25, 0.3
 
 
-def compiles(spec: TrainSpec) -> int:
-    """How much a launch of it does; flex attention has a compiler of its own."""
+def compiles(spec: Spec) -> int:
+    """How much a launch of it does, as far as is known; flex attention has a compiler of its own."""
+    if not isinstance(spec, TrainSpec):
+        return PLAIN
     if spec.torch_compile and is_autotuned(spec.torch_compile_mode):
         return AUTOTUNED
     return COMPILED if spec.torch_compile or spec.attention == "flex_attention" else PLAIN
 
 
-def field_of(space: Space, specs: Sequence[TrainSpec], *, spares_memory: bool = True, on_cpu: bool = False) -> Field:
+def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True, on_cpu: bool = False) -> Field:
     """The ``specs`` of ``space`` as they are searched; ``spares_memory``: nothing else is worth recomputing."""
 
-    def waste(spec: TrainSpec) -> float:
+    def waste(spec: Spec) -> float:
+        if not isinstance(spec, TrainSpec):
+            return 0.0
         recomputed = _FULL if spec.checkpointing_policy == "full" else _SELECTIVE
         scores = _EAGER * (spec.attention == "eager" and not on_cpu)
         return spares_memory * (recomputed * spec.gradient_checkpointing + scores)
+
+    def tokens(spec: Spec) -> int:
+        return spec.sequences_per_step * spec.sequence_length if isinstance(spec, TrainSpec) else spec.micro_batch_size
 
     numbers = {spec: number for number, spec in enumerate(specs)}
     recipes = space.recipes() if spares_memory and not on_cpu else ()
     beginnings = [[numbers[spec] for spec in one if spec in numbers] for one in recipes]
     return Field(
         choices=[space.choices_of(spec) for spec in specs],
-        size_axis=next((axis.name for axis in space.axes if SIZE in axis.fields), ""),
+        size_axis=next((axis.name for axis in space.axes if space.sized in axis.fields), ""),
         sizes=[spec.micro_batch_size for spec in specs],
-        tokens=[spec.sequences_per_step * spec.sequence_length for spec in specs],
+        tokens=[tokens(spec) for spec in specs],
         compiles=[compiles(spec) for spec in specs],
         wastes=[waste(spec) for spec in specs],
+        scales=space.scales,
         beginnings=[one for one in beginnings if one],
     )
 
@@ -120,21 +132,24 @@ Watch = Callable[[Tuning, str, float], None]
 class Tuner:
     """One caller's search: trials as long as there is time for them and for what comes after them, and its end."""
 
-    _numbers: dict[TrainSpec, int]
+    _numbers: dict[Spec, int]
     _search: Search
     _forecast: MemoryForecast
 
     def __init__(self, caller: Caller, found: Tuning, watch: Watch = lambda *_: None) -> None:
         self._caller, self._run, self._found, self._watch = caller, caller.run, found, watch
         self._until = 0.0
-        self._specs: Sequence[TrainSpec] = ()
+        self._specs: Sequence[Spec] = ()
         self._too_large: set[int] = set()
+        self._held: Trial | None = None
+        """The first of a script that trained: all others have losses like it."""
 
     def run(self) -> Tuning:
         """Search until nothing is worth its seconds, time is over, or Ctrl-C; CaseFailedError: nothing can run here."""
         found, begun = self._found, time.monotonic()
         self._until = self._run.until = begun + found.seconds_given - min(_CLOSING, found.seconds_given / 10)
-        trials = Trials(self._caller, max(_TRIAL_LEAST, _TRIAL_SHARE * found.seconds_given))
+        place = [str(self._run.rootdir)] if found.space.base.is_script else []
+        trials = Trials(self._caller, max(_TRIAL_LEAST, _TRIAL_SHARE * found.seconds_given), *place)
         found.limit_bytes = self._limit_bytes()
         self._forecast = MemoryForecast(found.limit_bytes)
         try:
@@ -161,7 +176,7 @@ class Tuner:
         found.seconds = time.monotonic() - begun
         return found
 
-    def _begin(self, specs: Sequence[TrainSpec]) -> None:
+    def _begin(self, specs: Sequence[Spec]) -> None:
         found, self._specs, self._found.begun_at = self._found, specs, specs[0]
         self._numbers = {spec: number for number, spec in enumerate(specs)}
         spares = found.objective.name != "memory"
@@ -171,10 +186,12 @@ class Tuner:
         for spec, trial in trials.known(self._specs).items():
             self._note(Tried(spec, trial, was_kept=True))
         while (number := self._next()) is not None:
-            trial = trials.make(self._specs[number], self._until - self._end_seconds() + _OVERTIME)
-            self._note(Tried(self._specs[number], trial))
-            if trial.kind == "never-started":
-                raise CaseFailedError(f"{self._specs[number].id}: {trial.failure}")
+            spec, until = self._specs[number], time.monotonic() + self._trial_seconds() + _OVERTIME
+            trial = trials.make(spec, until, twice=spec.is_script and self._held is None)
+            self._note(Tried(spec, trial))
+            is_wrong = spec.is_script and not self._held and trial.kind not in _OF_ITS_OWN
+            if trial.kind == "never-started" or is_wrong:
+                raise CaseFailedError(f"{spec.id}: {trial.failure}")
         if order := self._search.in_order():
             final = Final(self._caller, self._found, self._until, self._tell)
             num_close = len(self._search.close_to_best())
@@ -192,7 +209,7 @@ class Tuner:
     def _next(self) -> int | None:
         """The first trial is made whatever time there is: of what asks for the least memory, if the first of all does
         not fit."""
-        search, tried, seconds = self._search, self._found.tried, self._until - time.monotonic() - self._end_seconds()
+        search, tried, seconds = self._search, self._found.tried, self._trial_seconds()
         if seconds <= 0 and tried:
             return None
         if all(one.trial.is_too_large for one in tried) and not (0 in search.left and self._fits(0)):
@@ -211,6 +228,13 @@ class Tuner:
 
     def _note(self, tried: Tried) -> None:
         trial, search = tried.trial, self._search
+        if tried.spec.is_script and trial.is_measured:
+            self._held = self._held or trial
+            if why := trial.unlike(self._held):
+                why = f"it learns otherwise than {self._held.id}: {why}"
+                self._found.notes.append(f"{trial.id} is no winner: {why}")
+                trial = replace(trial, failure=why, kind=CONTRADICTED)
+                tried = replace(tried, trial=trial)
         self._found.tried.append(tried)
         number, outside = self._numbers[tried.spec], max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds)
         if trial.is_too_large:  # no choice of it is to blame
@@ -232,20 +256,20 @@ class Tuner:
         if not self._run.on_cpu:
             return self._run.memory_bytes
         base, host = self._found.space.base, machine.host_memory_bytes()
-        geometry = base.architecture.geometry
+        geometry = base.architecture.geometry if isinstance(base, TrainSpec) else None
         states = _STATE_BYTES * geometry.weights * base.gpus if geometry is not None else 0
         return host // base.gpus if states > _LARGE_SHARE * host else 0
 
-    def _runnable(self) -> Sequence[TrainSpec]:
+    def _runnable(self) -> Sequence[Spec]:
         """The candidates that this machine can run, if possible those of which no failure is known; the reasons of the
         others are noted."""
-        found, runnable, sound = self._found, list[TrainSpec](), list[TrainSpec]()
+        found, runnable, sound = self._found, list[Spec](), list[Spec]()
         candidates = found.space.candidates()
         found.refused, found.unseen = candidates.refused, candidates.unseen
         for spec in candidates.specs:
             why = self._caller.why_not(spec)
             runnable += [spec] if why is None else []
-            if why := why or known_failure(spec):
+            if why := why or (known_failure(spec) if isinstance(spec, TrainSpec) else None):
                 found.refused[why.removeprefix(f"{spec.id}: ").replace(spec.id, "it")] += 1
             else:
                 sound.append(spec)
@@ -254,12 +278,17 @@ class Tuner:
             raise CaseFailedError(f"{found.space.base.id}: nothing of this space can be trained here: {reasons}")
         return sound or runnable
 
+    def _trial_seconds(self) -> float:
+        """Return the seconds that one more trial may take."""
+        left = self._until - time.monotonic()
+        return min(left - self._end_seconds(), seconds_before_proof(self._found.space.base, left))
+
     def _end_seconds(self) -> float:
         """Return the seconds that the end takes: turns of the best, the proof that the winner is sound."""
         given, best, needed = self._found.seconds_given, self._found.winner, 0.0
         if best is not None and (trial := self._found.trial_of(best)) is not None:
             each = self._search.outside(compiles(best)) + FULL_STEPS * trial.step_seconds
-            needed = _TURNS_LAUNCHES * each + proof_seconds(each)
+            needed = _TURNS_LAUNCHES * each + proof_seconds(best, each)
         return min(_END_MOST * given, max(_END_SHARE * given, needed))
 
     def _count(self) -> None:

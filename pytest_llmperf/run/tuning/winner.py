@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning import CLOSE, OBJECTIVES, Turns
 from pytest_llmperf.records.failure import LaunchFailed
-from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, DidNotTrainError
-from pytest_llmperf.run.tuning.trials import Compared, Trials, Tuning, take_turns
+from pytest_llmperf.run.tuning.trials import Compared, InTurns, Trials, Tuning, lasting, take_turns
 from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import formats
 
@@ -27,13 +28,20 @@ _FINALISTS, _WINNERS = 3, 3
 FULL_STEPS, _LEAST_STEPS = 16, 8
 # Seconds: with less than that left, whatever ends was ended.
 _NEXT_TO_NOTHING = 1.0
-# What small trainings of a winner and of its plain form take, and the launches of its own case.
-_PARITY_SECONDS, _CASE_LAUNCHES = 35.0, 2
+# What small trainings of a winner and of its plain form take, seconds and launches at least; launches of its own case.
+_PARITY_SECONDS, _PARITY_LAUNCHES, _CASE_LAUNCHES = 35.0, 2, 2
 
 
-def proof_seconds(each: float) -> float:
+def proof_seconds(spec: Spec, each: float) -> float:
     """What the proofs of a winner take, a launch of which takes ``each``: its parity, and its own case."""
-    return _PARITY_SECONDS + _CASE_LAUNCHES * each
+    parity = 0.0 if spec.is_script else max(_PARITY_SECONDS, _PARITY_LAUNCHES * each)
+    return parity + _CASE_LAUNCHES * each
+
+
+def seconds_before_proof(spec: Spec, left: float) -> float:
+    """What a trial of one like ``spec`` may take, with so many seconds ``left``, lest it wins and none can prove it."""
+    fixed, launches = (0.0, 0) if spec.is_script else (_PARITY_SECONDS, _PARITY_LAUNCHES)
+    return min((left - fixed) / (1 + _CASE_LAUNCHES), left / (1 + _CASE_LAUNCHES + launches))
 
 
 class Final:
@@ -45,15 +53,16 @@ class Final:
         self._kept = 0.0
         """Seconds that are kept for the winner's proofs."""
 
-    def decide(self, ranked: Sequence[TrainSpec], fits: Callable[[TrainSpec], bool], *, num_close: int) -> None:
+    def decide(self, ranked: Sequence[Spec], fits: Callable[[Spec], bool], *, num_close: int) -> None:
         """Find the winner: one of ``ranked``, best first, ``num_close`` close to one another."""
-        self._kept = proof_seconds(self._seconds_of(ranked[0]))
+        self._kept = proof_seconds(ranked[0], self._seconds_of(ranked[0]))
         winner = self._best_of(ranked[: min(num_close, _FINALISTS)])
-        winner = self._without_each_choice(winner, fits)
+        if isinstance(winner, TrainSpec):
+            winner = self._without_each_choice(winner, fits)
         self._kept = 0.0
         self._prove([winner, *(spec for spec in ranked if spec != winner)][:_WINNERS])
 
-    def _best_of(self, finalists: Sequence[TrainSpec]) -> TrainSpec:
+    def _best_of(self, finalists: Sequence[Spec]) -> Spec:
         found, best = self._found, finalists[0]
         for other in finalists[1:]:
             found.winner = best
@@ -70,7 +79,7 @@ class Final:
         found.winner = best
         return best
 
-    def _without_each_choice(self, winner: TrainSpec, fits: Callable[[TrainSpec], bool]) -> TrainSpec:
+    def _without_each_choice(self, winner: TrainSpec, fits: Callable[[Spec], bool]) -> TrainSpec:
         """The winner in turns with what lacks one of its choices; one that is better without it is the winner no more.
         A choice that was right beside others need not be right beside these."""
         found = self._found
@@ -93,7 +102,7 @@ class Final:
                 break
         return winner
 
-    def _turns(self, first: TrainSpec, second: TrainSpec, most: int = 0) -> tuple[Turns | None, TrainSpec | None]:
+    def _turns(self, first: Spec, second: Spec, most: int = 0) -> tuple[Turns | None, Spec | None]:
         """The second beside the first, none where nothing is shown in the time left; and which of them cannot be."""
         cost, notes = self._seconds_of(first) + self._seconds_of(second), self._found.notes
         if self._left - self._kept < cost:
@@ -120,12 +129,13 @@ class Final:
         notes += [f"{unfit.id}: " + line.removeprefix(f"{unfit.id}: ") for line in taken.troubles]
         return None, unfit if mine != theirs else None
 
-    def _prove(self, ranked: Sequence[TrainSpec]) -> None:
+    def _prove(self, ranked: Sequence[Spec]) -> None:
         """The first of ``ranked`` that its proofs do not disprove."""
         found = self._found
         for winner in ranked:
             found.winner, found.ties = winner, [one for one in found.ties if one != winner]
-            disproof = self._disproof("parity", winner) or self._disproof("case", winner)
+            proofs = ("case",) if winner.is_script else ("parity", "case")
+            disproof = next(filter(None, (self._disproof(proof, winner) for proof in proofs)), "")
             if not disproof:
                 return
             found.notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
@@ -133,7 +143,7 @@ class Final:
         found.notes.append("none of the fastest configurations is sound")
         found.winner = None
 
-    def _disproof(self, name: str, winner: TrainSpec) -> str:
+    def _disproof(self, name: str, winner: Any) -> str:
         """Why a configuration is unsound, as far as there is time; empty of one that is sound, as a new case is, or one
         that has become slower. One that is invalid for what was around it alone is not at fault."""
         words, caller = "parity with its plain form" if name == "parity" else "its own case", self._caller
@@ -157,19 +167,19 @@ class Final:
         is_spoilt = any(around) and result.reason == joined_reasons(dict.fromkeys(chain(*around)))
         return result.reason if result.verdict == "invalid" and not is_spoilt else ""
 
-    def _seconds_of(self, spec: TrainSpec) -> float:
+    def _seconds_of(self, spec: Spec) -> float:
         """Return the seconds that a launch takes at most, by those of this run."""
         spent = self._caller.findings.spent
         each = sum(spent.phases.values()) / max(1, spent.launches)
-        return max(3.0, 1.5 * each) + (5.0 if spec.torch_compile else 0.0)
+        return max(3.0, 1.5 * each) + 5.0 * (isinstance(spec, TrainSpec) and spec.torch_compile)
 
     @property
     def _left(self) -> float:
         return self._until - time.monotonic()
 
 
-def _longer(spec: TrainSpec) -> TrainSpec:
-    return replace(spec, steps=FULL_STEPS, min_steps=_LEAST_STEPS, warmup_steps=3)
+def _longer(spec: Spec) -> Spec:
+    return lasting(spec, FULL_STEPS, _LEAST_STEPS, 3)
 
 
 # Of ``perf.tune``: whether a configuration still is the best of its neighbours, each of which takes turns with it.
@@ -193,7 +203,7 @@ class Recheck:
         if caller.run.on_cpu:
             worth = caller.policy(self._spec).tolerances.get(RATE, math.inf)
         self._notes += space.no_neighbours(self._spec)
-        launches, beside, troubles = list[Launch](), dict[str, Turns](), list[str]()
+        made, beside, troubles = list[InTurns](), dict[str, Turns](), list[str]()
 
         def goes_on(turns: Turns, _pairs: int) -> bool:
             return turns.low <= -math.log1p(worth) <= turns.high
@@ -210,11 +220,12 @@ class Recheck:
             mine, theirs = taken.wrong
             self._notes += [f"{words} is none: {line}" for line in theirs]
             troubles += [line for line in taken.troubles if line in mine or line not in theirs]
-            launches += taken.before
+            made.append(taken)
             beside |= {words: taken.turns} if taken.turns else {}
         invalid = caller.result(case, "invalid", joined_reasons(troubles))
         result = invalid if troubles else self._judged(case, beside, worth)
-        return Concluded(result=replace(result, launches=tuple(launches)), held_against="turns with its neighbours")
+        launches = tuple(chain.from_iterable(taken.before for taken in made))
+        return Concluded(result=replace(result, launches=launches), held_against="turns with its neighbours")
 
     def _judged(self, case: Case, beside: Mapping[str, Turns], worth: float) -> CaseResult:
         """By how each neighbour did; another has to be faster by ``worth``, as a fraction."""

@@ -21,6 +21,7 @@ from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import Space, axes_of
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import MACHINE
 from tests.golden import Golden
@@ -63,6 +64,68 @@ def test_what_cannot_be_had_is_said_in_one_line_before_a_launch(
     (line,) = err.splitlines()
     assert said in line
     assert not (tmp_path / ".llmperf").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "axes", "more"),
+    [
+        ("python train.py --batch {batch} {flags}", "batch = [1]\nflag = ['']", []),
+        ("python train.py --batch {batch}", "batch = [1]\nflag = ['']", []),
+        ("python train.py --batch {batch}", "batch = []", []),
+        ("python train.py --batch {batch}", "batch = 8", []),
+        ("python train.py --batch {batch}", "batch = [8, 8]", []),
+        ("python train.py --batch {batch}", "batch = ['8']", []),
+        ("python train.py --batch {batch}", "batch = [8]\n[start]\nbatch = 4", []),
+        ("python train.py --batch {batch}", "batch = [8", []),
+        ("python train.py --n {n}", "micro_batch = 'batch'\nn = [8]", []),
+        ("python train.py --batch {batch} > log", "batch = [8]", []),
+        ("python train.py --batch {batch}", "batch = [8]", ["tokes=64"]),
+        ("python train.py --batch {batch}", "batch = [8]", ["--global-batch", "8"]),
+    ],
+)
+def test_what_is_wrong_with_a_command_or_its_words_is_said_in_one_line(
+    command: str,
+    axes: str,
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    golden: Golden,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    Path("axes.toml").write_text(axes)
+    assert main(["tune", "--script", command, "--axes", "axes.toml", "--gpus", "0", *more]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    golden(err)
+    assert not (tmp_path / ".llmperf").exists()
+
+
+def test_a_command_needs_its_axes_and_something_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    assert main(["tune", "--script", "python train.py", "--gpus", "0"]) == 1
+    golden(capsys.readouterr().err)
+    for words in ([], ["llama-tiny", "--script", "python train.py"]):
+        with pytest.raises(SystemExit):
+            main(["tune", "--gpus", "0", *words])
+        golden(capsys.readouterr().err.splitlines()[-1])
+
+
+def test_where_no_gpu_is_seen_and_nobody_asked_for_a_cpu_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning())
+    said = "no GPU is seen"
+    assert main(["tune", "llama-tiny"]) == 0
+    assert said in capsys.readouterr().err
+    assert main(["tune", "llama-tiny", "--gpus", "0"]) == 0
+    assert said not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -191,6 +254,14 @@ def test_the_test_of_a_winner_checks_the_very_spec() -> None:
     assert checked == [FAST]
 
 
+def test_the_test_of_a_command_checks_the_very_spec() -> None:
+    spec = ScriptSpec(command="torchrun --nproc-per-node 2 train.py {micro_batch_size}", micro_batch_size=4, tokens=64)
+    names, checked = dict[str, Any](), list[ScriptSpec]()
+    exec("\n".join(winners_test(spec, 2)), names)
+    names["test_tuned"](SimpleNamespace(check=checked.append))
+    assert checked == [spec]
+
+
 @pytest.mark.parametrize(("verdict", "is_held"), [("pass", True), ("inconclusive", True), ("regressed", False)])
 def test_a_winner_that_was_recorded_before_is_held_where_its_baseline_holds_it(
     verdict: Any, is_held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -201,7 +272,7 @@ def test_a_winner_that_was_recorded_before_is_held_where_its_baseline_holds_it(
     monkeypatch.setattr(Tuner, "run", lambda _: _tuning(case=Concluded(result=result)))
     assert main(["tune", "llama-tiny", "--gpus", "0", "--record"]) == (0 if is_held else 1)
     out, err = capsys.readouterr()
-    assert ("not recorded: it is so" in err) != is_held
+    assert ("not recorded:" in err) != is_held
     assert ("def test_tuned(perf):" in out) == is_held
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_llmperf.settings import space as spaces
 from pytest_llmperf.settings.setting import Axis
-from pytest_llmperf.settings.space import Space, axes_of, default_axes, read_axes
+from pytest_llmperf.settings.space import ScriptSpace, Space, axes_of, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from tests.golden import Golden
 
@@ -205,3 +206,41 @@ def test_a_recipe_follows_what_a_space_of_ones_own_has() -> None:
     optimizers = {"optimizer": ["adamw_torch", "adamw_torch_fused"]}
     assert Space(base, axes_of(optimizers)).recipes() == ((replace(base, optimizer="adamw_torch_fused"),),)
     assert Space(base, axes_of({"attention": ["sdpa", "eager"]})).recipes() == ()
+
+
+class TestWordsOfACommand:
+    def _read(self, folder: Path, axes: str, command: str = "python train.py {batch} {n} {flag}", **told: Any) -> Any:
+        (folder / "axes.toml").write_text(axes)
+        return ScriptSpace.read({"command": command, **told}, folder / "axes.toml", folder)
+
+    def test_each_word_is_filled_in_and_the_micro_batch_is_a_field(self, tmp_path: Path) -> None:
+        axes = 'batch = [4, 8]\nn = [1, 2]\nflag = ["", "--a --b"]\n[start]\nn = 2\n'
+        space = self._read(tmp_path, axes)
+        found = space.candidates().specs
+        assert found[0] == space.first
+        assert (found[0].argv, found[0].micro_batch_size) == (["python", "train.py", "4", "2"], 4)
+        assert {tuple(spec.argv[2:]) for spec in found} == {
+            (size, n, *flag) for size in ("4", "8") for n in ("1", "2") for flag in ((), ("--a", "--b"))
+        }
+        last = next(spec for spec in found if spec.argv[2:] == ["8", "1", "--a", "--b"])
+        assert space.choices_of(last) == {"batch": "8", "n": "1", "flag": "--a --b"}
+
+    def test_numbers_in_order_are_a_scale(self, tmp_path: Path) -> None:
+        axes = "batch = [4, 8]\nn = [8, 2, 1.5]\nflag = [3, 1, 2]\n"
+        assert self._read(tmp_path, axes).scales == {"batch": ["4", "8"], "n": ["8", "2", "1.5"]}
+
+    def test_tokens_that_are_told_grow_with_the_micro_batch(self, tmp_path: Path) -> None:
+        axes = 'batch = [4, 8]\nn = [1]\nflag = [""]\n'
+        assert [spec.tokens for spec in self._read(tmp_path, axes, tokens=64).candidates().specs] == [64, 128]
+        found = self._read(tmp_path, axes, tokens="sequences:4").candidates().specs
+        assert [spec.tokens for spec in found] == ["sequences:4", "sequences:8"]
+
+    def test_a_word_that_is_the_micro_batch_may_have_any_name(self, tmp_path: Path) -> None:
+        space = self._read(tmp_path, 'micro_batch = "n"\n[axes]\nbatch = [4]\nn = [1, 2]\nflag = [true]\n')
+        assert [spec.micro_batch_size for spec in space.candidates().specs] == [1, 2]
+        assert space.first.argv[2:] == ["4", "1", "true"]
+
+    def test_gpus_and_braces_of_its_own_stay(self, tmp_path: Path) -> None:
+        command = "torchrun --nproc-per-node {gpus} train.py {{batch}} {micro_batch_size}"
+        space = self._read(tmp_path, "micro_batch_size = [1, 2]\n", command, gpus=2)
+        assert space.first.argv == ["torchrun", "--nproc-per-node", "2", "train.py", "{batch}", "1"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import Perf, ScriptSpec, TrainSpec
-from pytest_llmperf.settings.space import read_axes
+from pytest_llmperf.settings.space import ScriptSpace, read_axes
 from tools import tables
 from tools.documentation.blocks import (
     REPOSITORY,
@@ -81,7 +81,10 @@ class TestOfEachBlock:
     def test_its_space_is_one(self, block: Block, tmp_path: Path) -> None:
         if block.language == "toml":
             (tmp_path / "space.toml").write_text(block.text, encoding="utf-8")
-            assert read_axes(tmp_path / "space.toml")
+            words = re.findall(r"^(\w+) = \[", block.text, re.MULTILINE) if "[axes]" not in block.text else []
+            command = {"command": " ".join(["train.py", *(f"{{{word}}}" for word in words)])}
+            path = tmp_path / "space.toml"
+            assert ScriptSpace.read(command, path, tmp_path) if words else read_axes(path)
 
 
 def unknown_keywords(tree: ast.Module) -> list[str]:
