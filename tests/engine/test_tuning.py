@@ -729,7 +729,7 @@ class TestScripts:
             each = 1.0 - 0.2 * ("--fused" in command) + 0.5 * ("--eager" in command) - 0.4 * ("--summed" in command)
             wrong = 2.0 if "--summed" in command else 1.0
             told = tuple(wrong * (loss + 0.001 * math.log2(size)) for loss in losses[: spec.steps])
-            fail = "oom" if size > 16 else "error" if "--broken" in command else ""
+            fail = "oom" if size > 16 else "never-started" if "--broken" in command else ""
             return Fake(step_seconds=0.001 * each * (size + 2), reserved_bytes=size * 2**28, losses=told, fail=fail)
 
         world.script = script
@@ -785,7 +785,7 @@ class TestScripts:
         self._world(world)
         found = self._tuned(engine, 'batch = [1, 2]\nflag = ["", "--broken"]\n')
         assert found.winner.argv[-1] == "2"
-        assert "error" in {one.trial.kind for one in found.tried}
+        assert "never-started" in {one.trial.kind for one in found.tried}
 
     def test_without_tokens_nothing_is_compared(self, engine: Engine, world: World, golden: Golden) -> None:
         world.script = lambda _: Fake(evidence={"tokens": "unknown"})

@@ -92,7 +92,8 @@ class Trials:
             # So few steps have no drift to speak of.
             around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
             trial = Trial.of(outcome, troubles, around)
-            again = self._runner.launch(short, 2) if twice else None
+            is_time = twice and time.monotonic() + outcome.wall_seconds < until
+            again = self._runner.launch(short, 2) if is_time else None
             trial = replace(trial, losses_again=again.losses) if isinstance(again, Launch) else trial
         # Of a command that fails nobody knows the files.
         if trial.kind not in _NOT_KEPT and not trial.disturbances and not (spec.is_script and trial.failure):

@@ -189,8 +189,8 @@ class Tuner:
             spec, until = self._specs[number], time.monotonic() + self._trial_seconds() + _OVERTIME
             trial = trials.make(spec, until, twice=spec.is_script and self._held is None)
             self._note(Tried(spec, trial))
-            is_wrong = spec.is_script and not self._held and trial.kind not in _OF_ITS_OWN
-            if trial.kind == "never-started" or is_wrong:
+            is_wrong = not self._held and trial.kind not in _OF_ITS_OWN  # another flag of a command may be known
+            if is_wrong if spec.is_script else trial.kind == "never-started":
                 raise CaseFailedError(f"{spec.id}: {trial.failure}")
         if order := self._search.in_order():
             final = Final(self._caller, self._found, self._until, self._tell)
