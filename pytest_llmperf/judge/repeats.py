@@ -207,7 +207,7 @@ def _beyond_band(launches: Launches, stored: Launches) -> Iterator[str]:
 
 def unlike_losses(losses: Losses, known: Losses, again: Losses, tokens: int, known_tokens: int) -> str:
     """How the ``losses`` of a short launch are not those that another configuration of its script is known to have, and
-    had again; empty where they are, or where nobody knows. Other ``tokens`` a step are other data."""
+    had again; empty where they are, or where nobody knows. Other ``tokens`` a step are other data (decision 77)."""
     if not losses or not known:
         return ""
     repeats = bool(again) and math.isclose(known[0], again[0], rel_tol=_SAME_LOSS)

@@ -13,7 +13,7 @@ from pytest_llmperf.judge.acceptance import describe
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changes, count_checks
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.repeats import Repeats
+from pytest_llmperf.judge.repeats import Repeats, unlike_losses
 from pytest_llmperf.judge.stats import log_of
 from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.judge.verdict import judge, judge_pairs
@@ -266,3 +266,36 @@ class TestUnequalSteps:
         assert recorded(before, after).launches[1].step_tokens == twice, "a file holds it"
         judgement = judge([after], recorded(before, before), Policy.for_gpu())
         assert {check.metric: check.verdict for check in judgement.checks}["tokens_per_second_per_gpu"] == "pass"
+
+
+class TestAnotherConfiguration:
+    """Of a search, whose trials are short."""
+
+    KNOWN = tuple(6.0 - 0.02 * step + 0.01 * (step % 2) for step in range(7))
+    OTHER = tuple(loss + 0.02 for loss in KNOWN)
+
+    def test_one_that_begins_alike_has_the_same_first_loss_but_for_rounding(self) -> None:
+        assert not unlike_losses([loss * 1.003 for loss in self.KNOWN], self.KNOWN, self.KNOWN, 64, 64)
+        assert unlike_losses([loss * 1.005 for loss in self.KNOWN], self.KNOWN, self.KNOWN, 64, 64)
+
+    def test_of_other_tokens_or_where_nothing_repeats_the_band_holds(self) -> None:
+        off = [loss * 1.005 for loss in self.KNOWN]
+        assert not unlike_losses(off, self.KNOWN, self.KNOWN, 128, 64)
+        assert not unlike_losses(off, self.KNOWN, self.OTHER, 64, 64)
+        for factor in (0.5, 0.9, 1.1, 2.0):
+            assert unlike_losses([loss * factor for loss in self.KNOWN], self.KNOWN, self.KNOWN, 128, 64)
+
+    def test_fewer_tokens_scatter_by_more(self) -> None:
+        off = [loss + 0.2 for loss in self.KNOWN]
+        assert unlike_losses(off, self.KNOWN, (), 64, 64)
+        assert not unlike_losses(off, self.KNOWN, (), 4, 64)
+
+    def test_one_that_learns_nothing_is_told(self) -> None:
+        learns = [6.0 - 0.3 * step for step in range(7)]
+        noisy = [loss + 0.1 * (-1) ** step for step, loss in enumerate(learns)]
+        assert unlike_losses([6.0] * 7, learns, (), 64, 64)
+        assert not unlike_losses(noisy, learns, learns, 128, 64)
+
+    def test_what_nobody_knows_is_not_held(self) -> None:
+        assert not unlike_losses((), self.KNOWN, (), 64, 64)
+        assert not unlike_losses(self.KNOWN, (), (), 64, 64)

@@ -246,3 +246,15 @@ def test_a_beginning_that_failed_is_not_begun_with_again() -> None:
     _tell(search, 0)
     _tell(search, beginning[0], log=None)
     assert next(search.promising(600.0)) not in beginning
+
+
+def test_along_a_scale_a_step_goes_to_the_next_number_and_on_from_there() -> None:
+    numbers = [str(2**power) for power in range(7)]
+    choices = [{"workers": number} for number in numbers]
+    ones = [1] * len(numbers)
+    field = Field(choices, "", ones, ones, ones, [0.0] * len(numbers), scales={"workers": numbers})
+    search, order = Search(field, steps=7), list[int]()
+    while (number := next(search.promising(600.0), None)) is not None:
+        order.append(number)
+        search.tell(number, Outcome(0.1 * abs(number - 3), step_seconds=0.1))
+    assert order == [0, 1, 2, 3, 4]
