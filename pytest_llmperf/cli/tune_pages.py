@@ -56,7 +56,8 @@ def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
     yield from (f"  a tie with {tie.id}" for tie in tuning.ties)
     if not tuning.left:
         yield "  everything that fits was tried"
-    unshown = "not claimed; its losses are like those of where the search began" if winner.is_script else "not shown"
+    like = "; its losses are like those of where the search began" if trial is not None and trial.losses else ""
+    unshown = f"not claimed{like}" if winner.is_script else "not shown"
     for what, conclusion, none in (("parity", tuning.parity, unshown), ("as a case", tuning.case, "not launched")):
         result = conclusion.result if conclusion else None
         yield f"  {what}: {f'{result.verdict}: {result.reason}' if result else none}"
