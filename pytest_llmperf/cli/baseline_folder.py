@@ -74,11 +74,7 @@ class Shelf:
                 f"{root.absolute()}: no baselines here, expected MACHINE/MODEL/ID.json in it; "
                 + (f"{found} has some: name it with --perf-baselines" if found else what)
             )
-        if machine is not None and machine not in machines:
-            raise CaseError(
-                f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines)}; "
-                f"the nearest is {nearest(machine, machines, at_least=0.0)!r}: name it with --machine"
-            )
+        check_machine(root, machine)
         every, broken = list[AnyStored](), dict[Path, str]()
         for kind in machines if machine is None else [machine]:
             for path in sorted([*(root / kind).glob("*/*.json"), *(root / kind).glob(f"*/{CAPACITY}/*.json")]):
@@ -108,6 +104,17 @@ class Shelf:
             + (f"; the nearest id is {near!r}" if every else "")
             + (f"; {len(self.broken)} more cannot be read" if self.broken else "")
             + "; llmperf baselines list names them all"
+        )
+
+
+def check_machine(root: Path, machine: str | None) -> None:
+    """Raise CaseError where nothing under ``root`` is of the ``machine`` that somebody named."""
+    machines = BaselineStore(root).machines()
+    if machine is not None and machine not in machines:
+        near = nearest(machine, machines, at_least=0.0)
+        raise CaseError(
+            f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines) or 'none'}"
+            + (f"; the nearest is {near!r}: name it with --machine" if near else "")
         )
 
 

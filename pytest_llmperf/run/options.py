@@ -210,6 +210,7 @@ REMOVED: Mapping[str, str] = {
     "bisect --package": "use --python 'uv run --with NAME=={version} python' with --versions",
     "scheduler": "pytest --gpus N runs a night on one machine",
     "merge --mail": "[suite] mail of a cluster file is SLURM's --mail-user",
+    **dict.fromkeys(("merge --nights", "merge --name"), "llmperf nights FOLDER says how its nights stand"),
     **dict.fromkeys(("submit --mail", "nights --mail"), "cron mails what it prints"),
     "tune --write": "its test is printed; --record records its baseline",
     **dict.fromkeys(("report --purpose", "report --losses"), "use report --tables, or --perf-json"),

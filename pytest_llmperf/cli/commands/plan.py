@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from pytest_llmperf.analysis import formulas
 from pytest_llmperf.analysis.formulas import Measured, MemoryPlan
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, table
 from pytest_llmperf.cli.asked_run import Named, all_stored, named
-from pytest_llmperf.cli.baseline_folder import Shelf
+from pytest_llmperf.cli.baseline_folder import Shelf, check_machine
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError, StaticSteps
@@ -109,11 +109,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     root, machine = arguments.perf_baselines, arguments.machine
-    usage: Callable[[str], NoReturn] = arguments.usage
     if arguments.stored == bool(arguments.specs):
-        usage("expected specs, or --stored and none")
-    if machine is not None and machine not in (known := BaselineStore(root).machines()):
-        usage(f"--machine {machine}: {root} has no baselines of it, expected one of {', '.join(known) or 'none'}")
+        arguments.usage("expected specs, or --stored and none")
+    check_machine(root, machine)
     if arguments.stored:
         cases, troubles = all_stored(Shelf.read(root, machine))
     else:
@@ -182,6 +180,7 @@ def _scale(arguments: argparse.Namespace, screen: Screen) -> Answer:
     words, ranks, node = [*arguments.specs], arguments.ranks, arguments.ranks_per_node
     if any("=" in word for word in words) and not any(word.startswith("gpus=") for word in words):
         words.append(f"gpus={ranks[0]}")
+    check_machine(arguments.perf_baselines, arguments.machine)
     names = named(words, arguments.perf_baselines, arguments.machine)
     cases = [each.spec for each in names]
     troubles += [f"{spec.id}: a script, whose ranks are not told without a launch" for spec in cases if spec.is_script]

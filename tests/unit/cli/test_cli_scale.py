@@ -69,6 +69,9 @@ def test_what_is_stored_of_narrower_widths_is_known(run: Run, tmp_path: Path) ->
     _, out, _ = run("scale", "model=llama-tiny", "--ranks", "4", "--machine", "m", "--json")
     low, high = json.loads(out)["step_seconds"]
     assert low == 0.25 < high < 0.3
+    code, out, err = run("scale", "model=llama-tiny", "--ranks", "4", "--machine", "n")
+    assert (code, out) == (1, "")
+    assert "has no baselines of this machine kind, expected one of m; the nearest is 'm'" in err
 
 
 @pytest.mark.parametrize(
