@@ -22,7 +22,15 @@ from pytest_llmperf.judge.case_histories import (
     groups,
     histories,
 )
-from pytest_llmperf.judge.change_points import FALSE_ALARM, Covariance, Timeline, find_changes, levels_between
+from pytest_llmperf.judge.change_points import (
+    EFFICIENCY,
+    FALSE_ALARM,
+    NORMAL,
+    Covariance,
+    Timeline,
+    find_changes,
+    levels_between,
+)
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.run.history import scattering
@@ -78,6 +86,17 @@ def test_how_far_few_runs_are_off_is_told_in_full(num: int, at_the_end: bool) ->
     assert abs(change.log) == pytest.approx(0.3)
     levels = levels_between(logs, independent(len(logs), 0.005), found)
     assert sorted(level.log for level in levels) == pytest.approx([0.0, 0.3], abs=1e-9)
+
+
+def test_nights_on_one_gpu_scatter_as_their_differences_show_and_as_was_known_before() -> None:
+    usual, times = math.hypot(NOISE.session.sd, NOISE.launch.sd), 3.0
+    apart = times * math.sqrt(2) * usual  # of two nights
+    several = [past_result(night, log=math.log(0.1) + apart * (night % 2)) for night in range(5)]
+    (near, df), _ = Timeline.of(several).scatter(NOISE).parts
+    told, before = EFFICIENCY * 4, NOISE.launch.df
+    assert df == pytest.approx(before + told)
+    variance = (before + told * (times * NORMAL) ** 2) / (before + told) * usual**2
+    np.testing.assert_allclose(near, variance * np.eye(5))
 
 
 def test_two_nights_of_a_large_loss_are_told_in_full() -> None:
