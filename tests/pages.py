@@ -9,7 +9,7 @@ from typing import Any
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.report.page import html
 from pytest_llmperf.report.results_json import RunDocument
-from pytest_llmperf.run.ladder_charts import Baselines
+from pytest_llmperf.run.page_charts import Baselines
 from pytest_llmperf.run.run_page import page_of
 from tests.runs import ladder_run
 

@@ -19,7 +19,7 @@ from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.report.results_json import RunDocument, document
 from pytest_llmperf.run.history_store import HistoryStore, past_results
-from pytest_llmperf.run.ladder_charts import Baselines
+from pytest_llmperf.run.page_charts import Baselines
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of
 from tests.shelf import baseline_at

@@ -53,20 +53,6 @@ def gains(rungs: Sequence[Rung], rates: Sequence[float | None]) -> list[Gain]:
     return found
 
 
-def step_before(rungs: Sequence[Rung], index: int) -> Rung | None:
-    return next((rung for rung in reversed(rungs[:index]) if not rung.ran_out_of_memory), None)
-
-
-def largest_jump(rungs: Sequence[Rung], found: Sequence[Gain]) -> int | None:
-    """Which step gained most over the one before it; ``None`` where no gain is known."""
-    jumps = {
-        index: gain.over_previous
-        for index, (rung, gain) in enumerate(zip(rungs, found, strict=True))
-        if gain.over_previous is not None and not rung.ran_out_of_memory
-    }
-    return max(jumps, key=lambda index: jumps[index], default=None)
-
-
 def _ratio(rate: float | None, other: float | None) -> float | None:
     return rate / other if rate and other else None
 

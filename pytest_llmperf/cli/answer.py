@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from pytest_llmperf.judge.store import BaselineError
-from pytest_llmperf.report.text import FORMATS, Column, Glyphs, fold, glyphs_of, leaving, one_line, render
+from pytest_llmperf.report.text import FORMATS, Column, fold, leaving, one_line, render
 from pytest_llmperf.run.options import STORED, Settings, add_to_command, instead, meant
 from pytest_llmperf.run.options import table as options_of
 from pytest_llmperf.support import MADE_BY, formats, interpreter, user_input
@@ -55,14 +55,13 @@ class ClusterError(CommandError):
 
 @dataclass(frozen=True)
 class Screen:
-    """Where lines go: how wide it is (``None`` for a file or a pipe), and what it can show."""
+    """Where lines go: how wide it is; ``None`` for a file or a pipe."""
 
     width: int | None
-    glyphs: Glyphs
 
 
 def table(columns: Sequence[Column], screen: Screen) -> list[str]:
-    return render(columns, screen.width, color=False, glyphs=screen.glyphs)
+    return render(columns, screen.width, color=False)
 
 
 def facts(values: Mapping[str, object]) -> list[str]:
@@ -77,7 +76,6 @@ def plain(value: object) -> str:
 
 #: Each is answered by its module in ``commands``, but for those that share one.
 _HOMES = {
-    "export": "commands.history:add_export_options",
     "merge": "commands.submit:add_merge_options",
     "scale": "commands.plan:add_scale_options",
     "nights": "commands.submit:add_nights_options",
@@ -97,7 +95,6 @@ _COMMANDS = {
     "submit": "the nightly job of a cluster file: its cost, then sbatch",
     "merge": "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green",
     "nights": "the nights of a folder and where each stands; exit code 1 where a new one is missing",
-    "export": "--perf-json files as one page of Markdown",
 }
 
 
@@ -264,4 +261,4 @@ def _screen() -> Screen:
     # A pipe or a file gets lines as long as they are: one case, one line.
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
-    return Screen(width, glyphs_of(getattr(sys.stdout, "encoding", None)))
+    return Screen(width)

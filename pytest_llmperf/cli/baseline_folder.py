@@ -21,7 +21,6 @@ from pytest_llmperf.judge.baseline import (
 )
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
-from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import baselines_above
@@ -219,11 +218,3 @@ def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What names a spec: its model or command, and what is not as it is anyway."""
     usual = spec_defaults(settings)
     return {name: value for name, value in settings.items() if name not in usual or value != usual[name]}
-
-
-def settings_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """``name: A's -> B's``, sorted; a setting that an older version did not store has its default."""
-    defaults = spec_defaults(a)
-    mine, theirs = {**defaults, **a}, {**defaults, **b}
-    names = [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
-    return [one_line(f"{name}: {mine.get(name)} -> {theirs.get(name)}") for name in names]

@@ -83,7 +83,7 @@ class ExportedCase:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedRun:
-    """The runs of one or several documents."""
+    """The run of a document."""
 
     cases: tuple[ExportedCase, ...] = ()
     troubles: tuple[str, ...] = ()
@@ -107,30 +107,23 @@ class ExportedRun:
         return self.has_failed or bool(self.troubles) or any(case.is_failing for case in self.cases)
 
     @classmethod
-    def read(cls, documents: Sequence[ResultsDocument]) -> ExportedRun:
-        """Each case of each machine once: as the last of ``documents`` has it, and there by its worst verdict."""
-        documents = list(map(shown, documents))
-        found: dict[tuple[str, str, str], ExportedCase] = {}
-        for document in documents:
-            tests = tests_of(document)
-            # Reversed: of those of one name the worst is written last, and of its equals the first.
-            cases = [ExportedCase.of(result, document.kind, tests) for result in reversed(document.results)]
-            for case in sorted(cases, key=_badness, reverse=True):
-                found[case.machine, case.name, case.result.digest] = case
-        ids = Counter((case.machine, case.name) for case in found.values())
-        cases = [
-            replace(case, name=f"{case.name} {case.result.digest[:_DIGEST_SHOWN]}")
-            if ids[case.machine, case.name] > 1
-            else case
-            for case in found.values()
-        ]
-        skipped = {case.id: case.reason for document in documents for case in document.skipped}
+    def of(cls, document: ResultsDocument) -> ExportedRun:
+        """Each case of ``document`` once: by its worst verdict, and of those that are alike the first."""
+        document = shown(document)
+        tests, found = tests_of(document), dict[tuple[str, str], ExportedCase]()
+        for case in sorted((ExportedCase.of(each, document.kind, tests) for each in document.results), key=_badness):
+            found.setdefault((case.name, case.result.digest), case)
+        ids = Counter(name for name, _ in found)
+        cases = (
+            replace(case, name=f"{name} {digest[:_DIGEST_SHOWN]}") if ids[name] > 1 else case
+            for (name, digest), case in found.items()
+        )
         return cls(
-            cases=tuple(sorted(cases, key=_badness)),
-            troubles=tuple(dict.fromkeys(line for document in documents for line in _troubles(document))),
-            skipped=tuple(skipped.items()),
-            num_planned=sum(len(document.planned) for document in documents),
-            has_failed=any(document.exit_code for document in documents),
+            cases=tuple(cases),
+            troubles=tuple(dict.fromkeys(_troubles(document))),
+            skipped=tuple({case.id: case.reason for case in document.skipped}.items()),
+            num_planned=len(document.planned),
+            has_failed=bool(document.exit_code),
         )
 
 

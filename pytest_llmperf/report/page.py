@@ -1,6 +1,6 @@
 """Page: what a page of a run shows, as text and figures; and as HTML, one file that needs neither network nor a script.
 
-How it looks is the template's; Vega-Lite draws its charts before: ``template/charts.json`` has the specifications, but
+How it looks is the template's; Vega-Lite draws its charts before: ``template/chart.json`` has the specification, but
 for a chart's own figures. Colours are CSS variables of the page, so that one picture serves light, dark and paper.
 """
 
@@ -14,18 +14,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
-from pytest_llmperf.report.text import leaving, one_line, shorten_middle
+from pytest_llmperf.report.text import leaving
 
 #: The verdicts that somebody has to look at, in the order in which a page tells them.
 FOR_A_PERSON = ("regressed", "invalid", "new", "inconclusive", "improved", "changed")
-
-#: Whose figure a row's bar is.
-NOW, STORED = "this run", "baseline, not run this time"
 
 
 @dataclass(frozen=True)
@@ -36,40 +32,8 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     num_words: int = 1
     """How many of the first columns are words; figures stand to the right."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A picture and the same as a table, which is what a screen reader and a copy get."""
-
-    title: str
-    says: str
-    """In a sentence, for whoever does not see it."""
-    table: Table
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A bar, which is ``NOW`` or ``STORED``, or none; and figures to hold it against, by name."""
-
-    label: str
-    words: str
-    parts: tuple[tuple[str, float], ...]
-    marks: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowChart(Chart):
-    """Bars; the legend has marks in the order of these names."""
-
-    axis: str
-    rows: tuple[Row, ...]
-    marks: tuple[str, ...] = ()
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for row in self.rows for name, _ in row.parts))
+    bars: tuple[float, ...] = ()
+    """Of each row the bar behind its first figure, as a share of the longest."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +46,15 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineChart(Chart):
-    """Lines over a common axis."""
+class Chart:
+    """A picture of lines over a common axis, and the same as a table, which is what a screen reader and a copy get."""
 
+    title: str
+    says: str
+    """In a sentence, for whoever does not see it."""
+    note: str = ""
+    table: Table | None = None
+    """``None``: one stands beside it."""
     x_axis: str
     y_axis: str
     lines: tuple[Line, ...]
@@ -96,8 +66,10 @@ class Section:
 
     anchor: str
     title: str
-    charts: tuple[Chart, ...] = ()
     lines: tuple[str, ...] = ()
+    tables: tuple[tuple[str, Table], ...] = ()
+    """By title."""
+    charts: tuple[Chart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,15 +78,6 @@ class Cell:
 
     text: str
     order: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Details:
-    """The tables, lists and charts that a row opens to, by title."""
-
-    tables: tuple[tuple[str, Table], ...] = ()
-    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    charts: tuple[Chart, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +94,10 @@ class Case:
     """What each does, and the command: one that runs the case again, one that accepts its figures."""
     short: str
     """What it opens to where there is no room for more: a line."""
-    details: Details
+    tables: tuple[tuple[str, Table], ...] = ()
+    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    charts: tuple[Chart, ...] = ()
+    """These and the lists and tables, by title, are what it opens to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +125,7 @@ class Page:
     @property
     def charts(self) -> tuple[Chart, ...]:
         found = [chart for section in self.sections for chart in section.charts]
-        return tuple(dict.fromkeys([*found, *(chart for case in self.cases for chart in case.details.charts)]))
+        return tuple(dict.fromkeys([*found, *(chart for case in self.cases for chart in case.charts)]))
 
     @property
     def verdicts(self) -> tuple[tuple[str, int], ...]:
@@ -177,10 +143,6 @@ class Page:
 
 # The file.
 
-#: Characters of a page; nearly all of them are a byte each, and five megabytes are the most that is promised.
-MOST = 4_600_000
-# Of what rows open to: a page that takes long to load is looked at by nobody.
-_MOST_OPENED = 2_000_000
 # More are not read at the top.
 _MOST_AT_THE_TOP = 30
 
@@ -193,21 +155,12 @@ def html(page: Page) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, finalize=_finalize)
     # Of our own drawing, which escapes the text in it.
     pictures = {chart: Markup(picture) for chart, picture in drawn(page.charts).items()}  # noqa: S704
-    environment.filters |= {"legend": legend, "picture": lambda chart: pictures.get(chart, "")}
+    environment.filters["picture"] = lambda chart: pictures.get(chart, "")
     template: Any = environment.from_string(_file("page.html.jinja")).module
     script = _file("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     style, code = Markup(_file("page.css")), Markup(script)  # noqa: S704 - of ours
-    shown = partial(template.page_of, page, style, code, f"sha256-{digest}", most=_MOST_AT_THE_TOP)
-    more = {case.anchor: template.more_of(case, full=False) for case in page.cases}
-    room = min(_MOST_OPENED, MOST - len(shown(more=more)))
-    # All that a row opens to: of those first that somebody has to look at, which come first, as long as there is room.
-    for case in page.cases:
-        text = template.more_of(case, full=True) if room > 0 else ""
-        if 0 < len(text) <= room:
-            room -= len(text)
-            more[case.anchor] = text
-    return str(shown(more=more))
+    return str(template.page_of(page, style, code, f"sha256-{digest}", most=_MOST_AT_THE_TOP))
 
 
 def _finalize(value: Any) -> Any:
@@ -234,15 +187,8 @@ def missing() -> str:
 
 # As wide as a phone shows without shrinking its text much; a desktop sets several beside one another.
 _WIDTH = 440
-_ROW = 40
-_LABEL_CHARACTERS = 44
-# Figures from here on are told by two digits and a letter.
-_LARGE = 10_000
-_THREE_DIGITS = ".3~s"
-
-#: Colours of marks, in their order, and of bars: names that the style sheet has.
-_MARKS = ("baseline", "published")
-_WHOLE = {NOW: "now", STORED: "stored"}
+# Figures from here on are told by three digits and a letter.
+_LARGE, _THREE_DIGITS = 10_000, ".3~s"
 
 # Three seconds for eighty charts on two cores.
 _SECONDS = 120.0
@@ -250,63 +196,15 @@ _SECONDS = 120.0
 _MOST_SINGLY = 40
 
 
-def legend(chart: Chart) -> list[tuple[str, str]]:
-    """Colours, by the style sheet's names, and what they stand for."""
-    match chart:
-        case RowChart():
-            found = {name for row in chart.rows for name, _ in row.marks}
-            marks = [
-                (f"{colour} mark", name) for colour, name in zip(_MARKS, chart.marks, strict=False) if name in found
-            ]
-            return [*((_WHOLE[name], name) for name in chart.parts), *marks]
-        case LineChart():
-            return list(dict.fromkeys((f"{line.role} line", line.name) for line in chart.lines))
-    return []
-
-
 def specification(chart: Chart) -> dict[str, Any]:
     """The chart for Vega-Lite. The picture says nothing by itself: what it shows is said beside it."""
-    known = json.loads((files(__package__) / "template" / "charts.json").read_text(encoding="utf-8"))
-    match chart:
-        case RowChart():
-            spec, values = known["rows"], _rows(chart)
-            sizes = [size for row in chart.rows for _, size in (*row.parts, *row.marks)]
-            is_large = max(sizes, default=0.0) >= _LARGE
-            spec["encoding"]["x"]["axis"] |= {"title": chart.axis, **({"format": _THREE_DIGITS} if is_large else {})}
-        case LineChart():
-            spec, values = known["lines"], []
-            for index, line in enumerate(chart.lines):
-                values += [{"line": f"{index}", "role": line.role, "x": x, "y": y} for x, y in line.points]
-            is_large = any(y >= _LARGE for line in chart.lines for _, y in line.points)
-            spec["encoding"]["x"]["axis"] |= {"title": chart.x_axis, "tickCount": 6}
-            spec["encoding"]["y"]["axis"] |= {"title": chart.y_axis, **({"format": _THREE_DIGITS} if is_large else {})}
-        case _:
-            raise TypeError(f"{type(chart).__name__} has no picture")
-    return {
-        "height": _ROW * len(values),
-        **spec,
-        "data": {"values": values},
-        "width": _WIDTH,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "padding": {"left": 2, "right": 10, "top": 2, "bottom": 2},
-        "background": None,
-        "config": known["config"],
-    }
-
-
-def _short(label: str) -> str:
-    """An id's end tells it apart as often as its start; a control character would end the process that draws it."""
-    return shorten_middle(one_line(label), _LABEL_CHARACTERS, "…")
-
-
-def _rows(chart: RowChart) -> list[dict[str, Any]]:
-    found = []
-    for index, row in enumerate(chart.rows):
-        marks = dict(row.marks)
-        told = {"row": index, "label": _short(row.label), "told": one_line(row.words)}
-        told |= {"size": [size for _, size in row.parts], "colour": [f"var(--{_WHOLE[name]})" for name, _ in row.parts]}
-        found.append({**told, **{key: marks.get(name) for key, name in zip(_MARKS, chart.marks, strict=False)}})
-    return found
+    spec: dict[str, Any] = json.loads((files(__package__) / "template" / "chart.json").read_text(encoding="utf-8"))
+    is_large = any(y >= _LARGE for line in chart.lines for _, y in line.points)
+    spec["encoding"]["x"]["axis"]["title"] = chart.x_axis
+    spec["encoding"]["y"]["axis"] |= {"title": chart.y_axis, **({"format": _THREE_DIGITS} if is_large else {})}
+    lines = enumerate(chart.lines)
+    values = [{"line": f"{n}", "role": line.role, "x": x, "y": y} for n, line in lines for x, y in line.points]
+    return {**spec, "data": {"values": values}, "width": _WIDTH}
 
 
 # What only a script would need of them.

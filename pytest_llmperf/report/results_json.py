@@ -97,35 +97,25 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 # Read leniently: what is absent, of the wrong kind or no number is left out, and texts are one line each.
 
 # No figure of ours is near it, and products and ratios of such are numbers.
-_MOST = 2.0**63
+_MOST = 2.0**100
 
 _Stored = TypeVar("_Stored", StoredResult, ResultsDocument)
 _RAW = ("launches", "launches_before")
 
 
-def _for_a_page(value: Any) -> Any:
+def _readable(value: Any) -> Any:
     """Texts of one line, and numbers that can be computed with: next to nothing is nothing."""
     if isinstance(value, str):
-        return " ".join(one_line(value).split())
+        return one_line(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     number = value if -_MOST < value < _MOST else None
     return number if number is None or abs(number) > 1 / _MOST else 0
 
 
-def _for_tools(value: Any) -> Any:
-    """Texts of one line, and numbers that are some."""
-    if isinstance(value, str):
-        return one_line(value)
-    try:
-        return value if not isinstance(value, (int, float)) or math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
 def shown(record: _Stored) -> _Stored:
     """``record`` as other tools get it."""
-    return codec.read_lenient(type(record), _mapped(codec.plain(record), _for_tools, _RAW)) or record
+    return codec.read_lenient(type(record), _mapped(codec.plain(record), _readable, _RAW)) or record
 
 
 @dataclass(frozen=True)
@@ -182,17 +172,13 @@ class RunDocument:
     def __init__(self, values: Mapping[str, Any], source: str = "") -> None:
         """``source``: its file's name, where several are told of."""
         self.source = source
-        self.record = document_of(_mapped(values, _for_a_page, (*_RAW, "updated")))  # which has several lines
+        self.record = document_of(_mapped(values, _readable, (*_RAW, "updated")))  # which has several lines
         self.schema = values.get("schema")
 
     @property
     def machine(self) -> str:
         """Its kind; of a night of several files that of all of them, where they have one."""
         return self.record.machine.kind or self.record.kind or "unknown machine"
-
-    @property
-    def name(self) -> str:
-        return self.source or self.machine
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -207,15 +193,3 @@ class RunDocument:
         """The words that run a test again; none where it does not say."""
         words = self.record.rerun
         return [word.replace(TEST, nodeid) for word in words] if any(TEST in word for word in words) else []
-
-    @property
-    def spent(self) -> Mapping[str, float]:
-        """Seconds by phase."""
-        phases = self.record.spent.phases if self.record.spent else {}
-        return {name: seconds for name, seconds in phases.items() if seconds}
-
-    @property
-    def num_launches(self) -> int:
-        return (
-            self.record.spent.launches if self.record.spent else sum(len(one.record.launches) for one in self.results)
-        )

@@ -137,7 +137,7 @@ def summary_lines(  # noqa: PLR0913 - what is shown, and on what
         _totals(results, spent or Spent(), glyphs),
         *_hint(results),
     ]
-    lines = render(_columns(results, glyphs, encoding), width, color, glyphs)
+    lines = render(_columns(results, glyphs, encoding), width, color)
     for line in below:
         # An update's own lines are aligned: their indent stays.
         margin = line[: len(line) - len(line.lstrip(" "))]

@@ -99,8 +99,8 @@ def shorten_middle(text: str, width: int, ellipsis: str) -> str:
     return text[: kept - tail] + ellipsis + (text[-tail:] if tail else "")
 
 
-# A table gives way to a narrow terminal without losing an id or a figure, by the first of three layouts that fits: the
-# plain table, its ids folded; ids on lines of their own above their figures; and the figures as running text.
+# A table gives way to a narrow terminal without losing an id or a figure: the plain table, its ids folded, where that
+# fits; else ids on lines of their own above their figures, which are folded where they have to be.
 
 _GAP = 2
 _INDENT = "  "
@@ -108,7 +108,6 @@ _INDENT = "  "
 _NARROWEST_CASE = 20
 _STYLES = {"pass": "green", "improved": "cyan", "changed": "cyan"}
 _STYLES |= dict.fromkeys(("new", "inconclusive"), "yellow") | dict.fromkeys(("regressed", "invalid"), "red")
-_CODES = {"green": 32, "cyan": 36, "yellow": 33, "red": 31}
 # Spaces at the end of a line, also where a colour ends after them.
 _TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")
 
@@ -171,7 +170,7 @@ def detectable_words(figure: Figure | Check) -> str:
     return formats.ABSENT if figure.times_slower else formats.share(figure.detectable)
 
 
-def render(columns: Sequence[Column], width: int | None, color: bool, glyphs: Glyphs) -> list[str]:
+def render(columns: Sequence[Column], width: int | None, color: bool) -> list[str]:
     """The lines of the table; the first column is the case. ``width=None`` never folds."""
     if width is None or _total(columns) <= width:
         return draw(columns, color)
@@ -182,13 +181,12 @@ def render(columns: Sequence[Column], width: int | None, color: bool, glyphs: Gl
         return draw([replace(case, cells=folded), *figures], color)
     # A published figure may stand beside the id; what was measured stays in columns.
     aside = figures.pop() if _total(figures) + len(_INDENT) > width and not figures[-1].colored else None
-    if _total(figures) + len(_INDENT) > width:
-        return _running(case, columns[1:], width, color, glyphs)
-    headings, *rows = draw(figures, color)
-    lines = [_INDENT + headings]
+    # What is folded has no colour, of which a fold knows nothing.
+    headings, *rows = draw(figures, color and _total(figures) + len(_INDENT) <= width)
+    lines = fold(_INDENT + headings, width, indent=_INDENT)
     for name, row, published in zip(case.cells, rows, aside.cells if aside else case.cells, strict=True):
         beside = f"  {aside.heading} {published}" if aside and published != formats.ABSENT else ""
-        lines += [*fold(name + beside, width), _INDENT + row]
+        lines += [*fold(name + beside, width), *fold(_INDENT + row, width, indent=_INDENT)]
     return lines
 
 
@@ -223,36 +221,6 @@ def draw(columns: Sequence[Column], color: bool = False) -> list[str]:
     )
     console.print(table)
     return [_TRAILING.sub(r"\1", line) for line in buffer.getvalue().splitlines()]
-
-
-def _running(case: Column, figures: Sequence[Column], width: int, color: bool, glyphs: Glyphs) -> list[str]:
-    """Each id above its figures as text, the verdict first."""
-    lines = []
-    for index, name in enumerate(case.cells):
-        verdict = next((column.cells[index] for column in figures if column.colored), "")
-        # ``71,783 tokens/s/GPU``, ``change -6.2 %``
-        words = [
-            f"{c.cells[index]} {c.heading}" if c.right and c.heading != "change" else f"{c.heading} {c.cells[index]}"
-            for c in figures
-            if not c.colored and c.cells[index] != formats.ABSENT
-        ]
-        text = _pack([verdict, *words], f" {glyphs.dot} ", width)
-        if color and verdict in _STYLES:
-            text[0] = text[0].replace(verdict, f"\x1b[{_CODES[_STYLES[verdict]]}m{verdict}\x1b[0m", 1)
-        lines += [*fold(name, width), *text]
-    return lines
-
-
-def _pack(items: Sequence[str], separator: str, width: int) -> list[str]:
-    """``items`` in indented lines, broken between items where that is possible."""
-    lines = [""]
-    for item in items:
-        joined = lines[-1] + separator + item if lines[-1] else item
-        if len(_INDENT + joined) <= width:
-            lines[-1] = joined
-        else:
-            lines.append(item)
-    return [part for line in lines for part in fold(_INDENT + line, width, indent=_INDENT) if line]
 
 
 # Tables that leave the terminal: as Markdown. Pure.

@@ -108,29 +108,23 @@ def scattering(machines: Iterable[str], baselines: Path) -> dict[str, Scattering
     return found
 
 
-@dataclass(frozen=True)
-class RunHistories:
-    """The histories of the cases of some runs, for their page: those that two runs measured at least."""
-
-    cases: tuple[CaseHistory, ...] = ()
-    troubles: tuple[str, ...] = ()
-    """A line for each source that cannot serve."""
-
-    @classmethod
-    def read(cls, runs: Sequence[RunDocument], store: Path | None, baselines: Path) -> RunHistories:
-        """Find those of the cases of ``runs`` in ``store``; whatever goes wrong is a line, as a page can do without."""
-        try:
-            own = list(chain.from_iterable(past_results(run, f"{i} {run.source}") for i, run in enumerate(runs)))
-            asked = {(result.machine, result.digest) for result in own}
-            machines = {machine for machine, _ in asked}
-            stored = History.read([store] if store is not None and store.exists() else [])
-            results = [result for result in stored.results if result.machine in machines]
-            project = next((result.project for result in own if result.project), "")
-            both = of_project(History.of([*results, *own]).results, project)
-            found = histories(both, scattering(machines, baselines), asked)
-            return cls(tuple(one for one in found if len(one.results) > 1), stored.troubles)
-        except Exception as error:  # noqa: BLE001 - a page without its history is a page
-            return cls((), (one_line(f"its history is not shown: {type(error).__name__}: {error}"),))
+def histories_of(
+    runs: Sequence[RunDocument], store: Path | None, baselines: Path
+) -> tuple[list[CaseHistory], list[str]]:
+    """The histories of the cases of ``runs`` in ``store``, for their page: those that two runs measured at least; and a
+    line for whatever goes wrong, as a page can do without."""
+    try:
+        own = list(chain.from_iterable(past_results(run, f"{i} {run.source}") for i, run in enumerate(runs)))
+        asked = {(result.machine, result.digest) for result in own}
+        machines = {machine for machine, _ in asked}
+        stored = History.read([store] if store is not None and store.exists() else [])
+        results = [result for result in stored.results if result.machine in machines]
+        project = next((result.project for result in own if result.project), "")
+        both = of_project(History.of([*results, *own]).results, project)
+        found = histories(both, scattering(machines, baselines), asked)
+        return [one for one in found if len(one.results) > 1], [*stored.troubles]
+    except Exception as error:  # noqa: BLE001 - a page without its history is a page
+        return [], [one_line(f"its history is not shown: {type(error).__name__}: {error}")]
 
 
 def level_columns(segments: Sequence[Segment]) -> list[Column]:

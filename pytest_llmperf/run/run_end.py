@@ -77,7 +77,7 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
         lines = [line for trouble in troubles for line in trouble.lines]
         values = {**run_document(run, whole_run, exit_code, stopped=False), "troubles": lines}
         try:
-            write_text(settings.markdown, "\n".join([*markdown_page(ExportedRun.read([document_of(values)])), ""]))
+            write_text(settings.markdown, "\n".join([*markdown_page(ExportedRun.of(document_of(values))), ""]))
         except OSError as error:
             troubles.append(Trouble("--perf-markdown", [f"--perf-markdown {settings.markdown}: not written ({error})"]))
     exit_code = _failed(exit_code) if troubles else exit_code

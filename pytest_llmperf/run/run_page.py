@@ -7,29 +7,25 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pytest_llmperf.analysis.ladder import NOTES
 from pytest_llmperf.judge.baseline import ANY_MACHINE, BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
-from pytest_llmperf.report.page import Case, Cell, Details, Page, Section, Table, html
+from pytest_llmperf.report.page import Case, Cell, Chart, Page, Table, html
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
-from pytest_llmperf.run.case_charts import (
+from pytest_llmperf.run.history import histories_of
+from pytest_llmperf.run.page_charts import (
+    Baselines,
+    history_section,
     interval_words,
-    memory_parts,
-    memory_table,
+    ladder_section,
+    parts_of_name,
     soak_charts,
     step_chart,
     trace_tables,
     urgency,
-)
-from pytest_llmperf.run.history import RunHistories
-from pytest_llmperf.run.ladder_charts import (
-    Baselines,
-    CaseName,
-    history_section,
-    ladder_section,
-    notes_of,
 )
 from pytest_llmperf.support import formats
 from pytest_llmperf.support.files import write_text
@@ -63,6 +59,11 @@ def page_of(
         for document in documents
         for each in document.record.skipped
     ]
+    # Of each case on each machine kind, of two runs the last that was named.
+    newest = {(result.machine, result.id): result for result in results}
+    sections = (ladder_section([*newest.values()]), history_section(histories))
+    # Where published figures come from, and how they differ from ours.
+    sources = dict.fromkeys(filter(None, (one.record.reference.source for one in results if one.record.reference)))
     return Page(
         title=f"pytest-llmperf on {where}" if documents else "pytest-llmperf",
         runs=tuple(map(_facts, documents)),
@@ -71,28 +72,18 @@ def page_of(
         columns=headings(documents),
         main=_MAIN,
         cases=_rows(documents, stored),
-        sections=tuple(filter(None, _sections(results, stored, histories))),
+        sections=tuple(filter(None, sections)),
         skipped=tuple(skipped[:_MOST_SKIPPED]),
         made_by=made_by,
-        notes=notes_of(results),
+        notes=(f"published: {'; '.join(sources)}", *NOTES) if sources else (),
     )
-
-
-def _sections(
-    results: Sequence[Result], stored: Baselines, histories: Sequence[CaseHistory]
-) -> Iterator[Section | None]:
-    # One of each case on each machine kind, of two runs the last that was named. What somebody has to look at comes
-    # first, then the ladder: a chart has no room for all.
-    newest = {(result.machine, result.id): result for result in results}
-    charted = sorted(newest.values(), key=lambda result: (urgency(result), not result.record.rung))
-    yield ladder_section(charted, stored)
-    yield history_section(histories)
 
 
 def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
     record, launches = document.record, [launch for result in document.results for launch in result.launches]
     began = min((launch.started_at for launch in launches), default="")
-    spent, number = sum(document.spent.values()), document.num_launches
+    spent = sum(record.spent.phases.values()) if record.spent else 0.0
+    number = record.spent.launches if record.spent else sum(len(one.launches) for one in record.results)
     versions = launches[0].environment.versions if launches else record.versions
     hosts = sorted({rank.host for launch in launches for rank in launch.ranks})
     hardware = f"{len(document.gpus)} × {document.gpus[0]}" if document.gpus else "CPU"
@@ -140,9 +131,8 @@ _MAIN = ("tokens/s/GPU", "change", "peak memory")
 # What has no noise: one more than its limit is told by one launch.
 _EXACT = {"flops_per_step", *(name for name, row in METRICS.items() if row.rule == "count")}
 
-# More cases than these show their figures, and no picture of their steps.
-_MOST_CHARTS = 40
-MOST_CASES = 2500
+# Of so many first cases steps are drawn, and so many open to all that is known: megabytes more nobody waits for.
+_MOST_CHARTS, MOST_OPENED, MOST_CASES = 40, 160, 2500
 _LONGEST_LINE, _LONGEST_NAME = 600, 240
 _MOST_LINES, _MOST_SHORT = 40, 6
 
@@ -172,21 +162,24 @@ def _rows(documents: Sequence[RunDocument], stored: Baselines) -> tuple[Case, ..
     all_of_them = [(document, result) for document in documents for result in document.results]
     found = list[Case]()
     for document, result in sorted(all_of_them, key=lambda each: urgency(each[1]))[:MOST_CASES]:
-        record, cells = result.record, {_RUN: Cell(document.name), **_cells(result)}
+        record, number = result.record, len(found)
+        cells = {_RUN: Cell(document.source or document.machine), **_cells(result)}
         medians = [formats.seconds(launch.median_step_seconds) for launch in result.launches[:_MOST_SHORT]]
         short = f"median steps: {', '.join(medians)}" if medians else "no launch"
         # What is lost, what traces point to, and that a case which was new is so no more.
         reasons = (record.reason, record.diagnosis, "recorded by this run" if record.updated else "")
         found.append(
             Case(
-                anchor=f"case-{len(found) + 1}",
+                anchor=f"case-{number + 1}",
                 name=_clipped(result.id, _LONGEST_NAME),
                 verdict=result.verdict if result.verdict.isalpha() else "unknown",
                 reason=_clipped("; ".join(filter(None, reasons))),
                 cells=tuple(cells[name] for name in names),
                 commands=_commands(document, result),
                 short=f"{short}; what else is known of it is in the --perf-json file.",
-                details=_details(result, stored, drawn=len(found) < _MOST_CHARTS),
+                lists=_lists(result) if number < MOST_OPENED else (),
+                charts=_charts(result, stored) if number < _MOST_CHARTS else (),
+                tables=_tables(result, stored) if number < MOST_OPENED else (),
             )
         )
     return tuple(found)
@@ -198,7 +191,7 @@ def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], .
     if not nodeid:
         return ()
     # For a document that does not say how it was run its id tells as much.
-    gpus = (CaseName.parse(result.id).gpus or len(document.gpus)) if document.gpus else 0
+    gpus = (parts_of_name(result.id)[2] or len(document.gpus)) if document.gpus else 0
     again = shlex.join(document.rerun(nodeid) or ["pytest", nodeid, "--gpus", str(gpus)])
     record = ""
     if result.verdict == "new":
@@ -209,16 +202,8 @@ def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], .
     return (("Run it again", _clipped(again)), *accept)
 
 
-def _details(result: Result, stored: Baselines, *, drawn: bool) -> Details:
-    record, parts = result.record, memory_parts(result, stored)
-    tables = [
-        ("Exact counts", _counts(result)),
-        ("Figures", _figures(result)),
-        ("Launches", _launches(result)),
-        *([("Memory", memory_table(result, parts))] if parts else []),
-        *trace_tables(result, stored),
-    ]
-    notes = list(record.notes)
+def _lists(result: Result) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    record, notes = result.record, list(result.record.notes)
     if result.num_unread:
         notes.append(f"{result.num_unread} launches have records that this version cannot read")
     lists: dict[str, Sequence[str]] = {
@@ -232,12 +217,16 @@ def _details(result: Result, stored: Baselines, *, drawn: bool) -> Details:
     for title, lines in lists.items():
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         shown.append((title, (*map(_clipped, lines[:_MOST_LINES]), *more)))
-    steps = step_chart(result, stored) if drawn else None
-    return Details(
-        tables=tuple((title, table) for title, table in tables if table.rows),
-        lists=tuple((title, lines) for title, lines in shown if lines),
-        charts=(*([steps] if steps else []), *(soak_charts(result) if drawn else [])),
-    )
+    return tuple((title, lines) for title, lines in shown if lines)
+
+
+def _charts(result: Result, stored: Baselines) -> tuple[Chart, ...]:
+    return tuple(filter(None, [step_chart(result, stored), *soak_charts(result)]))
+
+
+def _tables(result: Result, stored: Baselines) -> tuple[tuple[str, Table], ...]:
+    own = (("Exact counts", _counts(result)), ("Figures", _figures(result)), ("Launches", _launches(result)))
+    return tuple((title, table) for title, table in (*own, *trace_tables(result, stored)) if table.rows)
 
 
 def _counts(result: Result) -> Table:
@@ -273,7 +262,8 @@ def _launches(result: Result) -> Table:
         device = ranks[0].device if len(ranks) == 1 else f"{len(ranks)} ranks"
         cells = (
             *(_clipped(text, _LONGEST_NAME) for text in (f"{side}{launch.started_at}", hosts, device)),
-            formats.seconds(launch.median_step_seconds),
+            f"{len(launch.step_seconds)}, {launch.steady.start} warm-up",
+            *map(formats.seconds, (launch.median_step_seconds, launch.first_step_seconds)),
             formatted(rate, launch.tokens_per_second_per_gpu, METRICS[rate].unit),
             formats.memory(launch.peak_reserved_bytes),
             formats.seconds(launch.wall_seconds),
@@ -281,8 +271,8 @@ def _launches(result: Result) -> Table:
             f"{health.power_watts:.0f} W" if health.power_watts else formats.ABSENT,
         )
         rows.append(cells)
-    headings = ("launch", "host", "device", "median step", "tokens/s/GPU", "reserved", "wall", "clock", "power")
-    return Table(headings, tuple(rows), 3)
+    headings = ("launch", "host", "device", "steps", "median step", "first step")
+    return Table((*headings, "tokens/s/GPU", "reserved", "wall", "clock", "power"), tuple(rows), 3)
 
 
 # The page as a file: what is read and written around it.
@@ -301,12 +291,12 @@ def write_page(  # noqa: PLR0913 - what it is made of
     try:
         broken, store, machines = list[str](), BaselineStore(baselines), sorted({run.machine for run in runs})
         stored = {(name, one.digest): one for name in machines for one in store.baselines(name, broken)}
-        told = RunHistories.read(runs, history, baselines)
-        left_out = [*left_out, *told.troubles, *broken]
-        write_text(path, html(page_of(runs, stored, left_out, made_by, told.cases)))
+        histories, troubles = histories_of(runs, history, baselines)
+        left_out = [*left_out, *troubles, *broken]
+        write_text(path, html(page_of(runs, stored, left_out, made_by, histories)))
     except OSError as error:
         return f"{path}: no page was written ({error.strerror or error})", ()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's
         why = one_line(f"{type(error).__name__}: {error}")
         return f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again", ()
-    return "", told.troubles
+    return "", troubles

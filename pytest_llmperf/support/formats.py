@@ -41,12 +41,6 @@ def first_n(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def unit_of_memory(most: float) -> tuple[float, str]:
-    """Bytes and name of the unit in which an axis up to ``most`` bytes is read."""
-    units = ((GIB, "GiB"), (_MIB, "MiB"))
-    return next(((size, name) for size, name in units if most >= size), (_KIB, "KiB"))
-
-
 def memory(num_bytes: float | None, decimals: int = 1) -> str:
     """``56480000000`` -> ``52.6 GiB``; below one GiB in MiB, and so on."""
     if not _finite(num_bytes):

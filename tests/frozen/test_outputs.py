@@ -79,8 +79,6 @@ def test_what_a_judged_run_writes(judged: Project, golden: Golden, capsys: pytes
     golden.check("judged-junit.xml", steady(judged, junit.replace("><", ">\n<")))
     judged.pytester.chdir()
     capsys.readouterr()
-    main(["export", "out.json", "--format", "markdown"])
-    golden.check("export-markdown.txt", steady(judged, capsys.readouterr().out))
     for command in COMMANDS:
         main(command.split())
         golden.check(f"llmperf-{'-'.join(command.split()[:2])}.txt", steady(judged, "".join(capsys.readouterr())))

@@ -21,7 +21,7 @@ from tools.documentation import reference
 COMMANDS = (
     "baselines",
     *(f"baselines {name}" for name in ("list", "show")),
-    *"bisect check export history merge nights plan report submit tune".split(),
+    *"bisect check history merge nights plan report submit tune".split(),
 )
 #: What the documentation and the suite import beside the names of the package itself.
 MODULES = ("formulas", "ladder")

@@ -94,7 +94,7 @@ def test_what_fails_beside_its_cases_is_red_everywhere(
     assert found["test_strict", "failed"] == "[XPASS(strict)] not yet"
     assert "leaky" in found["test_teardown", "error"]
     assert "no time" in found["test_skipped", "skipped"]
-    run = ExportedRun.read([document_of(document)])
+    run = ExportedRun.of(document_of(document))
     assert run.is_red
     (own,) = (case for case in run.cases if case.result.nodeid.endswith("test_own"))
     assert own.outcome == "pass, test failed"
@@ -128,7 +128,7 @@ def test_what_fails_beside_its_cases_is_red_everywhere(
 def test_a_run_that_ended_or_lost_something_is_red_and_says_what(project: Project, text: str, told: str) -> None:
     project.pytester.makepyfile(test_other="import pytest, unittest\n" + text)
     project.run("test_other.py", "test_mine.py", "--update-baselines=new", "--perf-json=out.json")
-    run = ExportedRun.read([document_of(json.loads((project.path / "out.json").read_text()))])
+    run = ExportedRun.of(document_of(json.loads((project.path / "out.json").read_text())))
     assert run.is_red
     assert any(line.startswith(told) for line in run.troubles), run.troubles
 
@@ -143,7 +143,7 @@ def test_what_fails_in_a_subtest_after_its_case_was_judged_makes_no_case(project
     """
     project.pytester.makepyfile(test_other=text)
     project.run("test_other.py", "--update-baselines=new", "--perf-json=out.json")
-    run = ExportedRun.read([document_of(json.loads((project.path / "out.json").read_text()))])
+    run = ExportedRun.of(document_of(json.loads((project.path / "out.json").read_text())))
     assert [(case.outcome, "sub" in case.explanation) for case in run.cases] == [("new, test failed", True)]
 
 
@@ -161,7 +161,7 @@ def test_what_is_expected_to_regress_is_green_for_all_who_read_it(project: Proje
     result = project.run("test_other.py", "--perf-json=out.json", "--perf-markdown=out.md")
     assert result.ret == 0
     document = json.loads((project.path / "out.json").read_text())
-    run = ExportedRun.read([document_of(document)])
+    run = ExportedRun.of(document_of(document))
     assert run.headline == "green: 1 regressed (1 expected)"
     golden(run.cases[0].explanation)
     night = gather([project.path / "out.json"], [])
@@ -192,7 +192,7 @@ def test_each_kind_of_red_night_is_red_by_its_run_and_merged(
         json.loads((project.path / "out.json").read_text()),
         gather([project.path / "out.json"], []).document(),
     ):
-        assert ExportedRun.read([document_of(document)]).is_red
+        assert ExportedRun.of(document_of(document)).is_red
 
 
 def test_a_green_night_is_green(project: Project) -> None:
@@ -202,4 +202,4 @@ def test_a_green_night_is_green(project: Project) -> None:
         json.loads((project.path / "out.json").read_text()),
         gather([project.path / "out.json"], []).document(),
     ):
-        assert not ExportedRun.read([document_of(document)]).is_red
+        assert not ExportedRun.of(document_of(document)).is_red

@@ -1,4 +1,4 @@
-"""``llmperf history``: what a case took, run by run, and where that changed; ``llmperf export``: runs for others."""
+"""``llmperf history``: what a case took, run by run, and where that changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from typing import Any
 from pytest_llmperf.cli.answer import DIGEST, Answer, CaseError, Screen, add_option, add_shared, plain, table
 from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
 from pytest_llmperf.records.result import PastResult
-from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
-from pytest_llmperf.report.exports import ExportedRun, markdown_page
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.history import History, level_columns, of_project, project_of, scattering
 from pytest_llmperf.run.reading import usual_history, usual_observed
@@ -253,22 +251,3 @@ def _level(one: Segment) -> dict[str, Any]:
     times = {"step_seconds": one.step_seconds, "step_seconds_interval": [one.low, one.high]}
     change = asdict(one.change) if one.change else None
     return {**runs, **times, "rate": one.rate(one.step_seconds), "change": change, "different": one.different}
-
-
-# ``llmperf export``: the same results as Markdown.
-def add_export_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("results", metavar="RESULTS", type=Path, nargs="+", help="--perf-json files; of a case the last one's is taken")
-    add("--format", choices=("markdown",), default="markdown", help="the only one, and the default")
-    parser.set_defaults(answer=_exported)
-
-
-def _exported(arguments: argparse.Namespace, _screen: Screen) -> Answer:
-    documents, troubles = list[ResultsDocument](), list[str]()
-    for path in arguments.results:
-        try:
-            documents.append(ResultsFile.read(path).document)
-        except ResultsError as error:  # the others are told without it
-            troubles.append(str(error))
-    lines = markdown_page(ExportedRun.read(documents)) if documents else []
-    return Answer(lines, troubles, for_programs=True)

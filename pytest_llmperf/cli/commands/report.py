@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pytest_llmperf.analysis import ladder as chapter15
-from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains, largest_jump, step_before
+from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, add_shared, plain, table
-from pytest_llmperf.cli.baseline_folder import Shelf, figure, settings_differences
+from pytest_llmperf.cli.baseline_folder import Shelf, figure
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.results_document import ResultsError, read_values
@@ -206,7 +206,9 @@ def page(
     lines = [title(2, f"{plain(machine)} beside {_TITLE}")]
     for ladder in found:
         tables = _for_a_screen(ladder, screen) if screen else shown([*chain(*_ladder_columns(ladder))])
-        lines += ["", title(3, _subject(ladder)), *tables, *listed(_jumps(ladder))]
+        absent = sum(side.rate is None for side in ladder.ours)
+        told = [f"{absent} of {len(ladder.rungs)} rungs have no baseline here"] if absent else []
+        lines += ["", title(3, _subject(ladder)), *tables, *(listed(told) if told else [])]
     for scaling in scaled:
         lines += ["", title(3, _scaling_subject(scaling))]
         for name, columns in _scaling_tables(scaling).items():
@@ -257,7 +259,7 @@ def _rungs_by_model(shelf: Shelf) -> dict[str, Rungs[Side]]:
 def _for_a_screen(ladder: Rungs[Side], screen: Screen) -> list[str]:
     """One table, or two where it is too narrow for one: with the settings in one column, as ids say them."""
     settings, speed, memory = _ladder_columns(ladder)
-    whole = table([*settings, *speed, *memory], Screen(None, screen.glyphs))
+    whole = table([*settings, *speed, *memory], Screen(None))
     if screen.width is None or max(map(len, whole)) <= screen.width:
         return whole
     specs = [rung.spec for rung in ladder.rungs]
@@ -294,22 +296,6 @@ def _ladder_columns(ladder: Rungs[Side]) -> tuple[list[Column], list[Column], li
 
 def _times(ratio: float | None) -> str:
     return formats.ABSENT if ratio is None else f"{ratio:.2f}"
-
-
-def _jumps(ladder: Rungs[Side]) -> list[str]:
-    lines, rungs = [], ladder.rungs
-    for whose, sides in (("", ladder.ours), (", published", ladder.published)):
-        index = largest_jump(rungs, [side.gain for side in sides])
-        if index is None:
-            lines.append(f"largest jump{whose}: not known, of no two steps in a row are there figures")
-            continue
-        after, before = rungs[index], step_before(rungs, index)
-        lines.append(f"largest jump{whose}: {after.number}, {_times(sides[index].gain.over_previous)} times ")
-        if before is not None:
-            changed = ", ".join(settings_differences(before.spec.to_dict(), after.spec.to_dict()))
-            lines[-1] += f"{before.number} ({changed})"
-    absent = sum(side.rate is None for side in ladder.ours)
-    return [*lines, f"{absent} of {len(rungs)} rungs have no baseline here"] if absent else lines
 
 
 def _scaling_subject(scaling: Rungs[Width]) -> str:

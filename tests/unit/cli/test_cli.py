@@ -16,7 +16,7 @@ import pytest
 
 from pytest_llmperf.cli import answer, main
 from pytest_llmperf.cli.answer import NotStoredError, Screen
-from pytest_llmperf.cli.baseline_folder import Shelf, Stored, read, settings_differences
+from pytest_llmperf.cli.baseline_folder import Shelf, Stored, read
 from pytest_llmperf.cli.commands.baselines import (
     list_page,
     short_site,
@@ -26,7 +26,6 @@ from pytest_llmperf.judge.baseline import Baseline, BaselineStore
 from pytest_llmperf.judge.store import Accepted, text_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import measured
-from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import Fake, launch_of
@@ -36,7 +35,7 @@ from tests.shelf import Run, keep, llmperf_on
 REPOSITORY = Path(__file__).parents[3]
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
 OTHER = replace(SPEC, attention="eager", micro_batch_size=2)
-PIPE = Screen(width=None, glyphs=ASCII)
+PIPE = Screen(width=None)
 
 
 def launch(step_seconds: float = 0.1, spec: TrainSpec = SPEC, day: int = 1, **fake: Any) -> Launch:
@@ -144,7 +143,7 @@ class TestList:
         golden(one_line(capsys.readouterr().err))
 
     def test_a_narrow_terminal_loses_nothing(self) -> None:
-        lines = list_page([Stored(Path("f"), SLOWER)], Screen(width=50, glyphs=ASCII))
+        lines = list_page([Stored(Path("f"), SLOWER)], Screen(width=50))
         assert max(map(len, lines)) <= 50
         assert "2026-01-03" in "\n".join(lines)
 
@@ -318,12 +317,6 @@ def test_figures_that_were_not_recorded_are_dashes() -> None:
     bare = replace(FIRST.anchor, metrics={})
     lines = acceptances(replace(FIRST, anchor=bare, history=(bare,)))
     assert lines[1].split() == ["2026-01-01", "-", "-", "-", "-", "2", "-", "-"]
-
-
-def test_a_setting_that_was_not_stored_has_its_default() -> None:
-    old = {name: value for name, value in SPEC.to_dict().items() if name != "liger"}
-    assert settings_differences(old, SPEC.to_dict()) == []
-    assert settings_differences(old, replace(SPEC, liger=True).to_dict()) == ["liger: False -> True"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from pytest_llmperf.cli.commands.bisect import page
 from pytest_llmperf.judge.pairs import Yardstick
 from pytest_llmperf.launch import histories
 from pytest_llmperf.records.result import Candidate
-from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.bisection import Bisection
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.run import Run
@@ -186,7 +185,7 @@ def test_confidence_in_speed_says_what_it_supposes(golden: Golden) -> None:
     found = Bisection(
         good=good, bad=bad, num_candidates=1, yardstick=Yardstick("speed", 0.02), suspects=(bad,), confidence=0.97
     )
-    lines = list(page(TrainSpec(model="llama-tiny"), found, Findings().spent, "git show 2", Screen(None, ASCII)))
+    lines = list(page(TrainSpec(model="llama-tiny"), found, Findings().spent, "git show 2", Screen(None)))
     golden.lines(lines, "at least 97")
 
 

@@ -22,7 +22,6 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.launch import prediction as prediction_module
 from pytest_llmperf.launch.prediction import PredictionError
-from pytest_llmperf.report.text import ASCII
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 
@@ -164,7 +163,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 class TestCommand:
     def test_json_is_a_line_a_case_at_any_width(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(answer, "_screen", lambda: Screen(20, ASCII))
+        monkeypatch.setattr(answer, "_screen", lambda: Screen(20))
         code, out, err = run(STORED, "model=llama-tiny", "--json", "--machine", MACHINE)
         one, other = map(json.loads, out.splitlines())
         assert (code, err) == (0, "")

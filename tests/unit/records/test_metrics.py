@@ -110,7 +110,7 @@ class TestOneRowMore:
         assert "spikes" in head
         assert "+125.0 %" in row
         values = json.loads(json.dumps(document({"kind": "m"}, [result])))
-        (markdown, _, first) = case_table(ExportedRun.read([document_of(values)]).cases)[:3]
+        (markdown, _, first) = case_table(ExportedRun.of(document_of(values)).cases)[:3]
         assert "spikes" in markdown
         assert "+125.0 %" in first
         assert {"spikes", "spikes change"} <= {*headings([RunDocument(values)])}
@@ -125,7 +125,6 @@ EXCEPTIONS = {
     "cli/commands/expect.py": "fields of its own document, of a case that need not have been launched",
     "judge/soak.py": "fields of a diary's lines, and what a soak has of a launch's figures",
     "observe/measurement.py": "fields of a diary's lines",
-    "run/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
     "judge/store.py": "figures of a file that follow from one another",
     "judge/static_steps.py": "how each is counted of a step without a launch",
     "records/result.py": "what stands in the place of a rate: a result is asked for either",

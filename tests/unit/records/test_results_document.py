@@ -95,7 +95,6 @@ def test_the_lenient_reading_leaves_out_what_does_not_fit() -> None:
 _READERS: dict[str, Callable[[str], list[str]]] = {
     "history": lambda path: ["history", "--from", path],
     "merge": lambda path: ["merge", path],
-    "export": lambda path: ["export", path, "--format", "markdown"],
     "report, a page": lambda path: ["report", path, "--html", f"{path}.html"],
 }
 _NEWER = "schema 2 is newer than this version understands (1); upgrade pytest-llmperf"

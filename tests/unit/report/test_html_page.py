@@ -12,7 +12,7 @@ import pytest
 
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report import page as html_page
-from pytest_llmperf.report.page import Page, RowChart, Table, drawn, html
+from pytest_llmperf.report.page import Chart, Page, drawn, html
 from pytest_llmperf.report.results_json import RunDocument
 from pytest_llmperf.run.run_page import MOST_CASES, page_of
 from tests.golden import Golden
@@ -164,11 +164,11 @@ def test_a_page_of_nothing_is_a_page() -> None:
     assert Elements(html(Page(title="t"))).misplaced == []
 
 
-BARS = RowChart(title="t", says="s", axis="a", rows=(), table=Table(headings=("a",), rows=(("b",),)))
+LINES = Chart(title="t", says="s", x_axis="a", y_axis="b", lines=())
 
 
 def test_a_chart_that_cannot_be_drawn_is_told_by_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = BARS, replace(BARS, title="u")
+    known = LINES, replace(LINES, title="u")
     assert set(drawn(known)) == set(known)
     # As the library does where it finds what it did not expect: with the process.
     fatal = {"t": {"mark": "text", "title": "\x00"}, "u": {"mark": "text"}}

@@ -44,7 +44,7 @@ def test_a_page_and_its_copied_commands_have_none(run: Any) -> None:
 
 
 def test_an_export_has_none(run: Any) -> None:
-    text = "\n".join(markdown_page(ExportedRun.read([document_of(run)])))
+    text = "\n".join(markdown_page(ExportedRun.of(document_of(run))))
     assert _is_harmless(text)
     assert "@team" not in text
 

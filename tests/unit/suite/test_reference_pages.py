@@ -40,7 +40,7 @@ def test_every_marker_is_there() -> None:
 def test_every_command_is_there_with_what_it_takes() -> None:
     text = reference.page("commands")
     titles = re.findall(r"(?m)^##+ `llmperf ([\w ]+)`$", text)
-    assert {"baselines", "baselines show", "check", "export", "plan", "submit", "tune"} <= set(titles)
+    assert {"baselines", "baselines show", "check", "plan", "submit", "tune"} <= set(titles)
     of_check = text.partition("## `llmperf check`")[2].partition("\n## ")[0]
     assert "`--update-baselines" in of_check
     assert "`SPEC …`" in of_check
