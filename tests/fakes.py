@@ -233,7 +233,7 @@ STEP: dict[str, Any] = {
 class FakeStaticSteps:
     """Tells of every spec what ``static.json`` in the working directory says, ``STEP`` where it says nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.asked: list[TrainSpec] = []
 
     def ask(self, specs: Iterable[TrainSpec]) -> None:
