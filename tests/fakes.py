@@ -151,7 +151,6 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "data_workers": 0,
         "data_prefetch": None,
         "data_pinned": True,
-        **({"checkpoint_bytes": 2**30} if spec.save_checkpoint else {}),
         "gradient_checkpointing": spec.gradient_checkpointing,
         "checkpointing_policy": spec.checkpointing_policy if spec.gradient_checkpointing else "",
         "fp8_modules": 112 if spec.fp8 != "no" else 0,

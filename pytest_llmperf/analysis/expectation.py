@@ -39,7 +39,7 @@ Error: TypeAlias = "tuple[Case, float, float]"
 _KIND, _MODEL, _SETTING, _DECIDES, _DOUBLED, _RATIO = 0.2, 12.0, 5.0, 5.0, 1.0, 0.5
 
 _SIZES = "model micro_batch_size sequence_length gradient_accumulation_steps seed weights text split tokenizer"
-_MEASURING = "steps min_steps warmup_steps throughput_tolerance memory_tolerance save_checkpoint"
+_MEASURING = "steps min_steps warmup_steps throughput_tolerance memory_tolerance"
 _NO_SETTINGS = frozenset(f"{_SIZES} {_MEASURING}".split())
 _TYPES = "model_precision mixed_precision tf32 fp8"
 _DECIDE: Mapping[str, frozenset[str]] = dict.fromkeys(

@@ -205,10 +205,10 @@ def _listed(names: Sequence[str]) -> str:
 
 # Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare. And
 # circumstances, which are no property of the training: where a scheduler placed the ranks, how they were started, and
-# why they ended. A checkpoint has a figure for its size, of which a few bytes say in which step it was written. Epochs
-# follow from the number of steps. What a user wrote anew is what is judged: it stands beside the verdict (decision 69).
+# why they ended. Epochs follow from the number of steps. What a user wrote anew is what is judged: it stands beside the
+# verdict (decision 69).
 _TOLD_ELSEWHERE = frozenset(
-    {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries", "checkpoint_bytes"}
+    {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries"}
     | {"epochs", "found", "remarks", "skipped_steps"}
 )
 

@@ -14,7 +14,6 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import CONFIRMED_BY, Held, Policy, Reference, Rule, decide, lasting, limit, middle
 from pytest_llmperf.judge.stats import Difference, Pairs
 from pytest_llmperf.judge.validity import unusable
-from pytest_llmperf.records.failure import CHECKPOINT
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases, rate_of
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, left_by_each_step, worst_of
@@ -328,7 +327,7 @@ def sentence(check: Check) -> str:
     return f"{told}, {where} the {check.by_itself * 100:.1f} % that this case loses elsewhere when nothing changed"
 
 
-# Phases: start, imports, the model, a checkpoint: each twice as long and some seconds more is a loss, never by one
+# Phases: start, imports, the model: each twice as long and some seconds more is a loss, never by one
 # launch (decision 31). Only like is compared with like: a warm launch imports nothing, and its start takes what was
 # left of a fork server's imports; a cold one reads a model family's code while it builds the model.
 
@@ -382,9 +381,8 @@ def _tells(metric: Metric, launch: Launch) -> bool:
 
 
 def alike(metric: Metric, a: Launch, b: Launch) -> bool:
-    """Whether both tell of a phase, and began in one way, which a checkpoint does not know."""
-    began_alike = metric.phase == CHECKPOINT or a.evidence.get("start") == b.evidence.get("start")
-    return began_alike and _tells(metric, a) and _tells(metric, b)
+    """Whether both tell of a phase, and began in one way."""
+    return a.evidence.get("start") == b.evidence.get("start") and _tells(metric, a) and _tells(metric, b)
 
 
 # Growth check: whether steps leave memory behind, which ends a long training and not a launch.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -44,9 +43,6 @@ _UNUSABLE = (OSError, ValueError, TypeError, KeyError)
 
 def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch | Failure:
     """The launch in ``folder``, or why there is none."""
-    # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
-    for left in folder.glob("*/checkpoint-*"):
-        shutil.rmtree(left, ignore_errors=True)
     found = _from_file(folder, RECORD_FILE, Launch, ended, progress)
     if isinstance(found, Failure):
         found = _measured(folder, spec, found)

@@ -110,8 +110,6 @@ MODEL = "model"
 FIRST_STEP = "first_step"
 #: All others, to the end of the device's work.
 STEPS = "steps"
-#: The Trainer's own save, where the spec asks for one: after the timed steps, and before those that are traced.
-CHECKPOINT = "checkpoint"
 #: Steps that are traced, after those that are timed.
 TRACE = "trace"
 #: One more, that is looked at to see whether training learns.
@@ -123,7 +121,7 @@ END = "end"
 #: process and in predictions, on small trainings beside the plain form, and what nobody told of.
 FAILED, SEARCHING, COMPARING, OTHER = "failed_launches", "searching", "comparing", "other"
 #: Those that baselines keep of a launch, and hold later ones against; the others are the machine's, or are metrics.
-HELD = (START, IMPORTS, MODEL, CHECKPOINT)
+HELD = (START, IMPORTS, MODEL)
 
 # By what rank 0 says that it does, in that order; where its first step ends is told by its clock.
 _BEGUN = {
@@ -134,7 +132,6 @@ _BEGUN = {
     "calibrating": CALIBRATION,
     "assembling": MODEL,
     "training": FIRST_STEP,
-    "saving": CHECKPOINT,
     "gathering": END,
     "tracing": TRACE,
     "inspecting": INSPECTION,

@@ -426,7 +426,6 @@ _COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
     "graph_breaks": max,
     "recompilations": max,
     "allocator_retries": max,
-    "checkpoint_bytes": max,
 }
 
 # Ranks of one training may run on processors of two generations; what that does is seen in the clock.

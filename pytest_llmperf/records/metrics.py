@@ -9,7 +9,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any, Literal
 
-from pytest_llmperf.records.failure import CHECKPOINT, IMPORTS, MODEL, START
+from pytest_llmperf.records.failure import IMPORTS, MODEL, START
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import STAND_INS, Check
 from pytest_llmperf.support import formats
@@ -207,7 +207,6 @@ _ROWS = (
     _phase("start_seconds", "start", START, slack=10.0, only_cold=True),
     _phase("imports_seconds", "imports", IMPORTS, slack=15.0, only_cold=True),
     _phase("model_seconds", "model", MODEL, slack=5.0),
-    _phase("checkpoint_seconds", "checkpoint", CHECKPOINT, slack=5.0),
     Metric("allocated_growth_bytes", "memory growth a step", unit="bytes", whole=True),
     Metric("first_loss", "first loss"),
     _share("mfu", "MFU", of_the_chip=True, column=Column("MFU")),
@@ -256,7 +255,6 @@ _ROWS = (
         "predicted_peak_bytes", "predicted memory", unit="bytes", column=Column("predicted", on_page="predicted memory")
     ),
     Metric("joules_per_token", "energy", unit="J/token", column=Column("energy", places="summary")),
-    Metric("checkpoint_bytes", "checkpoint's size", unit="bytes"),
     Metric("max_micro_batch_size", "max micro batch", higher_is_better=True),
     Metric("throughput_ratio", "throughput ratio"),
     Metric("memory_ratio", "memory ratio"),

@@ -262,7 +262,6 @@ _OF_A_RUN = {
     names.CALIBRATION: "calibration",
     names.FIRST_STEP: "first steps",
     names.STEPS: "training",
-    names.CHECKPOINT: "checkpoints",
     names.TRACE: "tracing",
     names.INSPECTION: "inspection",
     names.END: "ending",

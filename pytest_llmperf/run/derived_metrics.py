@@ -53,9 +53,6 @@ def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     if data := data_wait(launches):
         yield METRICS["data_wait_seconds"].check(data[0])
         yield METRICS["data_wait_share"].check(data[1])
-    saved = [size for launch in launches if (size := launch.seen.weights.checkpoint_bytes)]
-    if saved:
-        yield METRICS["checkpoint_bytes"].check(float(max(saved)))
 
 
 def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_flops: ModelFlops) -> Iterator[Check]:

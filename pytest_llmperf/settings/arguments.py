@@ -33,9 +33,9 @@ _OWNED: Mapping[str, Mapping[str, str]] = {
         "parallelism": "fsdp.*|parallelism_config|deepspeed|ddp_(backend|find_unused_parameters)",
         "seed": "seed",
         "steps": "max_steps|num_train_epochs",
-        "save_checkpoint": "save_.*|enable_jit_checkpoint",
         "weights": "resume_from_checkpoint",
-        "": "output_dir|use_cpu|local_rank|lr_scheduler_.*|warmup_.*|log.*|report_to|run_name|project|trackio_.*|debug|"
+        "": "save_.*|enable_jit_checkpoint|"
+        "output_dir|use_cpu|local_rank|lr_scheduler_.*|warmup_.*|log.*|report_to|run_name|project|trackio_.*|debug|"
         "disable_tqdm|.*eval.*|do_.*|include_.*|(push_to_)?hub.*|load_best_.*|metric_for_.*|greater_is_better|"
         "data_seed|train_sampling_strategy|length_column_name|label_names|ignore_data_skip|restore_.*",
     },

@@ -280,7 +280,7 @@ SETTING = Setting(
 )
 
 
-# Weights: what a training begins from, and whether it saves what it came to.
+# Weights: what a training begins from.
 
 # numpy, which the Trainer seeds too, takes no larger one.
 _SEEDS = 2**32
@@ -297,25 +297,11 @@ def _weights_problems(spec: TrainSpec) -> Iterator[str]:
         yield f"TrainSpec: weights={spec.weights!r} names no folder, expected one as save_pretrained writes it"
 
 
-@dataclass(frozen=True)
-class WeightsEvidence:
-    """What was saved."""
-
-    checkpoint_bytes: int | None = None
-    """Of the checkpoint that the Trainer wrote; records of launches that wrote none do not tell."""
-
-
-def _saved(spec: TrainSpec, evidence: Evidence) -> str | None:
-    return equal("save_checkpoint", spec.save_checkpoint, bool(evidence.weights.checkpoint_bytes))
-
-
 WEIGHTS = Setting(
     name="weights",
-    fields=("weights", "seed", "save_checkpoint"),
-    in_id={"weights": "pretrained", "seed": "seed{}", "save_checkpoint": "saves"},
+    fields=("weights", "seed"),
+    in_id={"weights": "pretrained", "seed": "seed{}"},
     problems=_weights_problems,
     clash=lambda spec: None if 0 <= spec.seed < _SEEDS else f"seed={spec.seed} must be at least 0 and below 2**32",
-    small=lambda spec: {"weights": None, "save_checkpoint": False, "seed": min(spec.seed, _LAST_SMALL_SEED)},
-    evidence=WeightsEvidence,
-    checks={"save_checkpoint": _saved},
+    small=lambda spec: {"weights": None, "seed": min(spec.seed, _LAST_SMALL_SEED)},
 )

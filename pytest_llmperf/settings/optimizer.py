@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,24 +24,8 @@ _PACKAGES = {
 }
 #: PyTorch's, of matrices alone; AdamW updates the rest. transformers has no name for it, and takes AdamW's.
 MUON = "muon"
-RUNNABLE_OPTIMIZERS = (*_PYTORCHS_OWN, *" ".join(("adafactor sgd adagrad rmsprop", *_PACKAGES.values(), MUON)).split())
-
-#: What nothing that a TrainSpec offers can make run, and why.
-UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
-    "adamw_torch_xla": "it runs on TPUs, through torch_xla",
-    "adamw_torch_npu_fused": "it runs on Ascend NPUs, through torch_npu",
-    "adamw_anyprecision": "it needs torchdistx, which is made for no torch of today",
-    **dict.fromkeys(
-        "galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise "
-        "galore_adafactor_layerwise apollo_adamw apollo_adamw_layerwise".split(),
-        "it needs optim_target_modules, for which TrainSpec has no field",
-    ),
-    **dict.fromkeys(("lomo", "adalomo"), "it needs the package lomo-optim, which is not supported here"),
-}
-
-#: transformers' own names (``OptimizerNames``), kept here because this process does not import transformers;
-#: a test of the worker holds this list against the installed one.
-OPTIMIZERS = (*RUNNABLE_OPTIMIZERS, *UNSUPPORTED_OPTIMIZERS)
+#: By transformers' names, those that need no more than a package; a test holds them against the installed ones.
+OPTIMIZERS = (*_PYTORCHS_OWN, *" ".join(("adafactor sgd adagrad rmsprop", *_PACKAGES.values(), MUON)).split())
 
 # PyTorch's own form, and what makes the same updates.
 _TRUE = {
@@ -91,11 +75,6 @@ def keeps_states_short(spec: TrainSpec) -> bool:
     return spec.optimizer.endswith(("8bit", "4bit"))
 
 
-def _problems(spec: TrainSpec) -> Iterator[str]:
-    if spec.optimizer in UNSUPPORTED_OPTIMIZERS:
-        yield f"TrainSpec: optimizer={spec.optimizer!r}: {UNSUPPORTED_OPTIMIZERS[spec.optimizer]}"
-
-
 def _clash(spec: TrainSpec) -> str | None:
     if spec.optimizer == MUON and is_sharded(spec):
         return f"muon with {spec.parallelism} was never tried here: it takes whole matrices; use parallelism='ddp'"
@@ -116,7 +95,7 @@ def _plain(spec: TrainSpec) -> Mapping[str, Any]:
 
 def _axis(base: TrainSpec, search: Search) -> Axis:
     same = _PYTORCHS_OWN if base.optimizer in _PYTORCHS_OWN else (base.optimizer,)
-    more = [word for word in search.allowed if word in RUNNABLE_OPTIMIZERS and word not in same]
+    more = [word for word in search.allowed if word in OPTIMIZERS and word not in same]
     return Axis.over("optimizer", [*same, *more])
 
 
@@ -154,26 +133,20 @@ def _optimizer(spec: TrainSpec, evidence: Evidence) -> str | None:
 
 # By the words of transformers' names, what is in those of classes.
 _CLASSES = {"adamw": "adam", "schedule": "schedulefree"} | {
-    word: word
-    for word in "adafactor adagrad adalomo ademamix anyprecision apollo galore grokadamw lion lomo muon radam rmsprop "
-    "sgd stable".split()
+    word: word for word in "adafactor adagrad ademamix grokadamw lion muon radam rmsprop sgd stable".split()
 }
 
 
 def optimizer_class(name: str) -> tuple[str, ...]:
     """What the class of transformers' optimizer ``name`` is called, in parts and small letters; empty: unknown."""
-    words = name.split("_")
-    if "layerwise" in words:  # one optimizer for each weight, behind a dummy
-        return ("layerwise",)
-    return tuple(part for word, part in _CLASSES.items() if word in words)
+    return tuple(part for word, part in _CLASSES.items() if word in name.split("_"))
 
 
 SETTING = Setting(
     name="optimizer",
     fields=("optimizer",),
-    values={"optimizer": RUNNABLE_OPTIMIZERS},
+    values={"optimizer": OPTIMIZERS},
     in_id={"optimizer": "{}"},
-    problems=_problems,
     clash=_clash,
     needs=_needs,
     plain=_plain,

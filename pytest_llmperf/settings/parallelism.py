@@ -95,7 +95,7 @@ def _clash(spec: TrainSpec) -> str | None:
     return _fsdp_clash(spec) or (_context_clash(spec) if is_context(spec) else None)
 
 
-_NEVER = ("fp8", "save_checkpoint", "lora")
+_NEVER = ("fp8", "lora")
 _UNTRIED: Mapping[str, tuple[str, ...]] = {
     "tensor": _NEVER,
     "context": (*_NEVER, "torch_compile", "loss"),

@@ -16,7 +16,7 @@ from pytest_llmperf.settings.arguments import OPEN, canonical
 from pytest_llmperf.settings.batch import AXIS as SIZES
 from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.liger import LOSS, liger_kernels
-from pytest_llmperf.settings.optimizer import RUNNABLE_OPTIMIZERS
+from pytest_llmperf.settings.optimizer import OPTIMIZERS
 from pytest_llmperf.settings.precision import PRECISIONS, precision_fields
 from pytest_llmperf.settings.registry import SETTINGS
 from pytest_llmperf.settings.setting import Axis, Choice, Search, SpecError
@@ -307,7 +307,7 @@ def _fields(axis: str, values: Mapping[str, Any], words: Collection[str] | None)
 # The axes of a spec of which nobody has said what may change: what makes training faster and not different.
 
 #: What ``allowed`` may name: of these trainings none need learn as the others do.
-ALLOWED = (*PRECISIONS, "fp8", *RUNNABLE_OPTIMIZERS)
+ALLOWED = (*PRECISIONS, "fp8", *OPTIMIZERS)
 
 
 def default_axes(

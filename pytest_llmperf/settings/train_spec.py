@@ -29,7 +29,13 @@ _HOW = {"work": False}
 _LATER = {"later": True}
 
 # Fields of before that are gone, with their defaults; and what transformers calls what three of them said.
-_GONE: Mapping[str, Any] = {"tokenise": "ahead", "data_workers": 0, "data_prefetch": None, "data_pinned": True}
+_GONE: Mapping[str, Any] = {
+    "tokenise": "ahead",
+    "data_workers": 0,
+    "data_prefetch": None,
+    "data_pinned": True,
+    "save_checkpoint": False,
+}
 _OF_A_LOADER = {"data_workers": "num_workers", "data_prefetch": "prefetch_factor", "data_pinned": "pin_memory"}
 
 _T = TypeVar("_T")
@@ -110,8 +116,6 @@ class TrainSpec(Spec):
     weights: str | None = None
     """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
     seed: int = 42
-    save_checkpoint: bool = field(default=False, metadata=_LATER)
-    """Whether the Trainer saves once, all that it would resume from, after the timed steps."""
     training_arguments: str | Mapping[str, Any] = field(default="", metadata=_LATER)
     """What has no field here, for transformers' ``TrainingArguments``: ``{"adam_beta2": 0.95}``; kept as JSON text."""
     model_kwargs: str | Mapping[str, Any] = field(default="", metadata=_LATER)
@@ -133,6 +137,7 @@ class TrainSpec(Spec):
         {
             "precision": f", which is the fixture's word for three of its fields: {_PRECISION}",
             "tokenise": ": tokens are made ahead of all training",
+            "save_checkpoint": ": a measured training saves nothing",
             **{name: f": say training_arguments={{'dataloader_{own}': …}}" for name, own in _OF_A_LOADER.items()},
         }
     )

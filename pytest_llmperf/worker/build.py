@@ -27,7 +27,7 @@ from transformers import (
 from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import arguments, experts, of_twins, optimizer, parallelism, precision
+from pytest_llmperf.worker.settings import arguments, experts, of_twins, parallelism, precision
 from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
 
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
@@ -126,11 +126,6 @@ def model_arguments(spec: TrainSpec, attention: str) -> dict[str, Any]:
     """What transformers is given beside a configuration."""
     dtype = precision.DTYPES[spec.model_precision]
     return {"dtype": dtype, "attn_implementation": attention, **experts.implementation(spec)}
-
-
-def beside_arguments(spec: TrainSpec, model: PreTrainedModel, made: TrainingArguments) -> Mapping[str, Any]:
-    """What a Trainer is given beside its arguments, which were ``made``."""
-    return optimizer.chosen(spec, model, made)
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:

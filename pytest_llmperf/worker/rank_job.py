@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,29 +29,12 @@ from pytest_llmperf.worker.folder import Request, write_failure, write_json
 from pytest_llmperf.worker.imports import loaded
 
 
-class Recipe(Protocol):
-    """A module of ``worker/recipes``."""
-
-    __name__: str
-
-    @staticmethod
-    def train(
-        spec: TrainSpec,
-        request: Request,
-        device: torch.device,
-        beat: Heartbeat,
-        measured: Callable[[Trained], None] = lambda _: None,
-    ) -> Trained:
-        """Train ``spec``, the request's or nearly, on this rank and return what was seen. What was ``measured`` is told
-        before untimed steps: what breaks or hangs in these takes nothing from it."""
-
-
-def recipe_of(request: Request) -> Recipe:
-    return import_module(f"{__package__}.recipes.{request.recipe}")  # type: ignore[return-value]
+def recipe_of(request: Request) -> ModuleType:
+    return import_module(f"{__package__}.recipes.{request.recipe}")
 
 
 def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
-    request: Request, recipe: Recipe, rank: int, started_at: str, beat: Heartbeat, headroom: Headroom
+    request: Request, recipe: ModuleType, rank: int, started_at: str, beat: Heartbeat, headroom: Headroom
 ) -> None:
     beat.enter("building")
     spec, folder, device = request.spec, request.folder, own_device()

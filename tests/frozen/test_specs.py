@@ -44,7 +44,6 @@ OTHERS = (
     replace(_BASE, torch_compile=True, torch_compile_scope="layers", fp8="rowwise"),
     replace(_BASE, seed=7, steps=90, min_steps=20, warmup_steps=6),
     replace(_BASE, throughput_tolerance=0.05, memory_tolerance=0.1),
-    replace(_BASE, save_checkpoint=True),
     *(replace(_TEXT, rows=value) for value in ("packed", "padded", "padded_in_loss")),
     replace(_TEXT, split="train[:50%]"),
 )

@@ -34,7 +34,6 @@ _TOGETHER = {
     "test_arithmetic": "ligered",
     "test_parts": "ligered",
     "test_changes": "patchable",
-    "test_checkpoints": "patchable",
     "test_input_pipeline": "patchable",
     "test_learning": "patchable",
     "test_parity": "patchable",

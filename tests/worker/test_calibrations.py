@@ -35,7 +35,6 @@ SPEC = TrainSpec(
     warmup_steps=2,
     min_steps=6,
     steps=8,
-    save_checkpoint=False,
 )
 BOOT, TODAY = "boot", "2026-01-01"
 

@@ -1,1 +1,1 @@
-"""Ways to train a spec: a module each, with ``train`` (``worker.rank_job.Recipe``) and perhaps a ``parity``."""
+"""Ways to train a spec: a module each, with ``train`` (as ``huggingface.trainer`` has it) and perhaps a ``parity``."""

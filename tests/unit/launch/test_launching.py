@@ -478,14 +478,6 @@ class TestOutcomes:
         assert isinstance(launch, Launch)
         golden(launch.trace.none)
 
-    def test_a_checkpoint_that_was_half_written_is_not_kept(self, tmp_path: Path) -> None:
-        half = tmp_path / "trainer" / "checkpoint-20"
-        half.mkdir(parents=True)
-        (half / "model.safetensors").write_bytes(b"half")
-        outcome.read(tmp_path, SPEC, process.Ended(-9, timed_out=False, seconds=9.0), Progress(phase="saving"))
-        assert [path.name for path in tmp_path.iterdir()] == ["trainer"]
-        assert not half.exists()
-
     @pytest.mark.parametrize("text", ["", "{", "[]", "\x00garbage", '{"ranks": []}'])
     def test_a_garbled_record_is_a_failure(self, tmp_path: Path, text: str) -> None:
         failure = run(f"(folder / 'launch.json').write_text({text!r})", tmp_path / "run")

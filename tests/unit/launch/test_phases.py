@@ -33,7 +33,6 @@ WORDS = (
     "calibrating",
     "assembling",
     "training",
-    "saving",
     "gathering",
     "tracing",
     "finishing",
@@ -65,14 +64,14 @@ class TestOfALaunch:
         assert phases_of(BEGAN, 21.5, kept, 3.25) == phases_of(BEGAN, 21.5, REACHED, 3.25)
 
     def test_what_is_gathered_before_the_traced_steps_belongs_to_the_end(self) -> None:
-        after = {"saving": BEGAN + 20.0, "gathering": BEGAN + 24.0, "tracing": BEGAN + 24.5, "finishing": BEGAN + 25.0}
+        after = {"gathering": BEGAN + 24.0, "tracing": BEGAN + 24.5, "finishing": BEGAN + 25.0}
         phases = phases_of(BEGAN, 26.5, {**REACHED, **after}, 3.25)
-        assert list(phases)[4:] == ["steps", "checkpoint", "trace", "end"]
-        assert [phases[name] for name in ("checkpoint", "trace", "end")] == [4.0, 0.5, 2.0]
+        assert list(phases)[4:] == ["steps", "trace", "end"]
+        assert [phases[name] for name in ("trace", "end")] == [0.5, 2.0]
 
     def test_the_documentation_names_them_in_their_order(self) -> None:
         page = (REPOSITORY / "docs" / "explanation" / "measurement.md").read_text(encoding="utf-8")
-        every = {**REACHED, "saving": BEGAN + 20.0, "gathering": BEGAN + 21.0, "tracing": BEGAN + 21.5}
+        every = {**REACHED, "gathering": BEGAN + 21.0, "tracing": BEGAN + 21.5}
         every |= {"calibrating": BEGAN + 10.0, "assembling": BEGAN + 10.5}
         table = page.partition("## Where the time went")[2].partition("\n## ")[0]
         assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [WAITING, *phases_of(BEGAN, 25.5, every, 3.25)]

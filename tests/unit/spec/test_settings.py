@@ -25,8 +25,8 @@ HOME = {"duration": "batch", "recomputation": "compilation", "offloading": "comp
 #: model is built with its weights.
 WITHOUT_TWIN = {"batch", "duration", "weights"}
 
-#: Of these no training tells by itself: a batch by its tokens, and how long it was by its steps.
-WITHOUT_EVIDENCE = {"batch", "duration"}
+#: Of these no training tells by itself: a batch by its tokens, how long it was by its steps, weights by its losses.
+WITHOUT_EVIDENCE = {"batch", "duration", "weights"}
 
 names = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 

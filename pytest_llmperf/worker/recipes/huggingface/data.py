@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 from zipfile import BadZipFile
@@ -126,12 +126,6 @@ def kept(path: Path) -> Tokens | None:
     except (OSError, ValueError, LookupError, EOFError, BadZipFile):
         return None
     return found if len(found.ids) == int(found.lengths.sum()) else None
-
-
-def keep(path: Path, tokens: Tokens) -> None:
-    """Leave ``tokens`` whole or not at all; a cache that cannot be written costs the next launch their making."""
-    with suppress(OSError), replacing(path, lasts=False) as file:
-        np.savez(file, ids=tokens.ids, lengths=tokens.lengths)
 
 
 # Between the seeds of two runs lie the seeds of all samples, or epochs, of one.
@@ -351,19 +345,17 @@ def _sources(spec: TrainSpec) -> dict[str, Any]:
 def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
     facts: dict[str, Any] = {**_sources(spec), "special": has_document_a_row(spec)}
-    for name in ("tokenizers", "transformers"):
-        facts[name] = ""
-        with suppress(PackageNotFoundError):
-            facts[name] = version(name)
+    facts |= {name: version(name) for name in ("tokenizers", "transformers")}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_folder("tokens") / f"{key}.npz"
     several = dist.is_initialized()
-    tokens = None
-    if not several or dist.get_rank() == 0:
-        tokens = kept(path)
-        if tokens is None:
-            tokens = _made(spec, tokenizer)
-            keep(path, tokens)
+    is_first = not several or dist.get_rank() == 0
+    tokens = kept(path) if is_first else None
+    if is_first and tokens is None:
+        tokens = _made(spec, tokenizer)
+        # Whole or not at all; a cache that cannot be written costs the next launch their making.
+        with suppress(OSError), replacing(path, lasts=False) as file:
+            np.savez(file, ids=tokens.ids, lengths=tokens.lengths)
     if several:
         dist.barrier()
     return tokens or kept(path) or _made(spec, tokenizer)

@@ -30,11 +30,6 @@ from pytest_llmperf.worker.settings.parallelism import is_sharded, sharing
 _LENGTH = 128
 
 
-def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
-    """By how much other tokens in the second half of a sequence change its first half's logits, of its own change."""
-    return _seen_half(trainer, model, 1)
-
-
 # Another document's tokens are weighted with nothing; experts may multiply them in another order.
 _LEAST = 1e-3
 
@@ -43,11 +38,11 @@ def documents(spec: TrainSpec, trainer: Trainer, model: PreTrainedModel) -> dict
     """Evidence of whether a document's tokens see those of the one before it in their row, where they should not."""
     if not is_apart(spec):
         return {}
-    seen = _seen_half(trainer, model, 0)
+    seen = seen_half(trainer, model, 0)
     return {"documents": "unknown" if seen is None else "apart" if seen < _LEAST else "mixed"}
 
 
-def _seen_half(trainer: Trainer, model: PreTrainedModel, changed: int) -> float | None:
+def seen_half(trainer: Trainer, model: PreTrainedModel, changed: int) -> float | None:
     """By how much other tokens in the half ``changed`` of a sequence change the other one's logits, of its own change;
     the first half is a document of its own where that is changed. ``None`` where that was not tried: flex_attention
     would compile once more, and of a sharded model all ranks must gather the weights; or where it does not go through,
@@ -271,7 +266,7 @@ class Inspection:
             **found_in(digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step),
             misorder=update_replay.misorder(trainer),
             labels=self._has_own_labels,
-            future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,
+            future=seen_half(trainer, model, 1) if self._spec.fp8 == "no" else None,
             replay=self._update.replay(steps),
             clip_factors=(min(factors), max(factors)) if factors else (),
             dropped=self._dropped if any(self._squares) else 0,  # some optimizers keep no gradients

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
@@ -22,13 +18,13 @@ from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.launch import Later, Trained, diary_of
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
-from pytest_llmperf.support.formats import memory
-from pytest_llmperf.worker.build import beside_arguments, build_model, training_arguments, unused_settings
+from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
 from pytest_llmperf.worker.evidence import last_kernels, watched
 from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
+from pytest_llmperf.worker.settings import optimizer
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.data import bind_workers
 from pytest_llmperf.worker.settings.precision import force_tf32
@@ -41,7 +37,8 @@ def train(
     beat: Heartbeat,
     measured: Callable[[Trained], None] = lambda _: None,
 ) -> Trained:
-    """As ``worker.rank_job.Recipe`` has it."""
+    """Train ``spec``, the request's or nearly, on this rank and return what was seen. What was ``measured`` is told
+    before untimed steps: what breaks or hangs in these takes nothing from it."""
     set_seed(spec.seed)
     beat.step, beat.steps, beat.compiles = 0, spec.steps, spec.compiles
     beat.tokens_per_step = spec.sequences_per_step * spec.sequence_length
@@ -56,7 +53,6 @@ def train(
     model = build_model(spec, request.model_config, device)
     remarks = list(unused_settings(request.model_config, model))
     prepare_layers(spec, model)
-    checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if spec.save_checkpoint else None
     with observed.memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
     evidence, num_parameters = watched(spec, model), model.num_parameters()
@@ -65,16 +61,16 @@ def train(
     def seen() -> Trained:
         facts = evidence(trainer)
         facts |= data.evidence(len(observed.measurement.step_seconds) * spec.sequences_per_step)
-        facts |= observed.ending.evidence | ({"checkpoint_bytes": checkpoint.num_bytes} if checkpoint else {})
-        facts |= {"remarks": remarks} if remarks else {}
+        facts |= observed.ending.evidence | ({"remarks": remarks} if remarks else {})
         return observed.trained(rates, parameters=num_parameters, evidence=facts)
 
     observed.measured = lambda: measured(seen())
     asked = Injection.from_environment(spec.gpus)
     if asked.concerns(plan.rank):
         observed.burner = Burner(device, observed.clock, slow=asked.slow, hold=asked.hold, hang=asked.hang)
-    marks, more = StepMarks(observed, beat, checkpoint, inspection), beside_arguments(spec, model, arguments)
-    trainer = WatchedTrainer(model, arguments, data, marks, **more)
+    trainer = WatchedTrainer(
+        model, arguments, data, StepMarks(observed, inspection), **optimizer.chosen(spec, model, arguments)
+    )
     force_tf32(spec, device)
     failed = trainer.train_watched(alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
@@ -216,17 +212,13 @@ class WatchedTrainer(Trainer):
 
 @dataclass(eq=False)
 class StepMarks(TrainerCallback):
-    """Says where steps begin and end; between those that are timed and those that come later a checkpoint is saved."""
+    """Says where steps begin and end."""
 
     observed: ObservedTraining
-    heartbeat: Heartbeat
-    checkpoint: Checkpoint | None
     inspection: Inspection | None
 
     def on_step_begin(self, _args: Any, state: TrainerState, _control: Any, model: Any = None, **_: Any) -> None:
         if state.global_step == 0:
-            if self.checkpoint:
-                self.checkpoint.check_room(model)
             if self.inspection:
                 with self.observed.memory.apart():
                     self.inspection.before(model)
@@ -234,56 +226,7 @@ class StepMarks(TrainerCallback):
         elif self.inspection and self.inspection.is_running:
             self.inspection.begin_step(model)
 
-    def on_step_end(self, _args: Any, state: TrainerState, control: TrainerControl, **trained: Any) -> None:
+    def on_step_end(self, _args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         came = self.observed.step_ended(state.global_step)
-        if came == "goes on":
-            return
-        if came == "measured" and self.checkpoint:
-            self.checkpoint.check_room(trained["model"], trained["optimizer"])
-            self.heartbeat.enter("saving")
-            control.should_save = True
-        else:
+        if came != "goes on":
             control.should_training_stop = came == "over" or not self.observed.go_on()
-
-    def on_save(self, _args: Any, _state: Any, control: TrainerControl, **_: Any) -> None:
-        if self.checkpoint:
-            self.checkpoint.end(self.heartbeat)
-            control.should_training_stop = not self.observed.go_on()
-
-
-@dataclass
-class Checkpoint:
-    """The Trainer's own save, once and after all that is timed, into the launch's folder, and removed again."""
-
-    spec_id: str
-    folder: Path
-    """The Trainer's, for which there may be nothing yet."""
-    num_bytes: int = 0
-
-    def check_room(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Refuse where there is no room for what is known of it: before the first step its weights alone."""
-        tensors = list[torch.Tensor](model.parameters())
-        for state in optimizer.state.values() if optimizer is not None else ():
-            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # of one that is sharded the whole
-        free = free_bytes(self.folder.parent)
-        if needed > free:
-            raise RefusedError(
-                f"{self.spec_id}: save_checkpoint writes at least {memory(needed)}, and {self.folder.parent} has "
-                f"{memory(free)} left; make room there, or leave it out"
-            )
-
-    def end(self, beat: Heartbeat) -> None:
-        """It was written, on this rank: wait for the others, and once all have counted remove it on each node."""
-        if dist.is_initialized():
-            dist.barrier()
-        self.num_bytes = sum(path.stat().st_size for path in self.folder.rglob("checkpoint-*/**/*") if path.is_file())
-        beat.enter("gathering")
-        if dist.is_initialized():
-            dist.barrier()
-        if os.environ["LOCAL_RANK"] == "0":
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free

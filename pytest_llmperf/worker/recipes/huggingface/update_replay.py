@@ -67,9 +67,8 @@ def _epochs(trainer: Trainer) -> Iterator[list[int]]:
 
 def _named(own: list[int], shares: list[list[int]], rank: int, before: list[int] | None) -> str:
     due = shares[rank]
-    other = next((number for number, share in enumerate(shares) if own == share), None)
-    if other is not None:
-        return f"rank {rank} takes the samples of rank {other}"
+    if own in shares:
+        return f"rank {rank} takes the samples of rank {shares.index(own)}"
     if own == before:
         return "samples come in the order of the epoch before"
     if sorted(own) == own and due != sorted(due):
