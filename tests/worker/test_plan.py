@@ -22,6 +22,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError, predictions
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.settings.optimizer import update_flops
 
 pytest.importorskip("torch")
 
@@ -30,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.judge.store import parse
 from pytest_llmperf.worker.estimate import prediction_server
+from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter
 from pytest_llmperf.worker.estimate.memory_estimator import IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
@@ -153,6 +155,15 @@ def test_a_real_backward_pass_comes_before_any_on_fake_tensors(monkeypatch: pyte
     os.close(asks)
     os.close(answers)
     assert seen == ["Tensor", "serving"]
+
+
+def test_products_of_muons_update_are_those_that_its_formula_tells() -> None:
+    counted = []
+    for optimizer in ("muon", "adamw_torch"):
+        spec, counter = TrainSpec(model="llama-tiny", optimizer=optimizer), OperatorCounter()
+        plan(spec, spec.architecture.config, counter)
+        counted.append(sum(counter.flops.values()))
+    assert counted[0] - counted[1] == update_flops(TrainSpec(model="llama-tiny", optimizer="muon")) > 0
 
 
 def test_what_each_setting_does_to_the_parts() -> None:
