@@ -209,8 +209,7 @@ def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
             lines.append(str(error))
             continue
         lines += [
-            f"unused baseline: {path} (no case of any width has its settings; if they are gone, remove it with "
-            "--update-baselines=prune)"
+            f"unused baseline: {path} (no case of any width has its settings; if they are gone, delete the file)"
             for path in unused_baselines(entries, digests, whole, Path(root))
         ]
         for gap in sorted(whole.gaps):  # for want of a package, say

@@ -271,7 +271,7 @@ def replaced_line(result: CaseResult, former: Baseline) -> str:
     return (
         f"{result.nodeid}: {result.id} is not recorded: it replaces {former.id} of the same test "
         f'({_former_case_figures(former, result.checks)}); accept it with --perf-reason "why"; '
-        "remove what is left over with --update-baselines=prune"
+        "delete the files of what is left over"
     )
 
 
@@ -295,7 +295,9 @@ def describe(old: Baseline | CapacityBaseline | None, new: Baseline | CapacityBa
     """Old, new and anchor side by side, for people."""
     size, held, row = "", list[str](), None
     if isinstance(new, Baseline):
-        size, row = f" ({size_of(new)})", measured(new.launches)[RATE]
+        joined = sum(launch in old.launches for launch in new.launches) if isinstance(old, Baseline) else 0
+        of_all = f"; {joined} of them from before, and later runs are held against all" if joined else ""
+        size, row = f" ({size_of(new)}{of_all})", measured(new.launches)[RATE]
         held = [f"  {new.repeats.words(new.launches)}; speed in {row.label}"] if new.repeats else []
         times = math.exp(max(logs) - min(logs)) if (logs := [*map(log_of, new.launches)]) else 1.0
         if times > FAR_APART:

@@ -94,7 +94,7 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
     lines = _folded([*run.told, *unwritten_benchmarks(reporter.config)], reporter)
     if run.settings.against_itself:
         lines.append(f"--perf-against {run.settings.against}: the same environment on both sides")
-    if run.settings.dry_run and run.settings.update != "prune":
+    if run.settings.dry_run:
         lines = [*map(leaving, plan_lines(run.findings.planned)), *lines]
     elif run.findings.results or run.findings.spent.launches:
         lines = _table(run, reporter) + lines

@@ -25,7 +25,7 @@ class PerfSession(Run):
         """What ``config`` was asked for; pytest.UsageError: an option that cannot be used."""
         settings = settings_of(config)
         # What it records would be held against nothing of what is there.
-        if settings.update in {"new", "all"} and (hidden := items.baselines_further_up(config)):
+        if settings.update and (hidden := items.baselines_further_up(config)):
             raise pytest.UsageError(f"{hidden}; --perf-baselines=baselines begins a second one here")
         worker: dict[str, list[str]] | None = getattr(config, "workerinput", None)
         words = [str(word) for word in config.invocation_params.args]

@@ -1,7 +1,6 @@
 """Case: what is concluded as one (a spec, two that take turns, the largest micro-batch of one), and who asks for it.
 
-Who asks knows whether a case is launched here. Runs that launch nothing (``--perf-dry-run``,
-``--update-baselines=prune``) go on through a test: they have to know its later specs too."""
+Who asks knows whether a case is launched here. A dry run goes on through a test: it has to know its later specs too."""
 
 from __future__ import annotations
 
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Baseline
     from pytest_llmperf.run.findings import Findings, Observer
     from pytest_llmperf.run.run import Run
+
+
+_DRY = "dry run: nothing is launched"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,31 +195,30 @@ class Caller:
     def ask(self, case: Case, launches: int, baseline: Baseline | None = None, shares: str = "") -> str:
         """Why ``case`` is not launched; empty where it is. A run that launches ends the test here where one of its
         specs cannot run. It costs nothing where it ``shares`` what another test launches."""
-        settings, findings = self.run.settings, self.findings
-        if not settings.launches_nothing:
+        findings = self.findings
+        if not self.run.settings.dry_run:
             self.need(case, baseline)
             return ""
         _, hindrance = self._hindrance(case)
-        if settings.update != "prune":
-            walls = [launch.wall_seconds for launch in baseline.launches] if baseline else []
-            planned = Planned(
-                id=case.id,
-                nodeid=self.nodeid,
-                width=case.width,
-                launches=launches,
-                gpus=0 if self.run.on_cpu else case.width,
-                seconds=launches * sum(walls) / len(walls) if walls else case.seconds,
-                skipped=hindrance or shares,
-                judges=case.judges,
-            )
-            findings.planned.append(planned)
+        walls = [launch.wall_seconds for launch in baseline.launches] if baseline else []
+        planned = Planned(
+            id=case.id,
+            nodeid=self.nodeid,
+            width=case.width,
+            launches=launches,
+            gpus=0 if self.run.on_cpu else case.width,
+            seconds=launches * sum(walls) / len(walls) if walls else case.seconds,
+            skipped=hindrance or shares,
+            judges=case.judges,
+        )
+        findings.planned.append(planned)
         if not hindrance or not findings.withheld:
-            findings.withheld = hindrance or settings.launches_nothing
-        return hindrance or settings.launches_nothing
+            findings.withheld = hindrance or _DRY
+        return hindrance or _DRY
 
     def need(self, case: Case, baseline: Baseline | None) -> None:
         """End the test here where one of the specs of ``case`` cannot run; a run that launches nothing goes on."""
-        if self.run.settings.launches_nothing:
+        if self.run.settings.dry_run:
             return
         elsewhere, hindrance = self._hindrance(case)
         if hindrance:

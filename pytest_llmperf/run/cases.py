@@ -74,7 +74,9 @@ class Cases:
             seen = runner.soak(case.id, spec.changed(steps=_ENDLESS, **more), seconds, judged)
         except KeyboardInterrupt:
             if runner.folder != Path():  # pytest makes no report of a test that it ends: the run itself is told
-                run.findings.results.append(replace(plain, **judged(INTERRUPTED)))
+                found = replace(plain, **judged(INTERRUPTED))
+                run.findings.results.append(found)
+                self._caller.observer.say(f"{case.id}: {found.verdict}: {found.reason}")
             raise
         return Concluded(result=replace(plain, **seen), held_against="itself")
 

@@ -28,7 +28,6 @@ UPDATES = {
     "--update-baselines": ("all", "record every selected case that ran clean"),
     "--update-baselines=all": ("all", "the same"),
     "--update-baselines=new": ("new", "record only cases that have no baseline"),
-    "--update-baselines=prune": ("prune", "launch nothing; remove baselines that no case of the suite has"),
 }
 
 
@@ -231,7 +230,7 @@ def meant(words: Iterable[str], known: Iterable[str], command: str = "") -> str:
 
 def refuse_unknown_update(words: Iterable[object]) -> None:
     """Say what ``--update-baselines=`` takes in pytest; argparse would only say that it ignores the value."""
-    flag, known = "--update-baselines=", ("new", "all", "prune")
+    flag, known = "--update-baselines=", ("new", "all")
     for word in map(str, words):
         value = word.removeprefix(flag)
         if word.startswith(flag) and value not in known:
@@ -294,7 +293,7 @@ class Settings:
         "GPUs this run may use; 0 = the CPU (gloo); default: all visible GPUs, else 0"
     )
     update: str | None = option("--update-baselines", _BOTH, not_with="against soak_minutes").says()
-    """``new``, ``all``, ``prune`` or ``None``."""
+    """``new``, ``all`` or ``None``."""
     reason: str = option("--perf-reason", _BOTH, default="", metavar="TEXT").says(
         "why; required where an update makes a figure worse"
     )
@@ -451,10 +450,3 @@ class Settings:
     def other_revision(self) -> str:
         """The revision of ``--perf-against git:REVISION``; empty where it names an interpreter."""
         return self.against.removeprefix("git:") if self.against.startswith("git:") else ""
-
-    @property
-    def launches_nothing(self) -> str:
-        """Why this run launches none of its cases; empty where it does."""
-        if self.update == "prune":
-            return "--update-baselines=prune: nothing is launched"
-        return "dry run: nothing is launched" if self.dry_run else ""

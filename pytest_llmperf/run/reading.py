@@ -141,7 +141,6 @@ def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mappi
         raise UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
     for alone, what in ALONE.items():
         named = [one.flag for _, one in table(Settings) if alone in one.not_with and getattr(said, one.dest, None)]
-        named += ["--update-baselines=prune"] if alone == "static" and values["update"] == "prune" else []
         if values[alone] and named:
             here = what.replace("--perf-static", "--static") if front == CHECK else what
             raise UsageError(f"{here}; it goes with no {named[0]}")
@@ -151,7 +150,7 @@ def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mappi
 
 def _refuse_what_cannot_be(front: str, said: Namespace, values: Mapping[str, Any]) -> None:
     named, place = getattr(said, "perf_baselines", None), values["baselines"]
-    is_read = not (values["against"] or values["soak_minutes"] or values["update"] in ("new", "all"))
+    is_read = not (values["against"] or values["soak_minutes"] or values["update"])
     if front in (PYTEST, CHECK) and named not in (None, Path("baselines")) and is_read and not place.is_dir():
         otherwise = "name one that is there, or record with --update-baselines, which makes it"
         raise UsageError(f"--perf-baselines {named}: no such folder; {otherwise}")

@@ -81,7 +81,7 @@ class Run(Hardware):
                 self.check_interpreter()
             return
         _ = self.job  # an option may need one
-        if self.settings.dry_run or self.settings.update == "prune":
+        if self.settings.dry_run:
             return
         other = "" if self.settings.other_revision else self.settings.against
         self.site.prepare([sys.executable, other or sys.executable], on_cpu=self.on_cpu)
@@ -119,7 +119,7 @@ class Run(Hardware):
     def is_concerned(self) -> bool:
         """Whether there is anything to say: a case was asked for, or a file."""
         found, asked = self.findings, self.settings
-        files = asked.json or asked.report or asked.markdown or asked.update == "prune"
+        files = asked.json or asked.report or asked.markdown
         return bool(found.results or found.planned or found.digests or self.idle or files)
 
     @property
@@ -227,7 +227,7 @@ class Run(Hardware):
         """Whether its end judges speeds again, by what enough cases tell of their GPUs; not where it records."""
         from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
 
-        is_many = self.num_gates > FEWEST_CASES and self.settings.update in (None, "prune")
+        is_many = self.num_gates > FEWEST_CASES and self.settings.update is None
         return is_many and self.knowledge_stored is not None
 
     @cached_property

@@ -64,7 +64,7 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
     """Judge the run as a whole and write what was asked for; as ``Run.finish``."""
     settings, findings = run.settings, run.findings
     replaced = unexplained(run)
-    updates = settings.update in {"new", "all"} and any(result.updated for result in findings.results)
+    updates = settings.update and any(result.updated for result in findings.results)
     if updates and not settings.static and not run.unfinished:  # else somebody waits for the end
         # Beside what this run has recorded, once nothing of it trains any more.
         run.notes += record_static(run, findings.results, observer)
@@ -114,7 +114,7 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
 
 
 def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
-    settings, findings, is_strict = run.settings, run.findings, run.settings.strict
+    findings, is_strict = run.findings, run.settings.strict
     lost = [case for case in findings.skipped if case.lost]
     found = {
         "regressed, by what the whole run knows": _late(run, whole_run.regressed),
@@ -122,7 +122,6 @@ def _troubles(run: Run, whole_run: WholeRun) -> list[Trouble]:
         "all cases": [whole_run.line] if whole_run.fails else [],
         "the whole run": [whole_run.unjudged],
         "launches that ended with an error": run.bad_ends,
-        "prune": [prune(run) if settings.update == "prune" else ""],
         "unused baselines": listed(run) if is_strict and run.has_suite and not run.unfinished else [],
         "tests that measure nothing": [idle_line(run.idle)] if is_strict and run.idle else [],
         "cases that ran before": skip_lines(lost) if is_strict else [],
@@ -205,32 +204,8 @@ def listed(run: Run) -> list[str]:
     except BaselineError as error:
         return [str(error)]
     unused = unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
-    is_pruned = run.settings.update == "prune"
-    if is_pruned and not run.coverage.doubts():
-        return []  # they were removed, or named as what would be
-    what = "delete the file" if run.settings.static or is_pruned else "remove it with --update-baselines=prune"
-    why = f"no case of this run has its settings; if they are gone, {what}"
+    why = "no case of this run has its settings; if they are gone, delete the file"
     return [f"unused baseline: {path} ({why})" for path in unused]
-
-
-def prune(run: Run) -> str:
-    """Remove them; why that did not go well, where it did not."""
-    try:
-        entries = _entries(run)
-        unused = unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
-        doubts = run.coverage.doubts()
-        if doubts:
-            return f"--update-baselines=prune: nothing was removed, {doubts}"
-        if not unused:
-            run.notes.append("--update-baselines=prune: nothing to remove, every baseline is in use")
-        for path in unused:
-            if not run.settings.dry_run:
-                path.unlink()
-            said = "--update-baselines=prune would remove" if run.settings.dry_run else "removed baseline"
-            run.notes.append(f"{said}: {path}")
-    except (BaselineError, OSError) as error:
-        return f"--update-baselines=prune: {error}"
-    return ""
 
 
 def unexplained(run: Run) -> list[str]:

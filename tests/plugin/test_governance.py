@@ -95,30 +95,8 @@ class TestUnused:
         project.pytester.makepyfile(test_mine="def test_attention(perf, train_spec):\n    perf.check(train_spec)\n")
         result = project.run("--perf-strict", *workers)
         result.assert_outcomes(passed=1, errors=1)
-        result.stdout.fnmatch_lines(["unused baseline: *eager*--update-baselines=prune*"])
+        result.stdout.fnmatch_lines(["unused baseline: *eager*delete the file*"])
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-
-    def test_prune_removes_it_and_launches_nothing(self, project: Project) -> None:
-        project.record()
-        project.pytester.makepyfile(test_mine="def test_renamed(perf, train_spec):\n    perf.check(train_spec)\n")
-        result = project.run("--update-baselines=prune")
-        result.assert_outcomes(skipped=1)
-        result.stdout.fnmatch_lines(["removed baseline: *eager*"])
-        assert [path.stem for path in project.baselines] == ["llama-tiny-bf16-sdpa-seq64-mbs1-gpus1"]
-        assert project.launches == []
-        # A test that was renamed has its baseline still.
-        project.run().assert_outcomes(passed=1)
-
-    @pytest.mark.parametrize("selection", [("-k", "sdpa"), ("--perf-dry-run",)])
-    def test_prune_of_a_part_removes_nothing(
-        self, project: Project, selection: tuple[str, ...], golden: Golden
-    ) -> None:
-        project.record()
-        result = project.run("--update-baselines=prune", *selection)
-        assert len(project.baselines) == 2
-        if "-k" in selection:
-            golden.lines(result.stdout, "nothing was removed,")
-            assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
 class TestRevision:

@@ -15,7 +15,6 @@ OPTIONS = [
     "--update-baselines",
     "--update-baselines=all",
     "--update-baselines=new",
-    "--update-baselines=prune",
     "--perf-reason=TEXT",
     "--perf-baselines=DIR",
     "--perf-json=FILE",
@@ -113,8 +112,8 @@ def test_a_json_file_that_cannot_be_written_is_told_before_anything_runs(project
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("nwe", "nwe: expected new, all, prune (did you mean 'new'?)"),
-        ("", ": expected new, all, prune"),
+        ("nwe", "nwe: expected new, all (did you mean 'new'?)"),
+        ("", ": expected new, all"),
         ("x", "x: exp*"),
     ],
 )

@@ -70,11 +70,13 @@ def test_its_document_tells_what_ran(soak: Project) -> None:
 
 
 def test_ctrl_c_keeps_what_was_seen(soak: Project, golden: Golden) -> None:
-    soak.fake(fail="interrupt")
-    found = result(soak)
-    assert found["verdict"] == "inconclusive"
+    soak.fake(fail="interrupt", leak_bytes=2**20)
+    printed = soak.run("--perf-json", "out.json").stdout.str()
+    (found,) = json.loads((soak.path / "out.json").read_text())["results"]
+    assert found["verdict"] == "regressed"
     golden(found["reason"])
     assert found["soak"]["steps"] == 480
+    assert f"llmperf: {CASE}: regressed: {found['reason']}" in printed
 
 
 def test_the_option_makes_each_check_of_the_selected_tests_a_soak(project: Project) -> None:

@@ -96,7 +96,7 @@ def test_a_case_without_figures_fails_as_new_with_the_command_that_records_it(pr
 
 @pytest.mark.parametrize(
     "options",
-    [("--perf-dry-run",), ("--update-baselines=prune",), ("--perf-against", "python")],
+    [("--perf-dry-run",), ("--perf-against", "python")],
     ids=lambda options: options[0],
 )
 def test_what_is_about_launches_goes_with_none(project: Project, options: Any, golden: Golden) -> None:

@@ -360,7 +360,7 @@ class TestWarmSites:
         assert all(server.is_over for server in FakeServer.started)
 
     @pytest.mark.parametrize("slurm", [False, True])
-    @pytest.mark.parametrize("settings", [{"dry_run": True}, {"update": "prune"}, {"start": "cold"}])
+    @pytest.mark.parametrize("settings", [{"dry_run": True}, {"start": "cold"}])
     def test_what_launches_nothing_here_or_begins_cold_starts_none(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], slurm: bool
     ) -> None:

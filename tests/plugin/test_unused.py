@@ -1,4 +1,4 @@
-"""Unused baselines: what a run may say of them, and that ``--update-baselines=prune`` removes none that is in use."""
+"""Unused baselines: what a run may say of them, and that none is named which is in use."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def write(project: Project, **files: str) -> None:
     project.pytester.makepyfile(**files)
 
 
-def sizes(project: Project) -> list[str]:
-    return [path.stem.split("-")[-2] for path in project.baselines]
+def unused(result: pytest.RunResult) -> list[str]:
+    """The micro-batches of the baselines that are named as unused."""
+    lines = [line for line in result.outlines if line.startswith("unused baseline: ")]
+    return [line.partition(".json")[0].split("-")[-2] for line in lines]
 
 
 class TestSeveralSpecs:
     @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-    def test_prune_hears_all_of_them(self, project: Project, workers: tuple[str, ...], golden: Golden) -> None:
+    def test_a_dry_run_hears_all_of_them(self, project: Project, workers: tuple[str, ...]) -> None:
         write(project, test_mine=SEVERAL)
         project.record()
         write(project, test_mine=SEVERAL.replace("(1, 2, 3)", "(1, 3)"))
-        result = project.run("--update-baselines=prune", "-rs", *workers)
+        result = project.run("--perf-dry-run", *workers)
         result.assert_outcomes(skipped=1)
-        golden.lines(result.stdout, ": --update-baselines=prune: nothing")
-        result.stdout.fnmatch_lines(["removed baseline: *mbs2-gpus1.json"])
-        assert (result.ret, sizes(project), project.launches) == (0, ["mbs1", "mbs3"], [])
+        assert (result.ret, unused(result), project.launches) == (0, ["mbs2"], [])
 
     def test_a_dry_run_plans_all_of_them(self, project: Project) -> None:
         write(project, test_mine=SEVERAL)
@@ -61,9 +61,9 @@ class TestSeveralSpecs:
         wide = "perf.check(replace(train_spec, gpus=64))\n    for size"
         write(project, test_mine=SEVERAL.replace("for size", wide))
         assert "unused" not in project.run("--perf-strict").stdout.str()
-        result = project.run("--update-baselines=prune")
-        assert (result.ret, len(project.baselines)) == (0, 3)
-        project.run("--perf-dry-run").stdout.fnmatch_lines(["*skipped: *needs 64 ranks*", "3 case(s), 3 launch(es)*"])
+        result = project.run("--perf-dry-run")
+        assert (result.ret, unused(result)) == (0, [])
+        result.stdout.fnmatch_lines(["*skipped: *needs 64 ranks*", "3 case(s), 3 launch(es)*"])
 
     def test_both_sides_of_a_comparison_are_in_use(self, project: Project) -> None:
         body = """
@@ -76,8 +76,7 @@ class TestSeveralSpecs:
         write(project, test_mine=body.format(check="perf.check"))
         project.record()
         write(project, test_mine=body.format(check="(lambda other: perf.compare(train_spec, other))"))
-        assert project.run("--update-baselines=prune").ret == 0
-        assert sizes(project) == ["mbs1", "mbs2"]
+        assert unused(project.run("--perf-dry-run")) == []
 
     def test_a_fixture_may_ask_too(self, project: Project) -> None:
         write(
@@ -95,9 +94,9 @@ class TestSeveralSpecs:
             """,
         )
         project.record()
-        result = project.run("--update-baselines=prune")
+        result = project.run("--perf-dry-run")
         result.assert_outcomes(skipped=1)
-        assert (result.ret, len(project.baselines)) == (0, 2)
+        assert unused(result) == []
 
 
 class TestIncomplete:
@@ -113,18 +112,14 @@ class TestIncomplete:
         ],
         ids=["used", "measured", "skipped", "failed"],
     )
-    def test_prune_removes_nothing_and_names_it(self, project: Project, body: str, golden: Golden) -> None:
+    def test_nothing_of_its_file_is_named(self, project: Project, body: str) -> None:
         write(project, test_mine=USING, test_other=FOUR_LINES)
         project.record()
         write(project, test_mine=body, test_other=ONE)
-        result = project.run("--update-baselines=prune", "-rs")
-        assert len(project.baselines) == 3
-        assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.assert_outcomes(skipped=2, errors=1)
-        golden.lines(result.stdout, "nothing was removed,")
-        # What is probably unused is told all the same; of the incomplete test's file nothing is.
-        unused = [line for line in result.outlines if line.startswith("unused baseline:")]
-        assert ["eager" in line and "delete the file" in line for line in unused] == [True]
+        result = project.run("--perf-dry-run")
+        result.assert_outcomes(skipped=2)
+        lines = [line for line in result.outlines if line.startswith("unused baseline:")]
+        assert ["eager" in line and "delete the file" in line for line in lines] == [True]
 
     def test_a_dry_run_says_how_it_ended(self, project: Project, golden: Golden) -> None:
         write(project, test_mine=USING)
@@ -166,18 +161,11 @@ class TestIncomplete:
         write(project, test_mine=body.format(gpus=[1, 2, 3]))
         project.record()
         write(project, test_mine=body.format(gpus=[1, 3, 64]))
-        unused = [line for line in project.run().outlines if line.startswith("unused")]
-        assert ["gpus2" in line for line in unused] == [True]
+        lines = [line for line in project.run().outlines if line.startswith("unused")]
+        assert ["gpus2" in line for line in lines] == [True]
 
 
 class TestOtherTests:
-    def test_plain_tests_that_are_left_out_do_not_matter(self, project: Project) -> None:
-        project.record()
-        write(project, test_mine=ONE, test_plain="def test_plain(): pass\n")
-        result = project.run("--update-baselines=prune", "-k", "one")
-        result.assert_outcomes(skipped=1, deselected=1)
-        assert (result.ret, len(project.baselines)) == (0, 1)
-
     @pytest.mark.parametrize("options", [("--benchmark-only",), ("-W", "error")])
     def test_neighbours_see_a_skipped_test(self, project: Project, options: tuple[str, ...]) -> None:
         result = project.run("--perf-dry-run", "--junitxml=out.xml", *options)
@@ -198,8 +186,7 @@ class TestOtherTests:
             """,
         )
         project.record()
-        result = project.run("--update-baselines=prune")
-        assert (result.ret, len(project.baselines)) == (0, 2)
+        assert unused(project.run("--perf-dry-run")) == []
 
 
 class TestStaticFigures:
@@ -213,11 +200,6 @@ class TestStaticFigures:
         write(project, test_mine=SEVERAL.replace("(1, 2, 3)", "(1, 3)"))
         return project
 
-    def test_prune_removes_those_that_no_case_has(self, recorded: Project) -> None:
-        result = recorded.run("--update-baselines=prune")
-        result.stdout.fnmatch_lines(["removed baseline: *static/*mbs2-gpus1.json"])
-        assert (result.ret, sizes(recorded)) == (0, ["mbs1", "mbs3"])
-
     def test_a_run_that_judges_by_them_lists_the_others(self, recorded: Project, golden: Golden) -> None:
         result = recorded.run("--perf-static")
         golden.lines(result.stdout, "delete the file)")
@@ -229,13 +211,10 @@ class TestStaticFigures:
         static = ("-p", "no:randomly", "--perf-static")
         assert project.pytester.runpytest_subprocess(*static, "--update-baselines=new").ret == 0
         write(project, test_mine=SEVERAL.replace("(1, 2, 3)", "(1, 3)"))
-        assert project.run("--update-baselines=prune").ret == 0
-        assert sizes(project) == ["mbs1", "mbs2", "mbs3"]
+        assert unused(project.run("--perf-dry-run")) == []
         result = project.pytester.runpytest_subprocess(*static)
         result.stdout.fnmatch_lines(["unused baseline: *static/*mbs2-gpus1.json (*"])
 
-    def test_one_that_cannot_be_read_is_named_and_nothing_is_removed(self, recorded: Project, golden: Golden) -> None:
+    def test_one_that_cannot_be_read_is_named_instead(self, recorded: Project, golden: Golden) -> None:
         recorded.baselines[0].write_text("{}")
-        result = recorded.run("--update-baselines=prune")
-        assert (result.ret, len(recorded.baselines)) == (1, 3)
-        golden.lines(result.stdout, "mbs1-gpus1.json: not a")
+        golden.lines(recorded.run("--perf-dry-run").stdout, "mbs1-gpus1.json: not a")
