@@ -22,6 +22,7 @@ from pytest_llmperf.analysis.likely_causes import ATTENTION, COMMUNICATION, LOSS
 from pytest_llmperf.analysis.step_difference import DATA, HOST, ORDER, parts_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep, Trace
+from pytest_llmperf.settings.batch import DURATION
 from pytest_llmperf.settings.data import is_uneven
 from pytest_llmperf.settings.lora import trained_weights
 from pytest_llmperf.settings.optimizer import update_flops
@@ -39,8 +40,7 @@ Error: TypeAlias = "tuple[Case, float, float]"
 _KIND, _MODEL, _SETTING, _DECIDES, _DOUBLED, _RATIO = 0.2, 12.0, 5.0, 5.0, 1.0, 0.5
 
 _SIZES = "model micro_batch_size sequence_length gradient_accumulation_steps seed weights text split tokenizer"
-_MEASURING = "steps min_steps warmup_steps throughput_tolerance memory_tolerance"
-_NO_SETTINGS = frozenset(f"{_SIZES} {_MEASURING}".split())
+_NO_SETTINGS = frozenset({*_SIZES.split(), *DURATION.fields})
 _TYPES = "model_precision mixed_precision tf32 fp8"
 _DECIDE: Mapping[str, frozenset[str]] = dict.fromkeys(
     ORDER, frozenset(f"{_TYPES} attention liger liger_kernels torch_compile".split())

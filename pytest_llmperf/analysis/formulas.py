@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -76,18 +76,14 @@ def newest_on_a_gpu(launches: Sequence[Launch]) -> Launch | None:
 
 _TERA = 1e12
 
-
-def _peaks() -> Iterator[tuple[frozenset[str], Mapping[str, float]]]:
-    for row in csv.DictReader(Path(__file__).with_name("peaks.csv").read_text(encoding="utf-8").splitlines()):
-        words = frozenset(row.pop("words").split())
-        yield words, {name: float(rate) for name, rate in row.items() if rate}
-
-
 # Dense (not sparse) peak rates in TFLOP/s by compute precision, and of the memory in TB/s: of several sizes of one
 # product the fastest, since it serves as a bound. Ordered: the first whose words are all in the device's name counts,
 # so that a special product comes before its family. A rate that is not certain is left out: of the NVL boards
 # publications disagree (one card or a pair), and no peak is better than a wrong one.
-_PEAKS = tuple(_peaks())
+_PEAKS = tuple(
+    (frozenset(row["words"].split()), {name: float(rate) for name, rate in row.items() if rate and name != "words"})
+    for row in csv.DictReader(Path(__file__).with_name("peaks.csv").read_text(encoding="utf-8").splitlines())
+)
 #: Their names, as a person may write them.
 CHIPS = ["-".join(sorted(words)) for words, _ in _PEAKS]
 

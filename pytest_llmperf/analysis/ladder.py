@@ -96,7 +96,6 @@ NOTES = (
     "published fp32 may use TF32, which that container allows; ours is true fp32",
 )
 
-
 _SOURCES = {"chapter": CHAPTER, "lab": LAB}
 
 

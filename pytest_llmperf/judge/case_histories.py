@@ -269,8 +269,6 @@ MOST_RUNS = 2000
 # Of its standard errors: what a case and its GPUs' other cases did in opposite directions is no change of the case.
 _SEEN = 3.0
 
-_Case = tuple[str, str, str]
-
 
 @dataclass(frozen=True)
 class Scattering:
@@ -287,7 +285,7 @@ def histories(
     are wanted, else all. What the others have taken tells of the GPUs all the same."""
     cases = grouped(((result.machine, result.digest, result.project), result) for result in results)
     timelines = {case: Timeline.of(several[-MOST_RUNS:]) for case, several in cases.items()}
-    found: dict[_Case, CaseHistory] = {}
+    found = dict[tuple[str, str, str], CaseHistory]()
     for machine, known in scattering.items():
         own = [one for case, one in timelines.items() if case[0] == machine]
         for group in groups(own):

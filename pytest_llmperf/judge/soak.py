@@ -444,7 +444,6 @@ def _lines(path: Path) -> Iterator[Any]:
 
 def _sensed(gpus: Sequence[Mapping[str, Any]]) -> Sensed:
     """All GPUs at one time."""
-
     known = {name: [gpu[name] for gpu in gpus if gpu[name] is not None] for name in ("time", "clock_mhz", "joules")}
     joules = sum(known["joules"]) if len(known["joules"]) == len(gpus) else None
     return Sensed(time=max(known["time"]), clock_mhz=min(known["clock_mhz"], default=None), joules=joules)

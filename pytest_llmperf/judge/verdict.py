@@ -64,11 +64,7 @@ def judge_pairs(pairs: Pairs, policy: Policy, troubles: Sequence[str] = (), extr
 
 
 def _judged(
-    launches: Sequence[Launch],
-    held: Held,
-    difference: Difference,
-    policy: Policy,
-    extra: Sequence[Check],
+    launches: Sequence[Launch], held: Held, difference: Difference, policy: Policy, extra: Sequence[Check]
 ) -> Judgement:
     found = []
     for name, metric in measured([*launches, *held.launches]).items():

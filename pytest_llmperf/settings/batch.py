@@ -77,9 +77,12 @@ SETTING = Setting(
 
 
 # Duration: how long a training is measured and by what it is judged, which is no part of its work.
+_TOLERANCES = ("throughput_tolerance", "memory_tolerance")
+
+
 def _duration_clash(spec: TrainSpec) -> str | None:
     warmup, steps, least = spec.warmup_steps, spec.steps, spec.min_steps
-    for name in ("throughput_tolerance", "memory_tolerance"):
+    for name in _TOLERANCES:
         value = getattr(spec, name)
         if value is not None and not is_tolerance(value):
             return f"{name}={value} must be {A_TOLERANCE}"
@@ -94,14 +97,8 @@ def _duration_clash(spec: TrainSpec) -> str | None:
 
 DURATION = Setting(
     name="duration",
-    fields=("steps", "min_steps", "warmup_steps", "throughput_tolerance", "memory_tolerance"),
+    fields=("steps", "min_steps", "warmup_steps", *_TOLERANCES),
     least={"steps": 1, "min_steps": 1},
     clash=_duration_clash,
-    small=lambda _: {
-        "steps": 2,
-        "min_steps": 2,
-        "warmup_steps": 1,
-        "throughput_tolerance": None,
-        "memory_tolerance": None,
-    },
+    small=lambda _: {"steps": 2, "min_steps": 2, "warmup_steps": 1, **dict.fromkeys(_TOLERANCES)},
 )

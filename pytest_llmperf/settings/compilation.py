@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.settings.attention import FLASH
-from pytest_llmperf.settings.liger import replaces_rope
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
 
@@ -98,7 +97,7 @@ def _clash(spec: TrainSpec) -> str | None:
             f"selective recomputation cannot keep what {spec.attention} gave; use another attention, or the policy "
             "'full'"
         )
-    if replaces_rope(spec):
+    if spec.liger and (spec.liger_kernels == "all" or "rope" in spec.liger_kernels):
         return (
             "Liger's rope kernel writes over the products that selective recomputation has kept, so that gradients are "
             "wrong and nothing says so; name the others in liger_kernels (a Llama has rms_norm, swiglu and "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, TrainSpec, at_default, claimed, equal
+from pytest_llmperf.settings.setting import Axis, Evidence, Setting, TrainSpec, at_default, claimed, equal
 
 #: transformers' words; ``auto``: its own choice.
 _EXPERTS = ("auto", "eager", "batched_mm", "grouped_mm")
@@ -28,10 +28,6 @@ def _clash(spec: TrainSpec) -> str | None:
             "fused_linear_cross_entropy), or use experts='auto'"
         )
     return None
-
-
-def _axis(base: TrainSpec, _search: Search) -> Axis | None:
-    return Axis.over("experts", _EXPERTS) if has_experts(base) else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ SETTING = Setting(
     in_id={"experts": lambda spec: {"auto": "", "eager": "experts-loop"}.get(spec.experts, f"experts-{spec.experts}")},
     clash=_clash,
     plain=at_default("experts"),
-    axis=_axis,
+    axis=lambda base, _: Axis.over("experts", _EXPERTS) if has_experts(base) else None,
     evidence=ExpertsEvidence,
     checks={"experts": _experts},
     lost=_lost,

@@ -27,11 +27,6 @@ def liger_kernels(spec: TrainSpec) -> tuple[str, ...]:
     return tuple(kernel for kernel in LIGER_KERNELS if kernel in chosen)
 
 
-def replaces_rope(spec: TrainSpec) -> bool:
-    """Whether its kernel for rotary positions is, or may be, among them."""
-    return spec.liger and (spec.liger_kernels == "all" or "rope" in spec.liger_kernels)
-
-
 def _clash(spec: TrainSpec) -> str | None:
     if spec.liger_kernels == "all":
         return None

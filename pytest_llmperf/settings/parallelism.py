@@ -65,15 +65,10 @@ def gathered_precision(spec: TrainSpec) -> str:
     return "no" if spec.parallelism in ("ddp", "tensor") else spec.mixed_precision
 
 
-def on_one_gpu(spec: TrainSpec) -> TrainSpec:
-    """The same work of one rank, which has nothing to share."""
-    return replace(spec, gpus=1, parallelism="ddp")
-
-
 def on_fewer(wide: TrainSpec, gpus: int) -> TrainSpec | None:
     """The same work for each of so many; one has nothing to share, and DDP's figure serves every parallelism."""
     try:
-        return on_one_gpu(wide) if gpus == 1 else replace(wide, gpus=gpus)
+        return replace(wide, gpus=gpus, parallelism="ddp" if gpus == 1 else wide.parallelism)
     except ValueError:  # a parallelism that takes more GPUs than these
         return None
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pytest_llmperf.settings.arguments import OPEN, canonical
 from pytest_llmperf.settings.batch import AXIS as SIZES
-from pytest_llmperf.settings.batch import SIZE
+from pytest_llmperf.settings.batch import DURATION, SIZE
 from pytest_llmperf.settings.liger import LOSS, liger_kernels
 from pytest_llmperf.settings.optimizer import OPTIMIZERS
 from pytest_llmperf.settings.precision import PRECISIONS, precision_fields
@@ -237,7 +237,6 @@ class ScriptSpace(Space):
 
 # A space of one's own: axes as TOML, or as data in Python, made the same way.
 _KNOWN = tuple(one.name for one in fields(TrainSpec))
-_HOW_TO_MEASURE = frozenset("steps min_steps warmup_steps throughput_tolerance memory_tolerance".split())
 
 
 def read_axes(path: Path) -> tuple[Axis, ...]:
@@ -294,7 +293,7 @@ def _fields(axis: str, values: Mapping[str, Any], words: Collection[str] | None)
             continue
         if name == "model":
             raise SpecError(f"axis {axis!r} sets the model, expected fields that train the same one")
-        if name in _HOW_TO_MEASURE:
+        if name in DURATION.fields:
             raise SpecError(f"axis {axis!r} sets {name}, expected what is trained: how it is measured is the search's")
         if name == "precision":  # the fixture's word for three fields
             yield from precision_fields(value).items()

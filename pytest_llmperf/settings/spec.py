@@ -329,16 +329,13 @@ class ScriptSpec(Spec):
 
     def _id(self, words: Sequence[str], digest: str) -> str:
         made = _slug("-".join([self.slug, *words]))
-        if len(made) > _LONGEST_ID or _IN_ID & self._unusual_work().keys() or self._starts_unusually:
-            made = f"{made[:_LONGEST_ID]}-{digest[:6]}"
-        return f"{made}-gpus{self.gpus}"
-
-    @property
-    def _starts_unusually(self) -> bool:
-        """Whether words before the script say more than is usual for so many ranks, and how many there are."""
+        # Words before the script may say more than is usual for so many ranks, and how many there are.
         before = " ".join(PurePath(word).name for word in self.argv[: self.script])
         usual = _USUAL_OF_ONE if self.gpus == 1 else _USUAL_OF_SEVERAL
-        return not usual.fullmatch(" ".join(re.sub(rf"{_RANKS.pattern}[= ]\S+", "", before).split()))
+        starts_usually = usual.fullmatch(" ".join(re.sub(rf"{_RANKS.pattern}[= ]\S+", "", before).split()))
+        if len(made) > _LONGEST_ID or _IN_ID & self._unusual_work().keys() or not starts_usually:
+            made = f"{made[:_LONGEST_ID]}-{digest[:6]}"
+        return f"{made}-gpus{self.gpus}"
 
     @property
     def digest(self) -> str:
