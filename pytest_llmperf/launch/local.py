@@ -123,7 +123,8 @@ class LocalLauncher:
                 place, line = held.enter_context(scratch()), held.enter_context(process.lifeline(request.folder))
                 part = self._prepared(request, {**place.variables, **request.variables, **line})
                 # A context has room beside what the launch that leaves has not given back yet.
-                fits = former and former.of == request.gpus and request.warm and has_room(request.gpus)
+                is_beside = former and former.is_leaving and former.of == request.gpus
+                fits = is_beside and request.warm and has_room(request.gpus)
                 if former and former.is_leaving and not fits:
                     with request.meter.waiting():
                         former.gone()

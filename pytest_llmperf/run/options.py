@@ -203,11 +203,10 @@ REMOVED: Mapping[str, str] = {
     "explain": "use llmperf report RESULTS --html FILE",
     "predict": "use llmperf scale or expect",
     "diff": "use perf.compare in a test, or pytest --perf-against",
-    **dict.fromkeys(("junit", "gitlab"), "use pytest's --junit-xml"),
-    "prometheus": "alert by the exit codes of llmperf merge and nights",
-    **dict.fromkeys(("tensorboard", "bencher", "github-benchmark"), "read --perf-json, or --benchmark-json"),
+    "export": "llmperf merge prints its Markdown, pytest's --junit-xml is for JUnit, --perf-json has every figure",
+    "prune": "unused baselines are listed; delete their files",
     "bisect --package": "use --python 'uv run --with NAME=={version} python' with --versions",
-    "scheduler": "pytest --gpus N runs a night on one machine",
+    "scheduler": "leave it out: without SLURM pytest --gpus N runs all widths",
     "merge --mail": "[suite] mail of a cluster file is SLURM's --mail-user",
     **dict.fromkeys(("merge --nights", "merge --name"), "llmperf nights FOLDER says how its nights stand"),
     **dict.fromkeys(("submit --mail", "nights --mail"), "cron mails what it prints"),
@@ -234,7 +233,7 @@ def refuse_unknown_update(words: Iterable[object]) -> None:
     for word in map(str, words):
         value = word.removeprefix(flag)
         if word.startswith(flag) and value not in known:
-            raise OptionError(f"{flag}{value}: expected {', '.join(known)}{hint(value, known)}")
+            raise OptionError(f"{flag}{value}: expected {', '.join(known)}{instead(value, known)}")
 
 
 # Everything that one run can be asked for.

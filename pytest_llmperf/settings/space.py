@@ -187,19 +187,27 @@ class ScriptSpace(Space):
         fields of a ScriptSpec, which has ``gpus`` where it says none. A ``SpecError`` of one line."""
         document, command = _document(path), told["command"]
         told = {**({"gpus": gpus} if gpus and "gpus" in blanks(command) else {}), **told}
-        start, size = document.pop("start", {}), document.pop("micro_batch", "")
-        lists, words = document.pop("axes", document), blanks(command) - {"gpus", *told}
+        start, words = document.pop("start", {}), blanks(command) - {"gpus", *told}
+        # A list is an axis: of a word that is called so.
+        size = document.pop("micro_batch", "") if isinstance(document.get("micro_batch"), str) else ""
+        lists = document.pop("axes", document)
         try:
             if not isinstance(start, Mapping) or not isinstance(lists, Mapping):
                 raise SpecError("[axes] and [start] are tables of words, e.g. batch = [8, 16] and batch = 8")
+            if lists is not document and document:
+                raise SpecError(f"unknown {next(iter(document))!r}, expected [axes], [start] and micro_batch = 'word'")
             axes = tuple(_axis(name, values, words) for name, values in lists.items())
             if missing := sorted(words.difference(*(axis.fields for axis in axes))):
                 raise SpecError(f"no axis is of the command's {{{missing[0]}}}{hint(missing[0], lists)}")
             first = {name: value for axis in axes for name, value in axis.choices[0].fields}
             held = {pair for axis in axes for choice in axis.choices for pair in choice.fields}
             for name, value in start.items():
-                if (name, value) not in held:
+                if (name, value) not in [*held]:
                     raise SpecError(f"[start] has {name} = {value!r}, which is no choice of its axis")
+            if missing := sorted(words.difference(first, start)):
+                raise SpecError(
+                    f"the first choices say no {{{missing[0]}}}, with which the search begins: say it in [start]"
+                )
             if size and size not in words:
                 raise SpecError(f"micro_batch = {size!r} is no word of the command{hint(size, words)}")
         except SpecError as error:
@@ -213,7 +221,7 @@ class ScriptSpace(Space):
         words = {**(values or self.begins), **{name: value for choice in choices for name, value in choice.fields}}
         size, given = words.get(self.sized, self.base.micro_batch_size), self.base.given_tokens
         tokens: str | int = self.base.tokens
-        if given is not None:
+        if given is not None and isinstance(size, int):  # else it is refused
             tokens = given * size // self.base.micro_batch_size
             tokens = f"sequences:{tokens}" if self.base.rate_unit == "sequences" else tokens
         command = filled(self.command, {**words, self.sized: f"{{{SIZE}}}"}).strip()
@@ -289,6 +297,8 @@ def _fields(axis: str, values: Mapping[str, Any], words: Collection[str] | None)
         if words is not None:
             if name not in words:
                 raise SpecError(f"axis {axis!r}: the command has no {{{name}}}{hint(name, words)}")
+            if not isinstance(value, str | int | float):
+                raise SpecError(f"axis {axis!r} has {value!r}, expected text, a number, true or false")
             yield name, value
             continue
         if name == "model":

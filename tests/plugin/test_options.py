@@ -113,6 +113,7 @@ def test_a_json_file_that_cannot_be_written_is_told_before_anything_runs(project
     ("value", "said"),
     [
         ("nwe", "nwe: expected new, all (did you mean 'new'?)"),
+        ("prune", "prune: expected new, all (removed; unused baselines are listed; delete their files)"),
         ("", ": expected new, all"),
         ("x", "x: exp*"),
     ],

@@ -78,7 +78,7 @@ class TestClusterFile:
             (MINIMAL + "[sbatch]\ntime = " + "9" * 5000, "expected a time above 0"),
             (
                 MINIMAL.replace("[suite]", "scheduler = local\n[suite]"),
-                "unknown key in [cluster]: 'scheduler' (removed; pytest --gpus N runs a night on one machine)",
+                "unknown key in [cluster]: 'scheduler' (removed; leave it out: without SLURM pytest",
             ),
             (MINIMAL + "[sbatch]\naccount = CHANGE-ME", "account = CHANGE-ME: expected your site's own value"),
             (MINIMAL + "mode = both", "mode = both: expected packed or array"),

@@ -81,6 +81,10 @@ def test_what_cannot_be_had_is_said_in_one_line_before_a_launch(
         ("python train.py --batch {batch} > log", "batch = [8]", []),
         ("python train.py --batch {batch}", "batch = [8]", ["tokes=64"]),
         ("python train.py --batch {batch}", "batch = [8]", ["--global-batch", "8"]),
+        ("python train.py --n {n}", "micro_bach = 'n'\n[axes]\nn = [8]", []),
+        ("python train.py --batch {batch}", "batch = [8, [16]]", []),
+        ("python train.py --batch {batch}", "batch = [8]\n[start]\nbatch = [8]", []),
+        ("python train.py --n {n} {flag}", "[axes.x]\na = { n = 8 }\nb = { n = 8, flag = '--b' }", []),
     ],
 )
 def test_what_is_wrong_with_a_command_or_its_words_is_said_in_one_line(

@@ -240,6 +240,16 @@ class TestWordsOfACommand:
         assert [spec.micro_batch_size for spec in space.candidates().specs] == [1, 2]
         assert space.first.argv[2:] == ["4", "1", "true"]
 
+    def test_a_list_that_is_called_as_the_key_is_an_axis(self, tmp_path: Path) -> None:
+        space = self._read(tmp_path, "micro_batch = [1, 2]\n", "python train.py {micro_batch}")
+        assert [spec.micro_batch_size for spec in space.candidates().specs] == [1, 2]
+
+    def test_a_micro_batch_that_is_no_number_is_refused_with_its_reason(self, tmp_path: Path) -> None:
+        space = self._read(tmp_path, "batch = [4, '8']\n", "python train.py {batch}", tokens=64)
+        found = space.candidates()
+        assert [spec.micro_batch_size for spec in found.specs] == [4]
+        assert found.refused == {"micro_batch_size='8', expected a whole number of at least 1": 1}
+
     def test_gpus_and_braces_of_its_own_stay(self, tmp_path: Path) -> None:
         command = "torchrun --nproc-per-node {gpus} train.py {{batch}} {micro_batch_size}"
         space = self._read(tmp_path, "micro_batch_size = [1, 2]\n", command, gpus=2)
