@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytest_llmperf.records.result import Reference
 from pytest_llmperf.settings.train_spec import TrainSpec, precision_fields
@@ -106,12 +105,8 @@ def _rungs(model: str, *, widths: bool = False) -> tuple[Rung, ...]:
     for row in csv.DictReader(Path(__file__).with_name("chapter.csv").read_text(encoding="utf-8").splitlines()):
         if row["model"] != model or (row["table"] == "15.10") is not widths:
             continue
-        own: dict[str, Any] = {
-            "gpus": int(row["gpus"]),
-            "micro_batch_size": int(row["batch"]),
-            "liger": bool(row["liger"]),
-        }
-        spec = TrainSpec(model=model, **precision_fields(row["precision"]), attention=row["attention"], **own)
+        own = precision_fields(row["precision"]) | {"attention": row["attention"], "liger": bool(row["liger"])}
+        spec = TrainSpec(model=model, gpus=int(row["gpus"]), micro_batch_size=int(row["batch"]), **own)
         rate, gib = row["tokens_per_second_per_gpu"], row["peak_reserved_gib"]
         reference = Reference(
             source=_SOURCES.get(row["source"], ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
@@ -80,14 +80,7 @@ Rows = list[TraceRow]
 def likely_causes(before: Trace, after: Trace) -> tuple[str, ...]:
     """What the counts of ``after`` are known to come from, seen from ``before``; most telling first."""
     then, now = ([row for row in trace.rows if row.kind in WORK] for trace in (before, after))
-    ways: tuple[Callable[[Rows, Rows], Iterator[str]], ...] = (
-        _multiplied,
-        _recomputed,
-        _other_kinds,
-        _fused_by_hand,
-        _otherwise_compiled,
-        _cast_more,
-    )
+    ways = (_multiplied, _recomputed, _other_kinds, _fused_by_hand, _otherwise_compiled, _cast_more)
     found = [line for way in ways for line in way(then, now)]
     # Memory that is asked of the driver, or given back, where the steps before had theirs; now and then all do.
     asked, asks = ({row.name: row.count for row in one.rows if row.kind == "allocation"} for one in (before, after))

@@ -228,10 +228,8 @@ class Knowledge:
         A calibration of today may be stored by now, and launches that another start of a SLURM job has made."""
         for launch in launches:  # which a run keeps, and shows again with each case
             if id(launch) not in self._shown:
-                self._shown[id(launch)] = (
-                    launch,
-                    [each for each in gpu_panel.observations_of([launch]) if self._believes(each)],
-                )
+                believed = [each for each in gpu_panel.observations_of([launch]) if self._believes(each)]
+                self._shown[id(launch)] = launch, believed
         shown = (each for launch in launches for each in self._shown[id(launch)][1])
         seen = {each.measurement: each for each in shown}
         stored = self._of_stored.without(frozenset(self._of_stored.measurements & seen.keys()))
@@ -265,15 +263,14 @@ class Knowledge:
                 (np.einsum("ab,aibj->ij", loading.covariance, second), own.df),
                 (half.sd**2 * same, half.df),
             ]
+        is_known = self.tells_of(map(gpu_panel.unit_of, candidates), series, calibrations)
         return Scatter(
             shifts=loads @ effects,
             shared=shared,
             launch=half.moderated(within_sessions(baseline, candidates)),
             # A host that a launch waits for, say, is there in the next one too.
             lasting=same,
-            gpu_df=math.inf
-            if self.tells_of(map(gpu_panel.unit_of, candidates), series, calibrations)
-            else gpu_panel.EFFECTS_DF,
+            gpu_df=math.inf if is_known else gpu_panel.EFFECTS_DF,
             stands_alone=series in self.model.alone and own.df >= _KNOWN_BY,
         )
 

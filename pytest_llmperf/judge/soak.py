@@ -151,10 +151,8 @@ class Diary:
 
     def lows(self, name: str) -> list[float]:
         """The least of what entries from then on have by this name, in parts of as many steps; none of too few."""
-        steps = np.cumsum([len(entry.steps) for entry in self.entries])
-        kept = [
-            (number, entry) for number, entry in zip(steps, self.entries, strict=True) if entry.time > self.steady_from
-        ]
+        both = zip(np.cumsum([len(entry.steps) for entry in self.entries]), self.entries, strict=True)
+        kept = ((number, entry) for number, entry in both if entry.time > self.steady_from)
         found = [(number, value) for number, entry in kept if (value := getattr(entry, name)) is not None]
         if len(found) < _LEAST_ENTRIES:
             return []

@@ -353,9 +353,8 @@ class Search:
             beside = self._field.choices[plain]
             number = None if is_known or plain == best else self._beside(beside, choice)
             if number is not None and beside.get(choice[0]) == own.get(choice[0]) and self._is_left(number):
-                found[number] = gain * self._beliefs.beside_plain - max(
-                    0.0, self._field.wastes[number] - self._field.wastes[plain]
-                )
+                extra = self._field.wastes[number] - self._field.wastes[plain]
+                found[number] = gain * self._beliefs.beside_plain - max(0.0, extra)
         exists = {choice: step(gain, choice) for choice, (gain, _) in each.items()}
         for (one, (gain, is_known)), (other, (more, is_too)) in combinations(each.items(), 2):
             if one[0] != other[0] and ((is_known and is_too) or not (exists[one] and exists[other])):

@@ -87,9 +87,8 @@ def circumstances(launch: Launch, tolerance: float, experience: Experience | Non
     if abs(steady.drift) <= max(tolerance / 2, chance):
         return Circumstances(tuple(lines))
     by = f"{steady.drift * 100:+.1f} %"
-    return Circumstances(
-        tuple(lines), f"the step time drifted {by} from the first third of its steady steps to the last"
-    )
+    drift = f"the step time drifted {by} from the first third of its steady steps to the last"
+    return Circumstances(tuple(lines), drift)
 
 
 def neighbours(health: Health) -> tuple[str, ...]:

@@ -89,8 +89,6 @@ def _axis(base: TrainSpec, search: Search) -> Axis:
 
 @dataclass(frozen=True)
 class AttentionEvidence:
-    """Which attention ran."""
-
     attention: str | None = None
     """The implementation that the model's configuration names."""
     attention_kernel: str | None = None

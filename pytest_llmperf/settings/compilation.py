@@ -114,8 +114,6 @@ def _recomputed_axis(base: TrainSpec, _search: Search) -> Axis:
 
 @dataclass(frozen=True)
 class RecomputationEvidence:
-    """What is recomputed."""
-
     gradient_checkpointing: bool | None = None
     checkpointing_policy: str = "full"
     """Empty: nothing is recomputed. Older records knew one."""
@@ -160,8 +158,6 @@ def _offloading_clash(spec: TrainSpec) -> str | None:
 
 @dataclass(frozen=True)
 class OffloadingEvidence:
-    """What was moved."""
-
     offloaded_bytes: int | None = None
     """By the last forward pass; nothing where it was not asked for."""
 

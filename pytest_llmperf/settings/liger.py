@@ -61,8 +61,6 @@ _LIGER = Package("liger_kernel", "Liger", "'pytest-llmperf[liger]'", preload="li
 
 @dataclass(frozen=True)
 class LigerEvidence:
-    """What of Liger's runs."""
-
     liger_modules: int | None = None
     """Modules whose forward pass is one of Liger's."""
     liger_forwards: Sequence[str] | None = None

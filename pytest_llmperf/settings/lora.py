@@ -92,8 +92,6 @@ def _not_of_the_model(spec: TrainSpec) -> str | None:
 
 @dataclass(frozen=True)
 class LoraEvidence:
-    """Which adapters were trained."""
-
     lora: Mapping[str, Any] | None = None
     """``targets`` (names of the layers that have one), ``left`` (how many linear layers have none), ``rank``,
     ``dropout``, ``base``, and how many parameters are trained in all and in adapters; of none nothing is told."""

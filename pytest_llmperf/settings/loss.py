@@ -26,8 +26,6 @@ def _clash(spec: TrainSpec) -> str | None:
 
 @dataclass(frozen=True)
 class LossEvidence:
-    """Which loss the model's forward pass computes."""
-
     loss: str | None = None
     """Nothing of the model's own."""
 

@@ -101,8 +101,6 @@ def _axis(base: TrainSpec, search: Search) -> Axis:
 
 @dataclass(frozen=True)
 class OptimizerEvidence:
-    """Which optimizer made the steps."""
-
     optimizer: str | None = None
     """Its class; empty, or ``NoneType``: there was none."""
     optimizer_fused: bool | None = None

@@ -157,8 +157,6 @@ def _axis(base: TrainSpec, search: Search) -> Axis:
 
 @dataclass(frozen=True)
 class ParallelismEvidence:
-    """How the ranks shared the work."""
-
     world_size: int | None = None
     parallelism: str = "ddp"
     """Older records knew no other; ``none``: of one rank alone."""

@@ -186,11 +186,8 @@ class Evidence:
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Evidence:
         """As a record holds it, of any age."""
-        kinds = {setting.name: setting.evidence for setting in SETTINGS if setting.evidence}
-        return cls(
-            run=read_evidence(RunEvidence, stored),
-            parts={name: read_evidence(kind, stored) for name, kind in kinds.items()},
-        )
+        parts = {each.name: read_evidence(each.evidence, stored) for each in SETTINGS if each.evidence}
+        return cls(run=read_evidence(RunEvidence, stored), parts=parts)
 
 
 def declarable() -> tuple[str, ...]:
@@ -213,9 +210,8 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
         for name, check in setting.checks.items():
             try:
                 if isinstance(check, str):
-                    line = equal(
-                        check, getattr(spec, name), claimed(getattr(getattr(evidence, setting.name), name), name)
-                    )
+                    seen = claimed(getattr(getattr(evidence, setting.name), name), name)
+                    line = equal(check, getattr(spec, name), seen)
                 else:
                     line = check(spec, evidence)
             except NotClaimedError as missing:

@@ -197,10 +197,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 # Fields of which a tuple, or a dictionary, is made before anything else is looked at.
-_MADE_OF: Mapping[str, tuple[type, str]] = {
-    "watch": (Iterable, "files' names"),
-    "env": (Mapping, "names of variables and their text"),
-}
+_MADE_OF = {"watch": (Iterable, "files' names"), "env": (Mapping, "names of variables and their text")}
 
 #: Fields that say how it is launched and measured, or by what to judge: no part of the identity.
 _HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny", "workdir", "end")
