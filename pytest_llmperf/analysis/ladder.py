@@ -105,8 +105,8 @@ def _rungs(model: str, *, widths: bool = False) -> tuple[Rung, ...]:
     for row in csv.DictReader(Path(__file__).with_name("chapter.csv").read_text(encoding="utf-8").splitlines()):
         if row["model"] != model or (row["table"] == "15.10") is not widths:
             continue
-        own = precision_fields(row["precision"]) | {"attention": row["attention"], "liger": bool(row["liger"])}
-        spec = TrainSpec(model=model, gpus=int(row["gpus"]), micro_batch_size=int(row["batch"]), **own)
+        own = precision_fields(row["precision"]) | {"gpus": int(row["gpus"]), "micro_batch_size": int(row["batch"])}
+        spec = TrainSpec(model=model, attention=row["attention"], liger=bool(row["liger"]), **own)
         rate, gib = row["tokens_per_second_per_gpu"], row["peak_reserved_gib"]
         reference = Reference(
             source=_SOURCES.get(row["source"], ""),
