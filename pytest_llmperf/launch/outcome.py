@@ -228,6 +228,8 @@ _HEAD = re.compile(
 )
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MOST_LINES, _MOST, _WIDTH = 20_000, 5, 240
+# Where ranks agree on their last step, and a host waits for its device before.
+_OUR_WAITS = ("pytest_llmperf/observe/training.py", {"now", "_agreed"})
 
 
 @dataclass(frozen=True)
@@ -257,13 +259,14 @@ def hang_in(folder: Path) -> Hang | None:
             where = f"on node {words['node']} " if words["node"] else ""
             if rank not in stacks:
                 silent[rank] = f"{where}did not answer ({words['status']})"
-    at = {rank: frames[0] for rank, frames in stacks.items()}
+    at = {rank: next(filter(_is_our_wait, frames), frames[0]) for rank, frames in stacks.items()}
     places = _grouped({rank: f"in {f['function']} ({Path(f['file']).name}:{f['line']})" for rank, f in at.items()})
 
     def odd_first(place: str) -> tuple[int, bool, int]:
-        """Most ranks only wait for those that do not come, and they wait inside of torch."""
+        """Most ranks only wait for those that do not come, and they wait inside of torch, or for their last step."""
         ranks = places[place]
-        return len(ranks), f"{os.sep}torch{os.sep}" in at[ranks[0]]["file"], ranks[0]
+        frame = at[ranks[0]]
+        return len(ranks), f"{os.sep}torch{os.sep}" in frame["file"] or _is_our_wait(frame), ranks[0]
 
     found = _grouped(silent) | {place: places[place] for place in sorted(places, key=odd_first)}
     if not found:
@@ -273,6 +276,11 @@ def hang_in(folder: Path) -> Hang | None:
     frames = next((stacks[ranks[0]] for ranks in found.values() if ranks[0] in stacks), [])
     stack = tuple(f"{frame['file']}:{frame['line']} in {frame['function']}" for frame in frames)
     return Hang("; ".join([*lines[:3], *more]), next(iter(found.values()))[0], stack)
+
+
+def _is_our_wait(frame: Mapping[str, Any]) -> bool:
+    file, functions = _OUR_WAITS
+    return frame["file"].endswith(file) and frame["function"] in functions
 
 
 def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:

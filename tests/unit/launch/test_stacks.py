@@ -57,6 +57,22 @@ def test_of_two_the_one_that_waits_inside_torch_comes_last(tmp_path: Path) -> No
     assert hang.rank == 1
 
 
+@pytest.mark.parametrize("function", ["now", "_agreed"])
+def test_a_host_that_waits_for_the_last_step_comes_last_too(function: str, tmp_path: Path) -> None:
+    file = Path(outcome.__file__).parents[1] / "observe" / "training.py"
+    assert f"def {function}(self" in file.read_text()
+    written(tmp_path, 0, (str(file), 252, function))
+    path = tmp_path / "stacks-rank-0.txt"
+    asks = '  File "/lib/torch/cuda/streams.py", line 5 in query\n'  # where its device is
+    path.write_text(
+        path.read_text().replace("0x7f02 (most recent call first):\n", f"0x7f02 (most recent call first):\n{asks}")
+    )
+    written(tmp_path, 1, LOST)
+    hang = outcome.hang_in(tmp_path)
+    assert hang is not None
+    assert (hang.rank, f"rank 0 in {function} (training.py:252)" in hang.message) == (1, True)
+
+
 def silent(folder: Path, rank: int, node: str, status: str = "stopped") -> None:
     (folder / f"stacks-rank-{rank}.txt").write_text("")
     (folder / f"silent-rank-{rank}.json").write_text(json.dumps({"node": node, "status": status}))
