@@ -45,7 +45,11 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
     """The launch in ``folder``, or why there is none."""
     found = _from_file(folder, RECORD_FILE, Launch, ended, progress)
     if isinstance(found, Failure):
-        found = _measured(folder, spec, found)
+        # What was measured before a later step failed, or hung, on any rank: that costs what such steps show alone.
+        measured = codec.load(Launch, folder / MEASURED_FILE)
+        if measured is not None and measured.digest == spec.digest:
+            why = f"a traced or inspected step failed ({found.message})"
+            found = replace(measured, trace=Trace(none=why), learning=Learning(none=why))
     elif found.digest != spec.digest:
         message = f"launch.json is of digest {found.digest}, expected {spec.digest}"
         found = _failure(folder, "error", message, None)
@@ -90,15 +94,6 @@ def _from_file(folder: Path, name: str, kind: type[T], ended: Ended, progress: P
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _measured(folder: Path, spec: Spec, failure: Failure) -> Launch | Failure:
-    """What was measured before a later step failed, or hung, on any rank: that costs what such steps show alone."""
-    launch = codec.load(Launch, folder / MEASURED_FILE)
-    if launch is None or launch.digest != spec.digest:
-        return failure
-    why = f"a traced or inspected step failed ({failure.message})"
-    return replace(launch, trace=Trace(none=why), learning=Learning(none=why))
 
 
 def _cause(folder: Path, ended: Ended, progress: Progress) -> Failure:

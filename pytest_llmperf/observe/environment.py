@@ -61,10 +61,16 @@ _NOT_CAUSES = frozenset(
 
 
 def environment(device: torch.device) -> Environment:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES.split():
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = _version(metadata.distribution(package))
+    # With its build, e.g. 2.11.0+cu130, which the distribution may not say.
+    versions["torch"] = " ".join([torch.__version__, *versions.get("torch", "").split()[1:]])
     return Environment(
         gpu=device_name(device),
         driver=gpu.driver() if gpu.is_gpu(device) else "",
-        versions=_versions(),
+        versions=versions | gpu.versions(),
         variables=_variables(os.environ),
         platform=f"{platform.system()} {platform.machine()}",
     )
@@ -81,16 +87,6 @@ def place_of(device: torch.device) -> Place:
 def device_name(device: torch.device) -> str:
     """``NVIDIA H200``, or the CPU's model name."""
     return gpu.gpu_name(device) if gpu.is_gpu(device) else cpu_name()
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES.split():
-        with suppress(metadata.PackageNotFoundError):
-            versions[package] = _version(metadata.distribution(package))
-    # With its build, e.g. 2.11.0+cu130, which the distribution may not say.
-    versions["torch"] = " ".join([torch.__version__, *versions.get("torch", "").split()[1:]])
-    return versions | gpu.versions()
 
 
 def _version(distribution: metadata.Distribution) -> str:
@@ -133,6 +129,9 @@ _OURS = f"{__package__.partition('.')[0]}."
 
 def setup(model: nn.Module, optimizer: Any, callables: Callables) -> dict[str, Any]:
     """By topic; every value is plain data that JSON holds unchanged. ``callables``: as ``of_a_step`` takes them."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    of_all = sys.modules.get(torch.optim.Optimizer.__module__)  # torch.optim has no such name
+    optimizer_hooks = sum(_number(of_all, f"_global{name}") + _number(optimizer, name) for name in names)
     return {
         "modules": dict(sorted(Counter(name_of(type(module)) for module in model.modules()).items())),
         "dropout": dropout(model),
@@ -147,7 +146,7 @@ def setup(model: nn.Module, optimizer: Any, callables: Callables) -> dict[str, A
         "python": _python_settings(),
         "step": of_a_step(model, optimizer, callables),
         # What costs time beside the work: how often garbage is looked for, and who listens to the optimizer.
-        "overhead": {"gc_threshold": list(gc.get_threshold()), "optimizer_hooks": _optimizer_hooks(optimizer)},
+        "overhead": {"gc_threshold": list(gc.get_threshold()), "optimizer_hooks": optimizer_hooks},
     }
 
 
@@ -201,12 +200,6 @@ def hooks(model: nn.Module) -> dict[str, int]:
         counts[f"parameters{name}"] = sum(_number(p, name) for p in model.parameters())
     counts |= {f"global{name}": _number(nn.modules.module, f"_global{name}") for name in _HOOKS}
     return {name.strip("_"): count for name, count in counts.items() if count}
-
-
-def _optimizer_hooks(optimizer: Any) -> int:
-    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    of_all = sys.modules.get(torch.optim.Optimizer.__module__)  # torch.optim has no such name
-    return sum(_number(of_all, f"_global{name}") + _number(optimizer, name) for name in names)
 
 
 def _number(owner: Any, name: str) -> int:

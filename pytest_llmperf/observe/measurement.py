@@ -106,8 +106,9 @@ class Memory:
 
     def peaks(self) -> tuple[int, int]:
         """Held at most by the allocator, and by tensors; on the CPU both are what was resident above the start."""
-        peak = max(0, _peak_resident() - self._start)
-        return peak, peak
+        peak = kernel_number("/proc/self/status", "VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        above = max(0, 1024 * peak - self._start)
+        return above, above
 
 
 def resident() -> int:
@@ -127,10 +128,6 @@ class _MallocInfo(ctypes.Structure):
 def _forget_peak() -> None:
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def _peak_resident() -> int:
-    return 1024 * (kernel_number("/proc/self/status", "VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 class Exchange:
@@ -392,7 +389,12 @@ class Diary(Measurement):
         """The steps since the last one; the process now."""
         passed = [self._passed.popleft() for _ in range(len(self._passed))]
         threads = os.listdir("/proc/self/task")  # noqa: PTH208 - names alone
-        peaks, spent = self._memory.peaks(), self._spent(threads)
+        peaks = self._memory.peaks()
+        # Since the last look, each thread's seconds on a core, and of waits for one: others wait for it then.
+        now = {thread: told for thread in islice(threads, _MOST_THREADS) if (told := _on_cores(thread))}
+        before, self._looked = self._looked, now
+        pairs = ((thread, before.get(thread, told), told) for thread, told in now.items())
+        spent = {thread: (b[0] - a[0], b[1] - a[1]) for thread, a, b in pairs}
         return {
             "time": round(time.time(), 3),
             "steps": [seconds for seconds, _ in passed],
@@ -407,13 +409,6 @@ class Diary(Measurement):
             "peak_reserved_bytes": peaks[0],
             "peak_allocated_bytes": peaks[1],
         }
-
-    def _spent(self, threads: Iterable[str]) -> dict[str, tuple[float, float]]:
-        """Seconds since the last look that each thread was on a core, and waited for one: others wait for it then."""
-        now = {thread: told for thread in islice(threads, _MOST_THREADS) if (told := _on_cores(thread))}
-        before, self._looked = self._looked, now
-        pairs = ((thread, before.get(thread, told), told) for thread, told in now.items())
-        return {thread: (b[0] - a[0], b[1] - a[1]) for thread, a, b in pairs}
 
 
 def _on_cores(thread: str) -> tuple[float, float] | None:

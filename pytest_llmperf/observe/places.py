@@ -113,7 +113,9 @@ class Places:
             if own:
                 return [LEADS_TO.join(filter(None, [_shown(own, file, line), inner]))]
             if not inner and whose != "torch":
-                inner = _shown(_installed_name(file), file, line)
+                parts = Path(file).parts  # shown from its package on
+                at = max((index for index, part in enumerate(parts) if part in INSTALLED), default=len(parts) - 2)
+                inner = _shown("/".join(parts[at + 1 :]), file, line)
         return [inner] if inner else []
 
 
@@ -132,13 +134,6 @@ def _whose(file: str) -> str:
             return whose
     is_installed = any(f"/{folder}/" in file for folder in INSTALLED)
     return "python" if Path(file).is_relative_to(STDLIB) and not is_installed else ""
-
-
-def _installed_name(file: str) -> str:
-    """``file`` from its package on."""
-    parts = Path(file).parts
-    at = max((index for index, part in enumerate(parts) if part in INSTALLED), default=len(parts) - 2)
-    return "/".join(parts[at + 1 :])
 
 
 def _shown(name: str, file: str, line: int) -> str:
@@ -198,7 +193,8 @@ def exchanges(record: bytes, ends: Sequence[int], place: Callable[[Frames], Sequ
         return Exchanges()
     counts, sizes, places = Counter[str](), Counter[str](), Counter[str]()
     for entry in ours:
-        name = _name(entry)
+        group = str((entry.get("process_group") or ("", ""))[1])
+        name = exchange_name(str(entry["profiling_name"]).partition(":")[2].split(" ")[0], group)
         counts[name] += 1
         sizes[name] += _bytes(entry)
         places.update(place((frame["filename"], frame["line"]) for frame in entry["frames"]))
@@ -208,14 +204,8 @@ def exchanges(record: bytes, ends: Sequence[int], place: Callable[[Frames], Sequ
     return Exchanges(tuple(rows), _kept(places, steps))
 
 
-def _name(entry: Mapping[str, Any]) -> str:
-    """``all_gather``, ``reduce_scatter of shard``: what it does, and in which dimension of the mesh."""
-    described = entry.get("process_group") or ("", "")
-    return exchange_name(str(entry["profiling_name"]).partition(":")[2].split(" ")[0], str(described[1]))
-
-
 def exchange_name(function: str, group: str) -> str:
-    """The same by the function that is called and what its group is called."""
+    """``all_gather``, ``reduce_scatter of shard``: by the function that is called, and the mesh's dimension."""
     kind = re.sub(r"^_|_+$|(_base|(_into)?_tensor|_coalesced|_single)_?$", "", function)
     group = "" if group in _UNNAMED else group.removeprefix("mesh_")
     return f"{_NAMES.get(kind, kind)}{group and f' of {group}'}"

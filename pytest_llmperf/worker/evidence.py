@@ -41,20 +41,16 @@ def watched(spec: TrainSpec, model: PreTrainedModel) -> Callable[[Trainer], dict
     for witnesses_of in settings.of_twins("WITNESSES"):
         makers |= witnesses_of
     witnesses: Mapping[str, Callable[[Training], Any]] = {
-        "run": _run,
+        "run": lambda training: RunEvidence(
+            device_type=training.device.type,
+            injected=os.environ.get(INJECT, ""),
+            allocator_retries=training.retries,
+            found=attention.found_settings(),
+        ),
         **{each.name: makers[each.name](spec, model) for each in SETTINGS if each.name in makers},
         "setup": lambda training: {"setup": setup(training.trainer, training.model, training.optimizer)},
     }
     return lambda trainer: gathered({name: partial(each, Training(trainer, model)) for name, each in witnesses.items()})
-
-
-def _run(training: Training) -> RunEvidence:
-    return RunEvidence(
-        device_type=training.device.type,
-        injected=os.environ.get(INJECT, ""),
-        allocator_retries=training.retries,
-        found=attention.found_settings(),
-    )
 
 
 def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str, Any]:

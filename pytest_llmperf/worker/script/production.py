@@ -111,7 +111,11 @@ class Production(Watched):
         self._counted_steps += self._model is not None
         self._model = self._model or Model.found()
         if self._tracer.is_running or 0 < self._trace_at <= self._num_steps:
-            self._trace()
+            if not self._tracer.is_running:
+                self._tracer.begin()
+                self._trace_at = 0
+            elif self._tracer.end_step():
+                self._counts = counts_of(self._tracer.trace(None, (), 0))
             self._instants.clear()
             return
         self._instants.append(self._clock.instant())
@@ -124,14 +128,6 @@ class Production(Watched):
             self._written = time.monotonic()
             self._writer = threading.Thread(target=self.write, daemon=True)
             self._writer.start()
-
-    def _trace(self) -> None:
-        """Begin, or go on."""
-        if not self._tracer.is_running:
-            self._tracer.begin()
-            self._trace_at = 0
-        elif self._tracer.end_step():
-            self._counts = counts_of(self._tracer.trace(None, (), 0))
 
     def script_ended(self, _remarks: Iterable[str]) -> None:
         self.write("")

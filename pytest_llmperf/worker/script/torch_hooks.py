@@ -54,12 +54,6 @@ def loss_of(roots: Any) -> torch.Tensor | None:
     return root if root.numel() == 1 else None
 
 
-def device_of(tensors: Any) -> torch.device:
-    """Of the first of ``tensors``, one or several."""
-    found = (one.device for one in _listed(tensors) if isinstance(one, torch.Tensor))
-    return next(found, torch.device("cpu"))
-
-
 def _are_imagined(tensors: Any) -> bool:
     """Whether nothing is computed: a training counts its own arithmetic so, before it begins."""
     return any(type(one).__name__ == "FakeTensor" or getattr(one, "is_meta", False) for one in _listed(tensors))
@@ -96,23 +90,19 @@ def watch(folder: str) -> None:
     values = json.loads((path / "request.json").read_text(encoding="utf-8"))
     spec = ScriptSpec(**values["spec"])
     if spec.seed is not None:
-        _seed(spec.seed)
+        # Ranks have different numbers, as they have where nobody seeds: a process that is spawned by its own.
+        spawned = re.search(r"-(\d+)$", current_process().name)  # from 1; the first process has none
+        seed = (spec.seed + int(os.environ.get("RANK") or (int(spawned[1]) - 1 if spawned else 0))) % 2**32
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
     LastWords(path, os.getpid(), ASKS)  # until it is a rank
     headroom = Headroom()
     if values["memory_limit_bytes"]:  # of a CPU: a card's own limit is the script's
         headroom.cap(torch.device("cpu"), values["memory_limit_bytes"])
     project = Project(spec.folder(Path(values["root"])))
     Hooks(path, functools.partial(Rank, path, spec, project), headroom).install()
-
-
-def _seed(seed: int) -> None:
-    """Ranks have different numbers, as they have where nobody seeds: a process that is spawned by its own."""
-    spawned = re.search(r"-(\d+)$", current_process().name)  # from 1; the first process has none
-    seed = (seed + int(os.environ.get("RANK") or (int(spawned[1]) - 1 if spawned else 0))) % 2**32
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
 
 
 class Hooks:
@@ -231,7 +221,9 @@ class Hooks:
             rank.finish(self._remarks)
 
     def _begun(self, tensors: Any) -> Any:
-        self._rank, self._thread = self._made(device_of(tensors), self._resident), threading.get_ident()
+        devices = (one.device for one in _listed(tensors) if isinstance(one, torch.Tensor))
+        device = next(devices, torch.device("cpu"))
+        self._rank, self._thread = self._made(device, self._resident), threading.get_ident()
         return self._rank
 
     @_uncompiled

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from pytest_llmperf.settings.loss import LossEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import Training, Witness
+from pytest_llmperf.worker.settings import Witness
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,10 +70,8 @@ def _cut() -> Callable[..., torch.Tensor]:
     return summed
 
 
-def witness(training: Training) -> LossEvidence:
-    """Of the last forward pass that was given labels."""
-    return LossEvidence(loss=getattr(training.model, _RAN, None))
-
-
-WITNESSES: Mapping[str, Witness] = {"loss": lambda _spec, _model: witness}
+# Of the last forward pass that was given labels.
+WITNESSES: Mapping[str, Witness] = {
+    "loss": lambda *_: lambda training: LossEvidence(loss=getattr(training.model, _RAN, None))
+}
 PREPARE = replace_loss
