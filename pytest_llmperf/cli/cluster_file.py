@@ -65,11 +65,6 @@ class Key(NamedTuple):
     """Whether it may be empty, which is ``None``."""
 
 
-def _choice(first: str, *others: str) -> Key:
-    known = (first, *others)
-    return Key(first, {word: word for word in known}.get, " or ".join(known))
-
-
 def _switch(default: str) -> Key:
     return Key(default, {"yes": True, "no": False}.get, "yes or no")
 
@@ -102,7 +97,7 @@ KEYS: Mapping[str, Mapping[str, Key]] = {
     "suite": {
         "gpus": Key(None, _widths, "numbers of GPUs, e.g. 1 2 4 8", is_long=True),
         "without": Key("", lambda text: left_out(_listed(text)), "numbers of GPUs, or the word wider, e.g. 16 32"),
-        "mode": _choice("packed", "array"),
+        "mode": Key("packed", {"packed": "packed", "array": "array"}.get, "packed or array"),
         "select": Key(is_long=True),  # of pytest's own language
         "options": _WORDS._replace(default="perf_tests --perf-strict"),
         "checkout": _FOLDER,

@@ -11,7 +11,7 @@ from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.cli.baseline_folder import chosen_settings
 from pytest_llmperf.judge.tuning import Trial
 from pytest_llmperf.run.findings import Concluded
-from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning
+from pytest_llmperf.run.tuning.trials import Compared, Tuning
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec, formats
 
@@ -52,7 +52,12 @@ def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
             about = "" if trial.ranks and before.ranks else "about "
             gain = f"{about}{math.exp(then - now):.2f} times what {tuning.begun_at.id} gives"
         yield f"  {gain}, where the search began"
-    yield from (f"  {_turns(one)}" for one in tuning.compared)
+    for one in tuning.compared:
+        turns = one.turns
+        what = {"second": "is better", "first": "is worse", "tie": "is a tie"}.get(turns.verdict, "was not told apart")
+        cost, low, high = (formats.percent(math.expm1(log)) for log in (turns.log, turns.low, turns.high))
+        against = f"cost {cost} ({low} to {high}) of {one.first.id}, {formats.counted(turns.pairs, 'pair')}"
+        yield f"  in turns: {one.second.id} {what}: {against}"
     yield from (f"  a tie with {tie.id}" for tie in tuning.ties)
     if not tuning.left:
         yield "  everything that fits was tried"
@@ -69,13 +74,6 @@ def _figures(trial: Trial) -> str:
     energy = f", {joules * 1e3:.3g} mJ a token" if joules else ""
     rate = formats.tokens_per_second(trial.tokens_per_second_per_gpu)
     return f"{rate} tokens/s/GPU, {memory}{energy} (±{formats.share(2 * trial.step_error)})"
-
-
-def _turns(one: Compared) -> str:
-    cost, low, high = (formats.percent(math.expm1(log)) for log in (one.turns.log, one.turns.low, one.turns.high))
-    what = {"second": "is better", "first": "is worse", "tie": "is a tie"}.get(one.turns.verdict, "was not told apart")
-    pairs = formats.counted(one.turns.pairs, "pair")
-    return f"in turns: {one.second.id} {what}: cost {cost} ({low} to {high}) of {one.first.id}, {pairs}"
 
 
 _TOLD = "ended refused too_large left unseen notes".split()
@@ -134,17 +132,14 @@ class Watcher(Terminal):
     def standing(self, tuning: Tuning, doing: str, seconds_left: float) -> None:
         time_left = f"{formats.elapsed(max(0.0, seconds_left))} left"
         for number, tried in enumerate(tuning.tried[self._shown :], self._shown + 1):
-            self.say(f"{number}: {_outcome(tried)}: {tried.spec.id}; {tuning.left:,} left, {time_left}")
+            trial = tried.trial
+            outcome = _figures(trial) if trial.is_measured else f"failed ({trial.kind}: {trial.failure})"
+            outcome += ", by an earlier search" if tried.was_kept else ""
+            outcome += "".join(f", spoilt: {line}" for line in trial.disturbances[:1])
+            self.say(f"{number}: {outcome}: {tried.spec.id}; {tuning.left:,} left, {time_left}")
         self._shown = len(tuning.tried)
         if doing:
             self.say(f"{doing}; {time_left}")
-
-
-def _outcome(tried: Tried) -> str:
-    trial = tried.trial
-    kept = ", by an earlier search" if tried.was_kept else ""
-    kept += "".join(f", spoilt: {line}" for line in trial.disturbances[:1])
-    return (_figures(trial) if trial.is_measured else f"failed ({trial.kind}: {trial.failure})") + kept
 
 
 def winners_test(winner: Spec, gpus: int) -> Iterator[str]:

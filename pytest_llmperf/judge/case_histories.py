@@ -94,6 +94,12 @@ class CaseHistory:
         return self.segments[-1] if len(self.segments) > 1 else None
 
     @property
+    def latest_rate(self) -> float:
+        """How much faster or slower it became there; 0 where nobody can tell."""
+        latest = self.latest_change
+        return latest.change.rate if latest and latest.change else 0.0
+
+    @property
     def is_short(self) -> bool:
         """Whether it has no change point, and too few runs for one of its rate; counts tell of one by two runs."""
         return len(self.segments) == 1 and len(self.segments[0].results) < _LEAST_POINTS

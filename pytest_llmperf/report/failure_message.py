@@ -38,7 +38,10 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
         lines = [_header(result, result.reason), *_figures(result), *_command("record it", accept)]
     elif result.verdict == "invalid":
         step = [one_line(f"a step beside the baseline's: {result.diagnosis}")] if result.diagnosis else []
-        lines = [*_reasons(result), *step, *context, *again]
+        # The first reason is all that pytest's short summary shows.
+        first, *others = [reason for reason in re.split(r"\n|; ", result.reason) if reason.strip()] or [""]
+        also = _first_n([f"also: {reason.strip()}" for reason in others], _MOST_REASONS)
+        lines = [_header(result, first), *also, *step, *context, *again]
     else:
         details = [f"{label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
         shown = [*_table(result), *_first_n(details, _MOST_DETAILS)]
@@ -123,12 +126,6 @@ def _first_n(lines: Sequence[str], most: int) -> list[str]:
     """The first of ``lines``, indented, and how many more there are."""
     shown = [(_INDENT + one_line(line)).rstrip() for line in lines[:most]]
     return shown + ([f"{_INDENT}... and {len(lines) - most} more"] if len(lines) > most else [])
-
-
-def _reasons(result: CaseResult) -> list[str]:
-    """The header with the first reason, which is all that pytest's short summary shows, and the others below."""
-    first, *others = [reason for reason in re.split(r"\n|; ", result.reason) if reason.strip()] or [""]
-    return [_header(result, first), *_first_n([f"also: {reason.strip()}" for reason in others], _MOST_REASONS)]
 
 
 def _gating(result: CaseResult) -> list[Check]:

@@ -199,7 +199,7 @@ def history_section(histories: Sequence[CaseHistory]) -> Section | None:
     several = [one for one in histories if one.segments]
     if not several:
         return None
-    changed = sorted((one for one in several if one.latest_change), key=_latest)
+    changed = sorted((one for one in several if one.latest_change), key=lambda one: one.latest_rate)
     runs = {result.run for one in several for result in one.results}
     first = min(one.results[0].began for one in several)[:10]
     told = f"{formats.counted(len(several), 'case')} over {len(runs)} runs since {first}: "
@@ -208,11 +208,6 @@ def history_section(histories: Sequence[CaseHistory]) -> Section | None:
     told += f" {left} of them are not drawn here; llmperf history lists them." if left > 0 else ""
     charts = tuple(map(_history, changed[:_MOST_HISTORIES]))
     return Section(anchor="history", title="History", lines=(told,), charts=charts)
-
-
-def _latest(one: CaseHistory) -> float:
-    latest = one.latest_change
-    return latest.change.rate if latest and latest.change else 0.0
 
 
 def _history(one: CaseHistory) -> Chart:

@@ -11,7 +11,7 @@ from pytest_llmperf.analysis.ladder import NOTES
 from pytest_llmperf.judge.baseline import ANY_MACHINE, BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
-from pytest_llmperf.report.page import Case, Cell, Chart, Page, Table, html
+from pytest_llmperf.report.page import Case, Cell, Page, Table, html
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
@@ -163,6 +163,7 @@ def _rows(documents: Sequence[RunDocument], stored: Baselines) -> tuple[Case, ..
     found = list[Case]()
     for document, result in sorted(all_of_them, key=lambda each: urgency(each[1]))[:MOST_CASES]:
         record, number = result.record, len(found)
+        charts = [step_chart(result, stored), *soak_charts(result)] if number < _MOST_CHARTS else []
         cells = {_RUN: Cell(document.source or document.machine), **_cells(result)}
         medians = [formats.seconds(launch.median_step_seconds) for launch in result.launches[:_MOST_SHORT]]
         short = f"median steps: {', '.join(medians)}" if medians else "no launch"
@@ -178,7 +179,7 @@ def _rows(documents: Sequence[RunDocument], stored: Baselines) -> tuple[Case, ..
                 commands=_commands(document, result),
                 short=f"{short}; what else is known of it is in the --perf-json file.",
                 lists=_lists(result) if number < MOST_OPENED else (),
-                charts=_charts(result, stored) if number < _MOST_CHARTS else (),
+                charts=tuple(filter(None, charts)),
                 tables=_tables(result, stored) if number < MOST_OPENED else (),
             )
         )
@@ -218,10 +219,6 @@ def _lists(result: Result) -> tuple[tuple[str, tuple[str, ...]], ...]:
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         shown.append((title, (*map(_clipped, lines[:_MOST_LINES]), *more)))
     return tuple((title, lines) for title, lines in shown if lines)
-
-
-def _charts(result: Result, stored: Baselines) -> tuple[Chart, ...]:
-    return tuple(filter(None, [step_chart(result, stored), *soak_charts(result)]))
 
 
 def _tables(result: Result, stored: Baselines) -> tuple[tuple[str, Table], ...]:

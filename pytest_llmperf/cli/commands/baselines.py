@@ -111,7 +111,11 @@ def show_page(stored: AnyStored, screen: Screen) -> list[str]:
     hardware = {"gpu": environment.gpu, "driver": environment.driver, "platform": environment.platform}
     about |= {"baseline": f"{_figures(now, rate)} ({size_of(baseline)})"}
     about |= {"repeats": baseline.repeats.words(baseline.launches)} if baseline.repeats else {}
-    about |= {"best": _best_figures(baseline), "anchor": f"{_figures(anchor.metrics, rate)} of {_day(anchor)}"}
+    # What creep is held against.
+    held = {name: value for name in (rate, MEMORY) if (value := best(baseline.history, name)) is not None}
+    reason = plain(since_reason(baseline.history)[0].reason)
+    since = f", since the last reason ({reason})" if reason else ""
+    about |= {"best": _figures(held, rate) + since, "anchor": f"{_figures(anchor.metrics, rate)} of {_day(anchor)}"}
     tables = [*_acceptances(baseline, screen), "", "launches", *_launch_table(baseline.launches, screen)]
     newest = facts(hardware | dict(sorted(environment.versions.items())))
     return [plain(baseline.id), *facts(about), *tables, "", "environment of the newest launch", *newest]
@@ -121,14 +125,6 @@ def _figures(metrics: Mapping[str, float], rate: str) -> str:
     # Other rates say their unit.
     unit = f" {label(RATE)}" if rate == RATE else ""
     return f"{shown(rate, metrics.get(rate))}{unit}, {shown(MEMORY, metrics.get(MEMORY))}"
-
-
-def _best_figures(baseline: Baseline) -> str:
-    """What creep is held against, for people."""
-    reason = plain(since_reason(baseline.history)[0].reason)
-    rate = rate_of(baseline.launches)
-    found = {name: value for name in (rate, MEMORY) if (value := best(baseline.history, name)) is not None}
-    return _figures(found, rate) + (f", since the last reason ({reason})" if reason else "")
 
 
 def _launch_table(launches: Sequence[Launch], screen: Screen) -> list[str]:

@@ -208,9 +208,7 @@ def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
 
 
 def _urgency(one: CaseHistory) -> tuple[bool, bool, float, str, str]:
-    latest = one.latest_change
-    rate = latest.change.rate if latest and latest.change else 0.0
-    return latest is None, not one.steps, rate, one.id, one.latest.digest
+    return one.latest_change is None, not one.steps, one.latest_rate, one.id, one.latest.digest
 
 
 def _latest(one: CaseHistory) -> tuple[str, str, str]:

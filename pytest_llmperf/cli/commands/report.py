@@ -210,7 +210,10 @@ def page(
         told = [f"{absent} of {len(ladder.rungs)} rungs have no baseline here"] if absent else []
         lines += ["", title(3, _subject(ladder)), *tables, *(listed(told) if told else [])]
     for scaling in scaled:
-        lines += ["", title(3, _scaling_subject(scaling))]
+        spec = scaling.rungs[0].spec
+        case = plain(spec.id.removesuffix(f"-gpus{spec.gpus}"))
+        subject = f"{case}, {plain(scaling.parallelism)}, 1 to 32 GPUs; published (ddp): {scaling.source}"
+        lines += ["", title(3, subject)]
         for name, columns in _scaling_tables(scaling).items():
             lines += ["", title(4, name), *shown(columns)]
     notes = listed([*chapter15.NOTES, *(_NOTES_OF_SEVERAL_GPUS if scaled else ())])
@@ -296,12 +299,6 @@ def _ladder_columns(ladder: Rungs[Side]) -> tuple[list[Column], list[Column], li
 
 def _times(ratio: float | None) -> str:
     return formats.ABSENT if ratio is None else f"{ratio:.2f}"
-
-
-def _scaling_subject(scaling: Rungs[Width]) -> str:
-    spec = scaling.rungs[0].spec
-    name = plain(spec.id.removesuffix(f"-gpus{spec.gpus}"))
-    return f"{name}, {plain(scaling.parallelism)}, 1 to 32 GPUs; published (ddp): {scaling.source}"
 
 
 def _scaling_tables(scaling: Rungs[Width]) -> Mapping[str, list[Column]]:

@@ -172,7 +172,9 @@ def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
         except OSError as error:
             why = f"a folder that can be written; {where}: not written ({error.strerror or error})"
             raise cluster.wrong("suite", "results", why) from None
-        _test(night, paths, merging)
+        # Of every job before the first is submitted: without the last one a night goes unreported.
+        for words in ([*sbatch.merge_options(cluster, []), str(merging)], *([str(path)] for path in paths)):
+            sbatch.check_taken(cluster, words)
     except ClusterError:
         shutil.rmtree(results, ignore_errors=True)  # this submission's own, and nothing of it is submitted
         raise
@@ -204,12 +206,6 @@ def _waited(folder: Path) -> Iterator[str]:
     if not night.said.startswith("green"):
         raise ClusterError(f"{folder.name}: {night.said}")
     yield night.said
-
-
-def _test(night: _Submission, paths: Sequence[Path], merging: Path) -> None:
-    """Ask sbatch about every job before the first is submitted: without the last one a night goes unreported."""
-    for words in ([*sbatch.merge_options(night.cluster, []), str(merging)], *([str(path)] for path in paths)):
-        sbatch.check_taken(night.cluster, words)
 
 
 def _submit(night: _Submission, paths: Sequence[Path], merging: Path, ids: list[str]) -> Iterator[str]:
