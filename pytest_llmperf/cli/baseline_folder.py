@@ -12,13 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from pytest_llmperf.cli.answer import DIGEST, CaseError, NotStoredError
 from pytest_llmperf.judge import store
-from pytest_llmperf.judge.baseline import (
-    CAPACITY,
-    Baseline,
-    BaselineStore,
-    CapacityBaseline,
-    is_named,
-)
+from pytest_llmperf.judge.baseline import CAPACITY, Baseline, BaselineStore, CapacityBaseline, is_named
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
 from pytest_llmperf.settings.spec import ScriptSpec
@@ -142,7 +136,12 @@ def _read_any(path: Path) -> AnyStored:
 
 def _put(path: Path, machine: str, every: list[AnyStored], broken: dict[Path, str]) -> None:
     try:
-        found = _of_machine(_read_any(path), machine)
+        found = _read_any(path)
+        if found.baseline.machine != machine:
+            raise BaselineError(
+                f"{path}: it is of machine {found.baseline.machine}, expected {machine}; "
+                "move it where it belongs, or delete it and record anew with --update-baselines=new"
+            )
         if not is_named(path, found.baseline):
             raise BaselineError(
                 f"{path}: not the name of its case, {found.baseline.id}; delete it, or give it that name"
@@ -175,15 +174,6 @@ def _read_as(path: Path, kind: type[_Kind]) -> Stored[_Kind]:
     if found is None:
         raise BaselineError(f"{path}: it is gone; look again")
     return Stored(path, found)
-
-
-def _of_machine(stored: AnyStored, machine: str) -> AnyStored:
-    if stored.baseline.machine != machine:
-        raise BaselineError(
-            f"{stored.path}: it is of machine {stored.baseline.machine}, expected {machine}; "
-            "move it where it belongs, or delete it and record anew with --update-baselines=new"
-        )
-    return stored
 
 
 # Figures of stored baselines, as commands show them.

@@ -20,13 +20,7 @@ from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.run.findings import ALL, Coverage, Observer, file_of, unused_baselines
 from pytest_llmperf.run.history import keep, project_of
 from pytest_llmperf.run.static_check import record_static
-from pytest_llmperf.run.whole_run import (
-    LateVerdict,
-    WholeRun,
-    judged_together,
-    skip_lines,
-    unjudged_line,
-)
+from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together, skip_lines, unjudged_line
 from pytest_llmperf.settings.spec import read_spec
 from pytest_llmperf.support import MADE_BY
 from pytest_llmperf.support.files import files_digest, write_text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli.tune_pages import winners_test
+from pytest_llmperf.cli.commands.tune import winners_test
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 pytest.importorskip("torch")

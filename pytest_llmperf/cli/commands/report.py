@@ -187,10 +187,7 @@ def _of_this_work(of_one: TrainSpec, baselines: Iterable[Baseline]) -> Mapping[T
 
 
 def page(
-    machine: str,
-    found: Sequence[Rungs[Side]],
-    scaled: Sequence[Rungs[Width]],
-    screen: Screen | None = None,
+    machine: str, found: Sequence[Rungs[Side]], scaled: Sequence[Rungs[Width]], screen: Screen | None = None
 ) -> list[str]:
     """One table a model, three for several GPUs: for a ``screen``, or as Markdown."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli.answer import main
-from pytest_llmperf.cli.tune_pages import document, page, winners_test
+from pytest_llmperf.cli.commands.tune import document, page, winners_test
 from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult

@@ -121,7 +121,7 @@ class TestOneRowMore:
 #: Why each of these names three metrics or more, beside the table of all.
 EXCEPTIONS = {
     "cli/commands/plan.py": "fields of its own document, of a step that was counted and not launched",
-    "cli/tune_pages.py": "fields of its own document, of trials and not of cases",
+    "cli/commands/tune.py": "fields of its own document, of trials and not of cases",
     "cli/commands/expect.py": "fields of its own document, of a case that need not have been launched",
     "judge/soak.py": "fields of a diary's lines, and what a soak has of a launch's figures",
     "observe/measurement.py": "fields of a diary's lines",

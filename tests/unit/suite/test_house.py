@@ -23,7 +23,7 @@ MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 45_046, 205, 50, 12
 JOINTS = {
     "cli/commands/bisect": 15,
     "cli/commands/report": 13,
-    "cli/commands/tune": 14,
+    "cli/commands/tune": 16,
     "launch/local": 13,
     "run/baseline_comparison": 25,
     "run/bisection": 17,
