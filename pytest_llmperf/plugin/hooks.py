@@ -31,9 +31,8 @@ from pytest_llmperf.run.options import (
 from pytest_llmperf.support.user_input import SLIP, nearest
 
 if TYPE_CHECKING:
-    from pytest_llmperf.plugin.collector import Collector
+    from pytest_llmperf.plugin.collector import Collector, PerfSession
     from pytest_llmperf.plugin.perf import Perf
-    from pytest_llmperf.plugin.session import PerfSession
     from pytest_llmperf.settings.train_spec import TrainSpec
 
 _Report = TypeVar("_Report", pytest.CollectReport, pytest.TestReport)

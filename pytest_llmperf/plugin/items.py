@@ -18,7 +18,7 @@ from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.files import baselines_above
 
 if TYPE_CHECKING:
-    from pytest_llmperf.plugin.session import PerfSession
+    from pytest_llmperf.plugin.collector import PerfSession
 
 
 # Ini values that, given for one run, change what is collected.

@@ -19,7 +19,7 @@ from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 if TYPE_CHECKING:
-    from pytest_llmperf.plugin.session import PerfSession
+    from pytest_llmperf.plugin.collector import PerfSession
     from pytest_llmperf.records.launch import Launch
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

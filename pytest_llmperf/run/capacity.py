@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,8 +31,6 @@ LAUNCHES = 3
 
 # The third step is the first with nothing new: kernels are compiled, the optimizer has its states.
 _STEPS = 3
-
-_REMIND_SECONDS = 60.0
 
 # Sizes whose predicted peaks give the line to begin with; larger than where the optimizer's step is the peak.
 _SIZES = (16, 32)
@@ -123,18 +120,10 @@ class MaxBatchSize:
         # A CPU's resident memory does not come back, so its peaks are no line.
         limit = 0 if run.on_cpu else run.memory_bytes
         search = Search(known or (self._guess(spec, limit) if limit else spec.micro_batch_size), limit)
-        timeout, begun, said = run.settings.timeout_seconds, self._runner.seconds, time.monotonic()
-
-        def goes_on(so_far: Fitted) -> bool:
-            """By the seconds in which something ran; a tiny model in much memory has thousands of sequences."""
-            nonlocal said
-            if time.monotonic() - said >= _REMIND_SECONDS:
-                said, most = time.monotonic(), f"at most {timeout:.0f} s of launches (--perf-timeout)"
-                self._caller.observer.say(f"{spec.capacity_id}: {so_far.bounds} so far; {most}")
-            return self._runner.seconds - begun < timeout
-
+        # By the seconds in which something ran; a tiny model in much memory has thousands of sequences.
+        end = self._runner.seconds + run.settings.timeout_seconds
         with self._runner.hold(spec.gpus):
-            return fit(spec, search, partial(self._launch, retry), goes_on)
+            return fit(spec, search, partial(self._launch, retry), lambda _: self._runner.seconds < end)
 
     def _guess(self, spec: Spec, limit_bytes: int) -> int:
         """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
