@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from pytest_llmperf.cli.answer import DIGEST, CaseError, NotStoredError
@@ -197,14 +196,9 @@ def change(value: float | None, reference: float | None) -> float | None:
     return value / reference - 1 if value is not None and reference else None
 
 
-def spec_defaults(settings: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """The settings that have a default, of a TrainSpec, or of a ScriptSpec where ``settings`` are one's."""
-    kind = ScriptSpec if "command" in settings else TrainSpec
-    usual = {one.name: one.default for one in fields(kind) if one.default is not MISSING}
-    return usual if kind is TrainSpec else {**usual, "watch": [], "env": {}}
-
-
 def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What names a spec: its model or command, and what is not as it is anyway."""
-    usual = spec_defaults(settings)
+    kind = ScriptSpec if "command" in settings else TrainSpec
+    usual: dict[str, Any] = {one.name: one.default for one in fields(kind) if one.default is not MISSING}
+    usual |= {} if kind is TrainSpec else {"watch": [], "env": {}}
     return {name: value for name, value in settings.items() if name not in usual or value != usual[name]}

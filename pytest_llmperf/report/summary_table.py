@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pytest_llmperf.records import failure as names
 from pytest_llmperf.records.metrics import RATE
@@ -280,19 +280,13 @@ def time_line(spent: Spent) -> str:
     Without its parts where nothing is known of them; empty where nothing was launched."""
     if not spent.launches:
         return ""
-    parts = parts_of_a_run(spent.phases)
+    parts: dict[str, float] = {}
+    for phase, seconds in spent.phases.items():
+        name = _OF_A_RUN.get(phase, phase)
+        parts[name] = parts.get(name, 0.0) + max(0.0, seconds)
     line = f"{formats.seconds(spent.seconds)} in {spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
     told = [name for name, seconds in parts.items() if seconds > 0 and seconds >= _NEGLIGIBLE * sum(parts.values())]
     told.sort(key=lambda name: -parts[name])
     if not {*told} - {_OF_A_RUN[names.OTHER]}:
         return line
     return f"{line}: {', '.join(f'{formats.seconds(parts[name])} {name}' for name in told)}"
-
-
-def parts_of_a_run(phases: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by what ``phases`` are to whoever waits for a run."""
-    parts: dict[str, float] = {}
-    for phase, seconds in phases.items():
-        name = _OF_A_RUN.get(phase, phase)
-        parts[name] = parts.get(name, 0.0) + max(0.0, seconds)
-    return parts

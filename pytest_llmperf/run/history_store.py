@@ -21,7 +21,7 @@ from pytest_llmperf.judge.exact import choices
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.calibration import Place
-from pytest_llmperf.records.launch import Environment, Launch
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY
 from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult
 from pytest_llmperf.records.trace import COUNTED
@@ -272,6 +272,8 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         return None
     commit = document.record.revision  # ``0123456789ab+`` where files differed from it; empty where nobody told
     revision = commit.commit + "+" * (commit.changed > 0) if commit and commit.commit else ""
+    environment = {**records[0].environment.versions, "driver": records[0].environment.driver}
+    versions = {name: one_line(environment[name]) for name in (*_VERSIONS, *_OTHERS) if environment.get(name)}
     counted = {name: result.figure(name).value for name in COUNTED}
     return PastResult(
         run=run,
@@ -284,7 +286,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks) if told.has_tokens else 0,
         ranks=max(1, len(records[0].ranks)),
         peak_reserved_bytes=result.figure(MEMORY).value,
-        versions=_versions(records[0].environment) | choices(records[0]),
+        versions=versions | choices(records[0]),
         revision=revision,
         project=document.record.project,
         counts={name: count for name, count in counted.items() if count is not None},
@@ -307,11 +309,6 @@ def _measured(launches: Sequence[Launch]) -> Iterator[PastLaunch]:
                 error = error if math.isfinite(error) else 0.0
                 clock = launch.health.sm_clock_mhz
                 yield PastLaunch(one_line(launch.started_at), seconds, error, clock, places)
-
-
-def _versions(environment: Environment) -> dict[str, str]:
-    found = {**environment.versions, "driver": environment.driver}
-    return {name: one_line(found[name]) for name in (*_VERSIONS, *_OTHERS) if found.get(name)}
 
 
 def observed_result(text: str, source: str) -> PastResult:
