@@ -103,7 +103,7 @@ def check_machine(root: Path, machine: str | None) -> None:
     """Raise CaseError where nothing under ``root`` is of the ``machine`` that somebody named."""
     machines = BaselineStore(root).machines()
     if machine is not None and machine not in machines:
-        near = nearest(machine, machines, at_least=0.0)
+        near = next((one for one in machines if machine in one), "") or nearest(machine, machines, at_least=0.0)
         raise CaseError(
             f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines) or 'none'}"
             + (f"; the nearest is {near!r}: name it with --machine" if near else "")

@@ -750,6 +750,13 @@ class TestScripts:
         assert found.too_large == 3
         assert world.launched[0].digest == world.launched[1].digest  # which shows what of its losses repeats
 
+    def test_the_winner_s_own_case_takes_the_steps_that_its_test_will(self, engine: Engine, world: World) -> None:
+        self._world(world)
+        world.proves = True
+        found = self._tuned(engine, 'batch = [1, 2]\nflag = ["", "--fused"]\n')
+        assert found.case is not None
+        assert {len(launch.step_seconds) for launch in found.case.result.launches} == {30}
+
     def test_one_that_learns_otherwise_is_told_and_no_winner(
         self, engine: Engine, world: World, golden: Golden
     ) -> None:

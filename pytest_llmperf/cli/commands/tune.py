@@ -169,7 +169,7 @@ def _script_space(arguments: argparse.Namespace, run: Run) -> Space:
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
     if bool(arguments.model) == bool(arguments.script) and "=" not in arguments.model:
-        arguments.usage("expected a MODEL, or --script COMMAND")
+        arguments.usage("expected a MODEL or --script COMMAND, one of them")
     run = asked_run(arguments, TUNE, update="new" if arguments.record else None)
     try:
         if arguments.objective == "energy" and run.on_cpu:

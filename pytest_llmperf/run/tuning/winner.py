@@ -153,7 +153,9 @@ class Final:
         self._tell(f"{words} of {winner.id}")
         checks = caller.run.cases(caller.nodeid, caller.observer, caller.terms, caller.findings)
         try:
-            answer = checks.same_training(winner) if name == "parity" else checks.check(_longer(winner))
+            # Steps of a script may be unlike, and those that are traced are to be those of its test.
+            lasts = winner if winner.is_script else _longer(winner)
+            answer = checks.same_training(winner) if name == "parity" else checks.check(lasts)
         except (CannotRunError, CaseFailedError) as error:
             why = f"{words}: {str(error).splitlines()[0]}"
             is_over = self._left <= _NEXT_TO_NOTHING  # then it was the time that ended it
