@@ -232,6 +232,8 @@ def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
             about = "" if trial.ranks and before.ranks else "about "
             gain = f"{about}{math.exp(then - now):.2f} times what {tuning.begun_at.id} gives"
         yield f"  {gain}, where the search began"
+    if winner != tuning.begun_at and not tuning.compared:
+        yield "  no turns were taken: this rests on one trial of each"
     for one in tuning.compared:
         turns = one.turns
         what = {"second": "is better", "first": "is worse", "tie": "is a tie"}.get(turns.verdict, "was not told apart")

@@ -198,6 +198,12 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
         assert line in text
 
 
+def test_a_winner_that_took_no_turns_says_on_what_it_rests() -> None:
+    line = "  no turns were taken: this rests on one trial of each"
+    assert line in list(page(_tuning(compared=())))
+    assert line not in list(page(_tuning()))
+
+
 def test_a_page_without_a_winner() -> None:
     lines = list(page(_tuning(winner=None, compared=(), tried=())))
     assert lines[0] == "no winner"
