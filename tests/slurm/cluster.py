@@ -102,12 +102,18 @@ class Slurm:
         return self.job(job)
 
     def nudged(self, job: str) -> str:
-        """Its state; one that waits is scheduled now, and not when SLURM finds the time, minutes after a requeue."""
-        state = self.state(job)
-        if state == "PENDING":
+        """Its state; one that waits is scheduled now, and not when SLURM finds the time, minutes after a requeue.
+
+        A job of which a slurmd could not launch a step is requeued and held (``launch_failed_requeued_held``), as on a
+        loaded host whose controller comes back. It is released here, as whoever submitted it would.
+        """
+        fields = self.job(job)
+        if fields["JobState"] == "PENDING":
             with suppress(AssertionError):
+                if "held" in fields["Reason"].lower():
+                    self.command("scontrol", "release", job)
                 self.command("scontrol", "update", f"JobId={job}", "StartTime=now")
-        return state
+        return fields["JobState"]
 
     def wait(self, seen: Callable[[], object], seconds: float, otherwise: Callable[[], str]) -> None:
         deadline = time.monotonic() + seconds
