@@ -82,7 +82,9 @@ def _repeats(old: Baseline, new: Baseline, kept: Sequence[Launch]) -> Repeats | 
     """What is exact of a script by all launches of the same files; other files are another training."""
     if new.repeats is None or old.repeats is None or not kept or kept[-1].sources != new.launches[-1].sources:
         return new.repeats
-    return Repeats.of(new.launches, old.repeats, kept, old.trace.trace if old.trace else None)
+    # What is traced behind another number of steps may log, where the other did not.
+    is_alike = len(kept[-1].step_seconds) == len(new.launches[-1].step_seconds)
+    return Repeats.of(new.launches, old.repeats, kept, old.trace.trace if old.trace and is_alike else None)
 
 
 _MOST_CHANGES = 3

@@ -127,7 +127,7 @@ class Repeats:
         steps = min(len(one.step_seconds) for one in (*comparable, newest))
         if self.tokens and all(_tokens(one, steps) != _tokens(newest, steps) for one in comparable):
             yield f"tokens of each step: {newest.tokens_per_step} -> {comparable[-1].tokens_per_step} (mean)"
-        apart = [_first_bytes(self.memory, _memory(one, steps)) for one in comparable]
+        apart = [_first_bytes(self.memory, _memory(one, len(one.step_seconds))) for one in comparable]
         if all(apart):
             yield "{}: {} -> {} bytes".format(*max(filter(None, apart)))
 
@@ -135,7 +135,8 @@ class Repeats:
         """Whether all that was held exactly and could differ does, with the same files and versions, from the first
         loss on: a training that begins alike and computes otherwise is no chance."""
         newest = stored[-1]
-        varies, steps = self.tokens and bool(newest.step_tokens), min(len(one.step_seconds) for one in stored)
+        varies = self.tokens and bool(newest.step_tokens)
+        steps = min(len(one.step_seconds) for one in (*stored, *launches))
         return (are_counts_other or not self.counts) and all(
             one.sources == newest.sources
             and _are_alike(one, newest)
@@ -183,7 +184,9 @@ def _first_other(losses: Sequence[float], then: Sequence[float], most: int) -> t
 
 def _first_bytes(then: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> tuple[str, int, int] | None:
     ranks = (enumerate(zip(before, after, strict=False)) for before, after in zip(then, now, strict=False))
-    others = ((step, old, new) for rank in ranks for step, (old, new) in rank if old != new)
+    # The peak of more steps is another's.
+    alike = len(then[:1] and then[0]) == len(now[:1] and now[0])
+    others = ((step, old, new) for rank in ranks for step, (old, new) in rank if old != new and (step or alike))
     for step, old, new in others:
         return f"memory after step {step}" if step else "peak of allocated memory", old, new
     return None

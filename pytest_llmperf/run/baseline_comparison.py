@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from typing import Any
 
 from pytest_llmperf.analysis.step_difference import points_to, ranked, relevant, step_difference, unseen
 from pytest_llmperf.analysis.waits import data_wait, held_up
@@ -176,13 +177,14 @@ class BaselineComparison:
         repeats = baseline.repeats if baseline else None
         checks = count_checks(self._launches, baseline.trace if baseline else None, repeats)
         other = [check for check in checks if check.verdict in ("regressed", "changed")]
-        explained = baseline.explained if baseline else ()
-        if not repeats or not repeats.is_chance(self._launches, explained, are_counts_other=bool(other)):
-            return checks
-        if changed_evidence(self._launches, explained):  # a file that no rank imports may have set it up otherwise
-            return checks
-        unsure = {check: replace(check, verdict="inconclusive", detail=LEARN_ANEW) for check in other}
-        return tuple(unsure.get(check, check) for check in checks)
+        explained, how = baseline.explained if baseline else (), dict[str, Any](verdict="inconclusive")
+        if not other_steps(self._launches, baseline):
+            if not repeats or not repeats.is_chance(self._launches, explained, are_counts_other=bool(other)):
+                return checks
+            if changed_evidence(self._launches, explained):  # a file that no rank imports may have set it up otherwise
+                return checks
+            how["detail"] = LEARN_ANEW
+        return tuple(replace(check, **how) if check in other else check for check in checks)
 
     def _phase_checks(self, baseline: Baseline | None) -> PhaseChecks:
         return phase_checks(self._launches, baseline, self._policy)
@@ -269,6 +271,8 @@ _MOST_DIFFERENT, _MOST_FILES = 2, 3
 
 def steps_notes(launches: Sequence[Launch], baseline: Baseline | None, policy: Policy) -> Iterator[str]:
     """How the steps of ``launches`` went, as far as that is no news of a change."""
+    if told := other_steps(launches, baseline):
+        yield told
     if seen := horizon(launches)[1]:  # no launch took all its steps
         yield f"{seen}: stalls, drift and growth of memory that come later are not judged"
     slow, fast = (edge((one.median_step_seconds for one in launches), default=1.0) for edge in (max, min))
@@ -286,6 +290,15 @@ def steps_notes(launches: Sequence[Launch], baseline: Baseline | None, policy: P
     least, most = (choose(launch.peak_reserved_bytes for launch in launches) for choose in (min, max))
     if most > least * (1 + policy.tolerances.get(MEMORY, math.inf)):
         yield f"peak memory of its launches: {memory(least, 2)} to {memory(most, 2)}; the leanest counts"
+
+
+def other_steps(launches: Sequence[Launch], baseline: Baseline | None) -> str:
+    """That the steps of a script that were traced are others than in its baseline, where they lie behind others."""
+    then, now = (len(those[-1].step_seconds) for those in (baseline.launches if baseline else launches, launches))
+    if then == now or not launches[-1].is_script:
+        return ""
+    told = f"recorded at steps={then}, judged at steps={now}: the traced steps are others, and may log or evaluate"
+    return f'{told}; take steps={then}, or accept this with --update-baselines --perf-reason "why"'
 
 
 def _compiler_notes(launches: Sequence[Launch]) -> list[str]:

@@ -86,6 +86,23 @@ def test_a_script_that_is_other_in_all_was_repeatable_by_chance(scripts: Project
     golden.lines(result.stdout, "inconclusive", "learn it anew")
 
 
+@pytest.mark.parametrize("steps", [8, 12])
+def test_other_traced_steps_than_the_baseline_s_are_no_loss(scripts: Project, golden: Golden, steps: int) -> None:
+    """Counts that agree pass all the same; those of steps that may log, where the recorded ones did not, are told."""
+    scripts.record(trace=COUNTS, evidence=evidence())
+    scripts.pytester.makepyfile(test_mine=SCRIPT.replace("steps=8", f"steps={steps}"))
+    scripts.run("-k", "1").assert_outcomes(passed=1)
+    scripts.fake(trace=WAITING, evidence=evidence())
+    result = scripts.run("-k", "1")
+    result.assert_outcomes(**{"failed" if steps == 8 else "passed": 1})
+    golden.lines(result.stdout, *(["regressed: sync"] if steps == 8 else ["inconclusive", "recorded at steps=8"]))
+    if steps != 8:
+        accepted = scripts.run("-k", "1", "--update-baselines", "--perf-reason", "more steps")
+        accepted.assert_outcomes(passed=1)
+        golden.lines(accepted.stdout, "held exactly")
+        scripts.run("-k", "1", "--perf-strict").assert_outcomes(passed=1)
+
+
 def chosen(layers: int, rate: float) -> dict[str, Any]:
     setup = {"config": {"layers": layers}, "parameter_groups": [f"2 lr={rate} weight_decay=0"], "hooks": {"of": layers}}
     return evidence() | {"setup": {**evidence()["setup"], **setup}}

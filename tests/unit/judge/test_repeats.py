@@ -156,6 +156,12 @@ class TestHeld:
         assert told(baseline, launch()) == []
         assert set(verdicts(baseline, launch()).values()) == {"pass"}
 
+    def test_the_peak_of_more_steps_is_another_s(self) -> None:
+        baseline = recorded(*(launch(peak_allocated_bytes=500) for _ in range(2)))
+        assert told(baseline, launch(peak_allocated_bytes=600)) == ["peak of allocated memory: 500 -> 600 bytes"]
+        longer = {"step_seconds": (0.1,) * 9, "allocated_bytes": tuple(range(100, 109)), "peak_allocated_bytes": 600}
+        assert told(baseline, launch((*LOSSES, 5.9), **longer)) == []
+
     def test_a_synchronisation_more_is_a_loss(self) -> None:
         baseline = recorded(launch(), launch())
         assert verdicts(baseline, launch(counts=counts(waits=2.0)))["synchronisations_per_step"] == "regressed"
