@@ -48,8 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--allow", action="append", default=[], metavar="WORD", help=what)
     what = "in place of a model, a training command with words in braces: 'torchrun train.py --batch {batch}'"
     add("--script", metavar="COMMAND", help=what)
-    what = "a space of one's own, in place of the usual one; of a command, each word with its values: batch = [8, 16]"
-    add("--space", "--axes", type=Path, metavar="FILE.toml", help=what)
+    own, what = parser.add_mutually_exclusive_group(), "a space of one's own, in place of the usual one"
+    own.add_argument("--space", type=Path, metavar="FILE.toml", help=what)
+    what = "the same; of a command, each word with its values: batch = [8, 16]"
+    own.add_argument("--axes", dest="space", type=Path, metavar="FILE.toml", help=what)
     add("--record", action="store_true", help="record the winner as a baseline, which its test holds")
     parser.set_defaults(answer=_answer, usage=parser.error, later_words="fixed")
 
