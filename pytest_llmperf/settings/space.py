@@ -204,10 +204,10 @@ class ScriptSpace(Space):
             for name, value in start.items():
                 if (name, value) not in [*held]:
                     raise SpecError(f"[start] has {name} = {value!r}, which is no choice of its axis")
-            for axis, choice in ((axis, choice) for axis in axes for choice in axis.choices):
+            for axis, choice in ((one, choice) for one in axes for choice in one.choices):
                 if missing := sorted(axis.fields.difference(dict(choice.fields))):
-                    beside = f"axis {axis.name!r}: choice {choice.name!r} sets no {{{missing[0]}}}, which another sets"
-                    raise SpecError(f"{beside}: let each set the same words, to '' where one is to be left out")
+                    lacks = f"axis {axis.name!r}: choice {choice.name!r} sets no {{{missing[0]}}}, and another one does"
+                    raise SpecError(f"{lacks}; let each set the same words, to '' where one is to be left out")
             if size and size not in words:
                 raise SpecError(f"micro_batch = {size!r} is no word of the command{hint(size, words)}")
         except SpecError as error:
