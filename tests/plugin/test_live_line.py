@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
 import sys
 from typing import Any
 
@@ -13,25 +12,31 @@ import pytest
 from tests.plugin.conftest import Project
 
 COLUMNS, ROWS = 90, 60
-SIZE = {"COLUMNS": str(COLUMNS), "LINES": str(ROWS), "TERM": "xterm"}
+
+
+@pytest.fixture(autouse=True)
+def _size(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"COLUMNS": str(COLUMNS), "LINES": str(ROWS), "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
 
 
 def shown(project: Project, *options: str) -> list[str]:
     """The lines of the screen once pytest has ended."""
     pyte: Any = pytest.importorskip("pyte")
     reads, writes = pty.openpty()
-    words = [sys.executable, "-m", "pytest", "-p", "no:randomly", "--gpus", "0", "--no-header", *options]
-    with subprocess.Popen(words, cwd=project.path, env=os.environ | SIZE, stdout=writes, stderr=writes):
-        os.close(writes)
-        screen = pyte.Screen(COLUMNS, ROWS)
-        stream = pyte.ByteStream(screen)
-        try:
-            while part := os.read(reads, 2**16):
-                assert isinstance(part, bytes)
-                stream.feed(part)
-        except OSError:  # its other end was closed
-            pass
+    words = [sys.executable, "-mpytest", "-p", "no:randomly", "--gpus", "0", "--no-header", *options]
+    with os.fdopen(writes, "w", encoding="utf-8") as terminal:
+        running = project.pytester.popen(words, stdout=terminal, stderr=terminal)
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    try:
+        while part := os.read(reads, 2**16):
+            assert isinstance(part, bytes)
+            stream.feed(part)
+    except OSError:  # its other end was closed
+        pass
     os.close(reads)
+    running.wait()
     return [line.rstrip() for line in screen.display]
 
 

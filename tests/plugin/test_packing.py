@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -133,7 +135,8 @@ def test_a_parallel_run_uses_no_more_than_it_may(node: Project) -> None:
 def test_two_parallel_runs_share_a_node(node: Project) -> None:
     (node.path / "other").mkdir()
     words = ("-p", "no:randomly", "-n", "2", "--gpus", "8", "--update-baselines=new")
-    first = node.pytester.popen([*node.pytester._getpytestargs(), *map(str, words)], stdout=-3, stderr=-3)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        first = node.pytester.popen([*node.pytester._getpytestargs(), *words], stdout=nowhere, stderr=nowhere)
     second = node.run("-n", "2", "--update-baselines=new", "--perf-baselines=other", gpus="8")
     assert (second.ret, first.wait(60)) == (0, 0)
     assert len(uses(node)) == 24
