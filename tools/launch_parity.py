@@ -1,11 +1,12 @@
 """Whether one kind of launch measures what another does: both in turns on all GPUs of the run, spec by spec.
 
-    python tools/launch_parity.py --by start --pairs 8 --gpus 1 SPEC... [--json FILE] [--seconds 500]
+    python -m tools.launch_parity --by start --pairs 8 --gpus 1 SPEC... [--json FILE] [--seconds 500]
 
 By start: warm over cold. By trace: with traced steps after the timed ones, over without. By overlap: begun behind the
 end of another, over not; then a turn launches all specs in a row, each time another one first, which follows none and
-is left out. No pair begins that could end
-later than after so many seconds, and each is in FILE as soon as it is over. SPEC is an id of a stored case, or
+is left out. By way: the same training as a script (``tools/bare_trainer.py``), over as the plugin's own recipe. No pair
+begins that could end later than after so many seconds, and each is in FILE as soon as it is over, also where a launch
+fails: then its spec is left, and said. SPEC is an id of a stored case, or
 ``key=value`` pairs joined by commas. For each it tells the ratio of rates with its 95 % interval, the spread of each
 kind's launches, whether reserved bytes, the first loss and the evidence were the same in all launches, how far later
 losses are apart, and the seconds that are not training.
@@ -18,7 +19,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -32,15 +33,18 @@ from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.runner import Runner, Turn
-from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.settings.spec import ScriptSpec, Spec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
+
+BARE_TRAINER = Path(__file__).with_name("bare_trainer.py")
 
 # Of each kind its name and the settings that make it; the first over the second.
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "start": {"warm": {"start": "warm"}, "cold": {"start": "cold"}},
     "trace": {"traced": {"trace": True}, "untraced": {"trace": False}},
     "overlap": {"overlapped": {"overlap": True}, "apart": {"overlap": False}},
+    "way": {"script": {}, "recipe": {}},
 }
 
 
@@ -56,8 +60,15 @@ def runner(setting: dict[str, Any], arguments: argparse.Namespace) -> tuple[Run,
     return context, Runner(caller)
 
 
+def as_script(spec: Spec, words: str) -> Spec:
+    """The script that trains what these words name."""
+    ranks = max(spec.gpus, 1)
+    command = f"torchrun --nproc-per-node {ranks} {BARE_TRAINER} {' '.join(words.split(','))}"
+    return ScriptSpec(command=command, steps=spec.steps, warmup_steps=spec.warmup_steps)
+
+
 def in_turns(
-    specs: Sequence[Spec], runners: dict[str, Runner], pairs: int, until: float
+    specs: Sequence[Spec], scripts: Mapping[str, Spec], runners: dict[str, Runner], pairs: int, until: float
 ) -> Iterator[tuple[Spec, dict[str, Launch]]]:
     """Pairs, each of its spec; every second time the other kind begins. None ends after ``until``, as far as can be
     foreseen."""
@@ -71,9 +82,11 @@ def in_turns(
         made: list[dict[str, Launch]] = [{} for _ in row]
         for kind in runners if number % 2 else reversed(runners):
             for spec, pair in zip(row, made, strict=True):
-                outcome = runners[kind].launch(spec, number, Turn(sides=2, side=kind))
+                asked = scripts[spec.id] if kind == "script" else spec
+                outcome = runners[kind].launch(asked, number, Turn(sides=2, side=kind))
                 if isinstance(outcome, Failure):
-                    raise SystemExit(f"{spec.id} {kind}: {outcome.reason}\n" + "\n".join(outcome.tail))
+                    sys.stdout.write(f"{spec.id} {kind}: {outcome.reason}\n" + "\n".join(outcome.tail) + "\n")
+                    return
                 pair[kind] = outcome
         yield from [*zip(row, made, strict=True)][len(row) > 1 :]
         longest = max(longest, time.monotonic() - begun)
@@ -150,11 +163,17 @@ def main(words: Sequence[str]) -> None:
     found: dict[str, dict[str, Any]] = {}
     records: list[dict[str, Any]] = []
     try:
-        specs = [one.spec for word in arguments.specs for one in named(word.split(","), arguments.baselines, None)]
+        words = {
+            one.spec.id: (one.spec, word)
+            for word in arguments.specs
+            for one in named(word.split(","), arguments.baselines, None)
+        }
+        specs = [spec for spec, _ in words.values()]
+        scripts = {name: as_script(spec, word) for name, (spec, word) in words.items() if arguments.by == "way"}
         runners = {kind: each for kind, (_, each) in made.items()}
         pairs: dict[str, list[dict[str, Launch]]] = {spec.id: [] for spec in specs}
         for row in [specs] if arguments.by == "overlap" else [[spec] for spec in specs]:
-            for spec, pair in in_turns(row, runners, arguments.pairs, until):
+            for spec, pair in in_turns(row, scripts, runners, arguments.pairs, until):
                 pairs[spec.id].append(pair)
                 found[spec.id] = compared(spec, pairs[spec.id])
                 records.append({kind: codec.plain(launch) for kind, launch in pair.items()})
