@@ -82,8 +82,8 @@ def in_turns(
         made: list[dict[str, Launch]] = [{} for _ in row]
         for kind in runners if number % 2 else reversed(runners):
             for spec, pair in zip(row, made, strict=True):
-                asked = scripts[spec.id] if kind == "script" else spec
-                outcome = runners[kind].launch(asked, number, Turn(sides=2, side=kind))
+                wanted = scripts[spec.id] if kind == "script" else spec
+                outcome = runners[kind].launch(wanted, number, Turn(sides=2, side=kind))
                 if isinstance(outcome, Failure):
                     sys.stdout.write(f"{spec.id} {kind}: {outcome.reason}\n" + "\n".join(outcome.tail) + "\n")
                     return
@@ -163,13 +163,13 @@ def main(words: Sequence[str]) -> None:
     found: dict[str, dict[str, Any]] = {}
     records: list[dict[str, Any]] = []
     try:
-        words = {
+        asked = {
             one.spec.id: (one.spec, word)
             for word in arguments.specs
             for one in named(word.split(","), arguments.baselines, None)
         }
-        specs = [spec for spec, _ in words.values()]
-        scripts = {name: as_script(spec, word) for name, (spec, word) in words.items() if arguments.by == "way"}
+        specs = [spec for spec, _ in asked.values()]
+        scripts = {name: as_script(spec, word) for name, (spec, word) in asked.items() if arguments.by == "way"}
         runners = {kind: each for kind, (_, each) in made.items()}
         pairs: dict[str, list[dict[str, Launch]]] = {spec.id: [] for spec in specs}
         for row in [specs] if arguments.by == "overlap" else [[spec] for spec in specs]:

@@ -25,7 +25,7 @@ import psutil
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pytest_llmperf.observe.vital_signs import grown, objects
+from pytest_llmperf.observe.vital_signs import Objects, grown
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import RankRecord, Trained, soak_seconds_of
 from pytest_llmperf.records.steady_state import MOST_GROWTH, growth
@@ -375,7 +375,7 @@ class Diary(Measurement):
                     continue
                 line, now = self._line(), time.monotonic() - began
                 if before is None and now >= min(_COUNTED_FROM * asked, _COUNTED_FROM_SECONDS):
-                    before = objects(), self._num_passed
+                    before = Objects().look(), self._num_passed
                 is_last = before is not None and now >= asked - min(_COUNTED_FROM * asked, _LAST_SECONDS)
                 if before and is_last:
                     line["grown"] = grown(before[0], max(1, self._num_passed - before[1]))

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from pytest_llmperf.observe.environment import Project, place_of
 from pytest_llmperf.observe.measurement import Boundary, Clock, Diary, Exchange, Measurement, Memory
 from pytest_llmperf.observe.tracer import LONG_SECONDS, Tracer, with_timed_waits
 from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.observe.vital_signs import Heartbeat, grown, objects
+from pytest_llmperf.observe.vital_signs import Heartbeat, Objects, grown
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Trained
 from pytest_llmperf.records.steady_state import DECIDED, GOES_ON, PassingRanges, looks, why_end
@@ -78,9 +77,7 @@ class LeftObjects:
     _HALF = 2
 
     def __init__(self) -> None:
-        self._step = 0
-        # There from the begin: each is an object, too.
-        self._first, self._middle = Counter[str](), Counter[str]()
+        self._step, self._first, self._middle = 0, Objects(), Objects()
         self.grown: Mapping[str, float] = {}
 
     def begin(self) -> None:
@@ -89,11 +86,11 @@ class LeftObjects:
     def end_step(self) -> bool:
         self._step += 1
         if self._step == 1:
-            self._first.update(objects())
+            self._first.look()
         elif self._step == 1 + self._HALF:
-            self._middle.update(objects())
+            self._middle.look()
         elif self._step == 1 + 2 * self._HALF:
-            self.grown = grown(self._middle, self._HALF, among=self._middle - self._first)
+            self.grown = grown(self._middle, self._HALF, among=self._middle.kinds - self._first.kinds)
         return self._step == 1 + 2 * self._HALF
 
 

@@ -17,7 +17,8 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -357,24 +358,58 @@ _MOST_KINDS, _LOOKED_FOR, _DEEP, _MOST_NEAR = 3, 20, 3, 200
 _OURS = Path(__file__).parents[1]
 
 
-def objects() -> Counter[str]:
-    """How many there are of each kind, of what the garbage collector knows."""
-    return Counter(type(each).__name__ for each in gc.get_objects())
+_HOLDERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 
 
-def grown(before: Counter[str], steps: int, among: Container[str] | None = None) -> dict[str, float]:
+class Objects:
+    """What the garbage collector knows: how many of each kind, and how many each list, dict, set and deque holds."""
+
+    def __init__(self) -> None:
+        # There before anybody looks: each is an object, too.
+        self.kinds, self._ids, self._lengths = Counter[str](), array("Q"), array("Q")
+
+    def look(self) -> Objects:
+        """See what there is now."""
+        known = gc.get_objects()
+        self.kinds.update(type(each).__name__ for each in known)
+        holders = [each for each in known if type(each) in _HOLDERS]
+        self._ids.extend(map(id, holders))
+        self._lengths.extend(map(len, holders))
+        return self
+
+    def growing(self) -> list[tuple[Sequence[object], int]]:
+        """What each holder has now that has more, and by how many."""
+        lengths = dict(zip(self._ids, self._lengths, strict=True))
+        holders = [each for each in gc.get_objects() if type(each) in _HOLDERS and id(each) in lengths]
+        return [
+            ([*(each.values() if isinstance(each, dict) else each)], len(each) - lengths[id(each)])
+            for each in holders
+            if len(each) > lengths[id(each)]
+        ]
+
+
+def grown(before: Objects, steps: int, among: Container[str] | None = None) -> dict[str, float]:
     """By kind, with the variable that leads to the newest, how many more there are a step than ``before``: of one in
     two steps at least, and ``among`` some kinds only."""
-    kept = [gc.get_objects(generation) for generation in range(3)]
-    more = (objects() - before).most_common(_MOST_KINDS if among is None else None)
+    now = Counter(type(each).__name__ for each in gc.get_objects())
+    more = (now - before.kinds).most_common(_MOST_KINDS if among is None else None)
     found = {kind: number / steps for kind, number in more if number > steps / 2 and (among is None or kind in among)}
     found = dict([*found.items()][:_MOST_KINDS])
-    newest = {
-        kind: [one for each in kept for one in [one for one in each if type(one).__name__ == kind][-_LOOKED_FOR:]]
-        for kind in found
-    }
-    del kept
+    holders = before.growing() if found else []
+    newest = {kind: _newest(kind, holders) for kind in found}
+    del holders
     return {f"{kind}{_held_by(newest[kind])}": round(number, 1) for kind, number in found.items()}
+
+
+def _newest(kind: str, holders: Sequence[tuple[Sequence[object], int]]) -> Sequence[object]:
+    """Of those that came into the holder which got most of them. By age alone gradients would be newer, of which each
+    step makes as many again; so it is where no holder grows."""
+    came = [[one for one in held[-more:] if type(one).__name__ == kind] for held, more in holders]
+    kept = max(came, key=len, default=[])
+    aged = [] if kept else [gc.get_objects(generation) for generation in range(3)]
+    return kept[-_LOOKED_FOR:] or [
+        one for each in aged for one in [one for one in each if type(one).__name__ == kind][-_LOOKED_FOR:]
+    ]
 
 
 def _held_by(found: Sequence[object]) -> str:

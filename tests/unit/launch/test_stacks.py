@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.observe.vital_signs import grown, objects
+from pytest_llmperf.observe.vital_signs import Objects, grown
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.golden import Golden
@@ -201,11 +201,22 @@ class Kept:
 
 
 def test_objects_that_became_more_have_their_kind_and_the_variable_that_leads_to_them() -> None:
-    before = objects()
+    before = Objects().look()
     mine = SimpleNamespace(history=[Kept() for _ in range(200)])
     with ThreadPoolExecutor(1) as pool:  # as a diary asks, of the thread that trains
         found = pool.submit(grown, before, 100).result()
     name = "test_objects_that_became_more_have_their_kind_and_the_variable_that_leads_to_them"
     assert found[f"Kept in 'mine' of {name}() in test_stacks.py"] == 2.0
     assert len(mine.history) == 200
-    assert not any(kind.startswith("Kept") for kind in grown(objects(), 1))
+    assert not any(kind.startswith("Kept") for kind in grown(Objects().look(), 1))
+
+
+def test_what_is_kept_is_found_among_more_that_is_as_new_and_that_no_container_has() -> None:
+    old, history = [Kept() for _ in range(1000)], [Kept() for _ in range(40)]
+    before = Objects().look()
+    history += [Kept(), Kept()]
+    gradients = [SimpleNamespace(of=Kept()) for _ in range(300)]  # each by itself, and newer than what is kept
+    found = grown(before, 2)
+    name = "test_what_is_kept_is_found_among_more_that_is_as_new_and_that_no_container_has"
+    assert f"Kept in 'history' of {name}() in test_stacks.py" in found, found
+    assert (len(old), len(gradients)) == (1000, 300)
