@@ -23,7 +23,6 @@ from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.script import ScriptLaunch, announced
 from pytest_llmperf.launch.site import Say, Site, Wanted, Watch
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
-from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import RECORD_FILE, TURN_FILE, Launch, soak_seconds_of
 
@@ -102,19 +101,17 @@ class LocalLauncher:
             result = with_phases(result, lap, last)
             return replace(result, evidence={**result.evidence, "start": start})
 
-        result, health = self._run(request, watch, read)
-        return replace(result, health=health)
+        return self._run(request, watch, read)
 
     def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
         """What the small trainings that ``request.parity`` asks for did, or why nothing is known of them."""
-        found, health = self._run(
+        return self._run(
             request, watch, lambda ended, last, *_: outcome.read_training_errors(request.folder, ended, last)
         )
-        return replace(found, health=health) if isinstance(found, Failure) else found
 
     def _run(
         self, request: LaunchRequest, watch: Watch, read: Callable[[Ended, Progress, Lap, str], T | Failure]
-    ) -> tuple[T | Failure, Health]:
+    ) -> T | Failure:
         """What is ``read`` of a torchrun that has ended, well or not, how far it had come, when, and how it began."""
         progress, former = ProgressReader(request.folder / "progress.json", watch), request.former
         try:
@@ -140,9 +137,10 @@ class LocalLauncher:
                     held.callback(wait_until_left, request.gpus, {one.pid for one in ended.left})
                     former.of = request.gpus
                     former.leaves(agent, ended, held.pop_all(), request.warm.say, request.spec.id, request.folder)
-            return read(ended, progress.last, lap, "warm" if agent else "cold"), health
+            found = read(ended, progress.last, lap, "warm" if agent else "cold")
+            return replace(found, health=health) if isinstance(found, Launch | Failure) else found
         except requests.REFUSALS as error:
-            return outcome.refused(request.folder, error), Health()
+            return outcome.refused(request.folder, error)
 
     @staticmethod
     def _begun(request: LaunchRequest, environment: Mapping[str, str], progress: ProgressReader) -> ForkedAgent | None:

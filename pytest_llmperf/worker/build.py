@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -27,8 +27,10 @@ from transformers import (
 from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import arguments, experts, of_twins, parallelism, precision
+from pytest_llmperf.worker.settings import arguments, experts, of_twins, optimizer, parallelism, precision
 from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
+
+T = TypeVar("T")
 
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
 _SEES_AHEAD: tuple[tuple[str, tuple[object, ...], str], ...] = (
@@ -150,6 +152,15 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         **dict(chain.from_iterable(given(spec, device).items() for given in of_twins("arguments"))),
     )
     parallelism.build_whole(spec)
+    return made
+
+
+def trainer_of(
+    kind: Callable[..., T], spec: TrainSpec, model: PreTrainedModel, given: TrainingArguments, **more: Any
+) -> T:
+    """A Trainer of this ``kind``, with the optimizer and the TF32 that ``spec`` asks for."""
+    made = kind(model=model, args=given, **more, **optimizer.chosen(spec, model, given))
+    precision.force_tf32(spec, model.device)
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,6 @@ from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_place, add_shared, plain, table
 from pytest_llmperf.cli.baseline_folder import Shelf, figure
-from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.results_document import ResultsError, read_values
 from pytest_llmperf.report.page import missing
@@ -157,7 +156,8 @@ def scalings(shelf: Shelf) -> list[Rungs[Width]]:
     """The chapter's widths with the baselines of ``shelf``, of one machine kind; none where only one GPU is stored."""
     found = []
     for rungs in chapter15.SCALINGS:
-        stored = _of_this_work(rungs[0].spec, [one.baseline for one in shelf.stored])
+        every = (one.baseline for one in shelf.stored)
+        stored = {spec: one for one in every if (spec := _of_this_work(rungs[0].spec, one.digest, one.spec))}
         for parallelism in dict.fromkeys(spec.parallelism for spec in stored if spec.gpus > 1):
             # One GPU has nothing to share: its figure serves every parallelism.
             ours = {spec.gpus: one for spec, one in stored.items() if spec.parallelism == parallelism or spec.gpus == 1}
@@ -172,18 +172,15 @@ def scalings(shelf: Shelf) -> list[Rungs[Width]]:
     return found
 
 
-def _of_this_work(of_one: TrainSpec, baselines: Iterable[Baseline]) -> Mapping[TrainSpec, Baseline]:
-    found = {}
-    for baseline in baselines:
-        try:
-            spec = TrainSpec.from_dict(baseline.spec)
-            same = replace(spec, gpus=1, parallelism=of_one.parallelism).digest == of_one.digest
-        except (TypeError, ValueError):
-            continue
-        # A baseline of capacity has the digest of a search.
-        if same and spec.digest == baseline.digest:
-            found[spec] = baseline
-    return found
+def _of_this_work(of_one: TrainSpec, digest: str, stored: Mapping[str, Any]) -> TrainSpec | None:
+    """What is ``stored`` under ``digest``, where it is ``of_one`` on however many GPUs."""
+    try:
+        spec = TrainSpec.from_dict(stored)
+        same = replace(spec, gpus=1, parallelism=of_one.parallelism).digest == of_one.digest
+    except (TypeError, ValueError):
+        return None
+    # A baseline of capacity has the digest of a search.
+    return spec if same and spec.digest == digest else None
 
 
 def page(

@@ -14,7 +14,6 @@ from typing import Any
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning import Objective, Trial, Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import Concluded
@@ -71,17 +70,7 @@ class Trials:
         before = self._runner.seconds
         self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
         outcome = self._runner.launch(short, 1)
-        if isinstance(outcome, Failure):
-            neighbours = validity.neighbours(outcome.health) if outcome.kind in _BY_NEIGHBOURS else ()
-            trial = Trial(
-                digest=short.digest,
-                id=short.id,
-                wall_seconds=round(self._runner.seconds - before, 3),
-                failure=outcome.message,
-                kind=outcome.kind,
-                disturbances=neighbours,
-            )
-        else:
+        if isinstance(outcome, Launch):
             found = validity.troubles(short, outcome, inactive=self._caller.terms.inactive)
             if outcome.evidence.get("tokens") == "unknown":
                 found = (
@@ -95,6 +84,16 @@ class Trials:
             is_time = twice and time.monotonic() + outcome.wall_seconds < until
             again = self._runner.launch(short, 2) if is_time else None
             trial = replace(trial, losses_again=again.losses) if isinstance(again, Launch) else trial
+        else:
+            neighbours = validity.neighbours(outcome.health) if outcome.kind in _BY_NEIGHBOURS else ()
+            trial = Trial(
+                digest=short.digest,
+                id=short.id,
+                wall_seconds=round(self._runner.seconds - before, 3),
+                failure=outcome.message,
+                kind=outcome.kind,
+                disturbances=neighbours,
+            )
         # Of a command that fails nobody knows the files.
         if trial.kind not in _NOT_KEPT and not trial.disturbances and not (spec.is_script and trial.failure):
             why = codec.keep(self._folder / f"{trial.digest}.json", trial)

@@ -22,9 +22,7 @@ MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 45_012, 203, 50, 12
 # What joins many parts by design, with how many modules of ours each imports; the list gets shorter.
 JOINTS = {
     "cli/commands/bisect": 15,
-    "cli/commands/report": 13,
     "cli/commands/tune": 16,
-    "launch/local": 13,
     "run/baseline_comparison": 25,
     "run/bisection": 17,
     "run/capacity": 17,
@@ -35,8 +33,6 @@ JOINTS = {
     "run/run_end": 18,
     "run/runner": 24,
     "run/static_check": 16,
-    "run/tuning/trials": 13,
-    "worker/recipes/huggingface/trainer": 14,
 }
 
 # A command has the name of what it is about, a setting its twin in the worker, and a seam its other side.

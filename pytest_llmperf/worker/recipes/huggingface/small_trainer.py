@@ -24,11 +24,11 @@ from pytest_llmperf.settings.batch import SEQUENCES
 from pytest_llmperf.settings.optimizer import MUON
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import GIB
-from pytest_llmperf.worker.build import build_model, training_arguments
+from pytest_llmperf.worker.build import build_model, trainer_of, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
 from pytest_llmperf.worker.settings.compilation import prepare_layers
-from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, chosen, hidden_matrices
-from pytest_llmperf.worker.settings.precision import DTYPES, force_tf32
+from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, hidden_matrices
+from pytest_llmperf.worker.settings.precision import DTYPES
 
 
 class DoublePrecision(TorchFunctionMode):
@@ -313,10 +313,9 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
         size, length = model.config.get_text_config().vocab_size, SEQUENCES * (spec.steps + 1)
         rows = UnevenRows(length=length, sequence_length=spec.sequence_length, vocabulary_size=size, seed=spec.seed)
         watch = _Watch(model, seen)
-        given = {"train_dataset": rows, "callbacks": [watch], **chosen(spec, model, arguments)}
-        trainer = SmallTrainer(model=model, args=arguments, seen=seen, **given)
+        given = {"train_dataset": rows, "callbacks": [watch]}
+        trainer = trainer_of(SmallTrainer, spec, model, arguments, seen=seen, **given)
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
         seen.matrices = frozenset(map(plain_name, hidden_matrices(model)))
-        force_tf32(spec, device)
         trainer.train()
     return seen

@@ -11,23 +11,21 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
 
 from pytest_llmperf.observe.reference_work import hardware_rates
 from pytest_llmperf.observe.training import Burner, ObservedTraining, Plan
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records.launch import Later, Trained, diary_of
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
-from pytest_llmperf.worker.build import build_model, training_arguments, unused_settings
+from pytest_llmperf.worker.build import build_model, trainer_of, training_arguments, unused_settings
 from pytest_llmperf.worker.evidence import last_kernels, watched
 from pytest_llmperf.worker.folder import RefusedError, Request
 from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
-from pytest_llmperf.worker.settings import optimizer
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.data import bind_workers
-from pytest_llmperf.worker.settings.precision import force_tf32
 
 
 def train(
@@ -68,10 +66,8 @@ def train(
     asked = Injection.from_environment(spec.gpus)
     if asked.concerns(plan.rank):
         observed.burner = Burner(device, observed.clock, slow=asked.slow, hold=asked.hold, hang=asked.hang)
-    trainer = WatchedTrainer(
-        model, arguments, data, StepMarks(observed, inspection), **optimizer.chosen(spec, model, arguments)
-    )
-    force_tf32(spec, device)
+    marks = StepMarks(observed, inspection)
+    trainer = trainer_of(WatchedTrainer, spec, model, arguments, data=data, marks=marks)
     failed = trainer.train_watched(alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
     later = Later(trace=observed.trace(failed))
@@ -107,11 +103,8 @@ _SEVERAL_TYPES = re.compile(r"same dtype|expected scalar type")
 class WatchedTrainer(Trainer):
     """Tells of each micro-batch its loss, which stays on its device, and the tokens it was given."""
 
-    def __init__(
-        self, model: Any, arguments: TrainingArguments, data: TrainingData, marks: StepMarks, **more: Any
-    ) -> None:
-        given = {"train_dataset": data.samples, "data_collator": data.collator, "callbacks": [marks], **more}
-        super().__init__(model=model, args=arguments, **given)
+    def __init__(self, data: TrainingData, marks: StepMarks, **given: Any) -> None:
+        super().__init__(train_dataset=data.samples, data_collator=data.collator, callbacks=[marks], **given)
         self._observed, self._inspection = marks.observed, marks.inspection
         self._sharing, self._given, self.parts = self.get_tp_size() * self.get_cp_size(), 0, 1
         """``parts``: into how many each sequence of the last pass was divided before a model was given it."""
