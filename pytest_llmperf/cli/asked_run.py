@@ -18,7 +18,7 @@ from pytest_llmperf.cli.baseline_folder import Shelf, Stored, chosen_settings, f
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.static_steps import StepStore
 from pytest_llmperf.report.text import LaunchLines, Numbered
-from pytest_llmperf.run.findings import UsageError
+from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError, UsageError
 from pytest_llmperf.run.reading import read_settings
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import ScriptSpec, Spec, read_spec, within
@@ -26,12 +26,26 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.user_input import hint
 
 
-def asked_run(arguments: argparse.Namespace, front: str, **fixed: Any) -> Run:
+def asked_run(arguments: argparse.Namespace, **fixed: Any) -> Run:
     """On hardware that is there; ``fixed`` are settings that the command's own options say."""
     with usage_errors(arguments):
-        run = Run(read_settings(front, arguments, here=Path.cwd(), rootdir=Path.cwd(), **fixed), rootdir=Path.cwd())
+        here = Path.cwd()
+        run = Run(read_settings(arguments.front, arguments, here=here, rootdir=here, **fixed), rootdir=here)
         _ = run.machine_kind
     return run
+
+
+@contextmanager
+def searching(run: Run, troubles: list[str]) -> Iterator[Findings]:
+    """For a search, whose launches are no results that the run judges or writes. What ends it, and each launch that
+    ended badly, is one of ``troubles``."""
+    try:
+        yield Findings()
+    except (CaseFailedError, RunEndedError, UsageError) as error:
+        troubles.append(str(error).splitlines()[0])
+    finally:
+        troubles += run.bad_ends
+        run.finish(0, Terminal())
 
 
 @contextmanager

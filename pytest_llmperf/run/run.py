@@ -17,7 +17,7 @@ from pytest_llmperf.run.hardware import Hardware
 from pytest_llmperf.run.options import Settings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.judge.baseline import Baseline
+    from pytest_llmperf.judge.baseline import Baseline, BaselineStore
     from pytest_llmperf.judge.gpu_knowledge import Knowledge
     from pytest_llmperf.judge.policy import Rule
     from pytest_llmperf.judge.stats import Experience
@@ -195,11 +195,15 @@ class Run(Hardware):
         return Experience.of(self.stored_launches, policy.noise)
 
     @cached_property
-    def stored_baselines(self) -> Sequence[Baseline]:
-        """All of this machine kind, as they were when the first was asked for."""
+    def store(self) -> BaselineStore:
         from pytest_llmperf.judge.baseline import BaselineStore
 
-        return BaselineStore(self.settings.baselines).baselines(self.machine_kind)
+        return BaselineStore(self.settings.baselines)
+
+    @cached_property
+    def stored_baselines(self) -> Sequence[Baseline]:
+        """All of this machine kind, as they were when the first was asked for."""
+        return self.store.baselines(self.machine_kind)
 
     @cached_property
     def stored_launches(self) -> Sequence[Sequence[Launch]]:

@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared, facts, plain, table
-from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, usage_errors
+from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, searching, usage_errors
 from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
-from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError, Span
+from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector, Change
-from pytest_llmperf.run.findings import CaseFailedError, Findings, RunEndedError
-from pytest_llmperf.run.options import BISECT
-from pytest_llmperf.run.run import Run
-from pytest_llmperf.settings.registry import why_skip
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec, formats, user_input
 from pytest_llmperf.support.user_input import argument
@@ -130,35 +126,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--by", choices=CRITERIA, help="what tells bad from good; default: the first in which the ends differ")
     number = argument(user_input.count, "a number of pairs, 1 or more")
     add("--max-pairs", type=number, default=8, metavar="N", help="of one comparison; default: %(default)s")
-    add_shared(parser, BISECT)
+    add_shared(parser, "bisect")
     add_option(parser, "--json")
     add_option(parser, "--minutes", default=60.0)
     parser.set_defaults(answer=_answer)
-
-
-def _lines(  # noqa: PLR0913, PLR0917 - what is asked, and of what
-    asked: argparse.Namespace, spec: Spec, run: Run, history: History, span: Span, troubles: list[str], screen: Screen
-) -> Iterator[str]:
-    terminal, findings = Terminal(), Findings()
-    caller = run.caller(NODEID, terminal, findings=findings)
-    order = BisectionOrder(by=asked.by, seconds=60 * asked.minutes, max_pairs=asked.max_pairs)
-    for note in span.notes:
-        terminal.say(note)
-    try:
-        found = Bisector(caller, spec, order, history, terminal.say).run(span)
-        further = history.further(found.first_bad) if found.first_bad else ""
-        if asked.json:
-            yield json.dumps(document(spec, found, findings.spent, further, run.machine_document()), indent=1)
-        else:
-            yield from page(spec, found, findings.spent, further, screen)
-        troubles += _troubles(found, on_cpu=run.on_cpu)
-        if found.ended == "interrupted":
-            raise KeyboardInterrupt  # the exit code is that of a command that was
-    except (CaseFailedError, RunEndedError) as error:
-        troubles.append(str(error).splitlines()[0])
-    finally:
-        troubles += run.bad_ends
-        run.finish(0, terminal)
 
 
 def _troubles(found: Bisection, *, on_cpu: bool) -> list[str]:
@@ -210,12 +181,28 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         span = history.span(arguments.good, arguments.bad)
     except HistoryError as error:
         raise CaseError(str(error)) from error
-    run = asked_run(arguments, BISECT, calibration=False, max_launches=arguments.max_pairs)
+    run, troubles = asked_run(arguments, calibration=False, max_launches=arguments.max_pairs), list[str]()
     with usage_errors(arguments):
         if not run.site.is_here:
             raise CaseError("in a SLURM job with srun, other interpreters cannot be launched; leave it out")
-        if why := why_skip(specs[0], num_gpus=run.num_gpus, num_cores=run.machine.cores):
+        if why := run.caller(NODEID, Terminal()).why_not(specs[0]):
             raise CaseError(why)
-    troubles = list[str]()
-    lines = _lines(arguments, specs[0], run, history, span, troubles, screen)
-    return Answer(lines, troubles, for_programs=arguments.json, acts=True)
+
+    def lines() -> Iterator[str]:
+        terminal, seconds = Terminal(), 60 * arguments.minutes
+        order = BisectionOrder(by=arguments.by, seconds=seconds, max_pairs=arguments.max_pairs)
+        for note in span.notes:
+            terminal.say(note)
+        with searching(run, troubles) as findings:
+            caller = run.caller(NODEID, terminal, findings=findings)
+            found = Bisector(caller, specs[0], order, history, terminal.say).run(span)
+            told = specs[0], found, findings.spent, history.further(found.first_bad) if found.first_bad else ""
+            if arguments.json:
+                yield json.dumps(document(*told, run.machine_document()), indent=1)
+            else:
+                yield from page(*told, screen)
+            troubles.extend(_troubles(found, on_cpu=run.on_cpu))
+            if found.ended == "interrupted":
+                raise KeyboardInterrupt  # the exit code is that of a command that was
+
+    return Answer(lines(), troubles, for_programs=arguments.json, acts=True)

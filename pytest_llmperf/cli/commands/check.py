@@ -12,7 +12,6 @@ from pytest_llmperf.cli.answer import Answer, Screen, add_shared
 from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, as_pairs, asked_run, named, usage_errors
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, RunEndedError
-from pytest_llmperf.run.options import CHECK
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import Spec
 
@@ -22,7 +21,7 @@ NODEID = "llmperf check"
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
     parser.add_argument("--script", metavar="COMMAND", help=SCRIPT)
-    add_shared(parser, CHECK)
+    add_shared(parser, "check")
     parser.set_defaults(answer=_answer)
 
 
@@ -95,7 +94,7 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     """What cannot be had is refused before anything is launched."""
     found = named(arguments.specs, arguments.perf_baselines, arguments.machine, arguments.script)
     specs = [one.spec for one in found]
-    run = asked_run(arguments, CHECK)
+    run = asked_run(arguments)
     with usage_errors(arguments):
         run.begin(specs)
     run.num_gates = len(specs)

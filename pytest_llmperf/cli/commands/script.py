@@ -23,7 +23,6 @@ from pytest_llmperf.records.metrics import METRICS, RATE, label, measured
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, RunEndedError
 from pytest_llmperf.run.history import find_revision, project_of
-from pytest_llmperf.run.options import SCRIPT
 from pytest_llmperf.run.reading import usual_observed
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import formats
@@ -47,7 +46,7 @@ _OBSERVE, _PTH = "LLMPERF_OBSERVE", "llmperf_hook.pth"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, SCRIPT)
+    add_shared(parser, "script")
     for name, what in _OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=what)
     add = parser.add_argument
@@ -81,7 +80,7 @@ def named_script(arguments: argparse.Namespace) -> ScriptSpec:
 
 def _tried(spec: ScriptSpec, arguments: argparse.Namespace, troubles: list[str], screen: Screen) -> Iterator[str]:
     """Launch it twice, and show what of it was the same; ``troubles``: why it did not train."""
-    run, terminal = asked_run(arguments, SCRIPT, launches=2, calibration=False), Terminal()
+    run, terminal = asked_run(arguments, launches=2, calibration=False), Terminal()
     with usage_errors(arguments):
         run.begin([spec])
     try:

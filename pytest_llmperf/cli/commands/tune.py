@@ -6,19 +6,15 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared
-from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
+from pytest_llmperf.cli.asked_run import Terminal, asked_run, searching, usage_errors
 from pytest_llmperf.cli.asked_run import settings as named_settings
 from pytest_llmperf.cli.baseline_folder import chosen_settings
-from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.tuning import OBJECTIVES, Trial
-from pytest_llmperf.run.findings import CaseFailedError, Concluded, Findings, RunEndedError, UsageError
-from pytest_llmperf.run.options import TUNE
-from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.tuning.trials import Compared, Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import ScriptSpace, Space, default_axes, read_axes
@@ -38,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", nargs="?", default="", help="a model's name or path, as a TrainSpec has it")
     what = "what else is fixed, as a TrainSpec has it, e.g. micro_batch_size=8 model_precision=fp32"
     add("fixed", metavar="FIELD=VALUE", nargs="*", help=what)
-    add_shared(parser, TUNE)
+    add_shared(parser, "tune")
     add_option(parser, "--json")
     add_option(parser, "--minutes", default=10.0)
     add("--sequence-length", type=whole, metavar="N", help="tokens of a sequence; default: 1024, on a CPU 64")
@@ -56,75 +52,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(answer=_answer, usage=parser.error, later_words="fixed")
 
 
-@dataclass
-class Tune:
-    """One search."""
-
-    arguments: argparse.Namespace
-    run: Run
-    tuning: Tuning
-    troubles: list[str] = field(default_factory=list)
-
-    def lines(self) -> Iterator[str]:
-        try:
-            watcher = Watcher(self.tuning)
-            if self.run.on_cpu and self.arguments.gpus is None:
-                watcher.say("no GPU is seen here: the CPU trains, as with --gpus 0")
-            # What trials find is none of the run's: a search has no results to judge or to write.
-            caller = self.run.caller(NODEID, watcher, findings=Findings())
-            yield from self._report(Tuner(caller, self.tuning, watcher.standing).run())
-        except (CaseFailedError, RunEndedError, UsageError) as error:
-            self.troubles.append(str(error))
-        finally:
-            self.troubles += self.run.bad_ends
-            self.run.finish(0, Terminal())
-
-    def _report(self, tuning: Tuning) -> Iterator[str]:
-        if self.arguments.json:
-            yield json.dumps(document(tuning, self.run.machine_document()), indent=1)
-        else:
-            yield from page(tuning)
-            if self.run.on_cpu and tuning.winner is not None:
-                yield "note: a CPU's times are noise, and what is close may be in another order tomorrow"
-        if tuning.winner is None:
-            self.troubles.append(self._why_none(tuning))
-        elif self.arguments.record and (why := self._unrecorded(tuning)):
-            self.troubles.append(why)
-        elif not self.arguments.json:
-            yield from winners_test(tuning.winner, self.run.num_gpus)
-        if tuning.ended == "interrupted":
-            self.troubles.append("interrupted; the same command goes on from what was kept")
-            raise KeyboardInterrupt  # the exit code is that of a command that was
-
-    def _why_none(self, tuning: Tuning) -> str:
-        objective, trained = tuning.objective, [one.trial for one in tuning.tried if one.trial.is_measured]
-        if tuning.least is None:
-            why = "the fastest are not sound, see the notes above" if trained else "see above what became of each"
-            if trained and not any(objective.log_of(trial) is not None for trial in trained):
-                why = f"of {len(trained)} that trained none told of its {objective.name}"
-            return f"no configuration was found: {tuning.ended or why}"
-        (spec, needed), limit = tuning.least, tuning.limit_bytes or self.run.memory_bytes
-        has = formats.memory(limit) if limit else "what this host has"
-        if not needed:
-            return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
-        holder = "a rank on this host" if self.run.on_cpu else "a GPU"
-        return (
-            f"nothing fits: the least is {spec.id} with {formats.memory(needed)} predicted, and {holder} may hold {has}"
-        )
-
-    def _unrecorded(self, tuning: Tuning) -> str:
-        """Why the winner has no baseline. It may have one by a search that was ended: that is what holds it."""
-        case = tuning.case
-        if case is not None and (case.result.updated or case.result.verdict in {"pass", "inconclusive"}):
-            return ""
-        asked = case.refused or case.result.reason if case else "".join(tuning.notes[-1:])
-        why = asked or tuning.ended or "it was not launched as a case"
-        more = "; the same command with more --minutes goes on from what was tried"
-        return f"the winner was not recorded: {why}" + (more if "time was left for" in why else "")
+def _why_none(tuning: Tuning, run_bytes: int, *, on_cpu: bool) -> str:
+    """``run_bytes``: what each rank may hold, where the search does not know."""
+    objective, trained = tuning.objective, [one.trial for one in tuning.tried if one.trial.is_measured]
+    if tuning.least is None:
+        why = "the fastest are not sound, see the notes above" if trained else "see above what became of each"
+        if trained and not any(objective.log_of(trial) is not None for trial in trained):
+            why = f"of {len(trained)} that trained none told of its {objective.name}"
+        return f"no configuration was found: {tuning.ended or why}"
+    (spec, needed), limit = tuning.least, tuning.limit_bytes or run_bytes
+    has = formats.memory(limit) if limit else "what this host has"
+    if not needed:
+        return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
+    holder = "a rank on this host" if on_cpu else "a GPU"
+    return f"nothing fits: the least is {spec.id} with {formats.memory(needed)} predicted, and {holder} may hold {has}"
 
 
-def _space(arguments: argparse.Namespace, run: Run) -> Space:
-    """What is searched; CaseError: a setting that cannot be; ValueError: a model, or a space."""
+def _unrecorded(tuning: Tuning) -> str:
+    """Why the winner has no baseline. It may have one by a search that was ended: that is what holds it."""
+    case = tuning.case
+    if case is not None and (case.result.updated or case.result.verdict in {"pass", "inconclusive"}):
+        return ""
+    asked = case.refused or case.result.reason if case else "".join(tuning.notes[-1:])
+    why = asked or tuning.ended or "it was not launched as a case"
+    more = "; the same command with more --minutes goes on from what was tried"
+    return f"the winner was not recorded: {why}" + (more if "time was left for" in why else "")
+
+
+def _space(arguments: argparse.Namespace, rootdir: Path, gpus: int) -> Space:
+    """What is searched; CaseError: what cannot be asked for; ValueError: a model, or a space."""
+    if arguments.objective == "energy" and not gpus:
+        raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
+    return _script_space(arguments, rootdir, gpus) if arguments.script else _model_space(arguments, gpus)
+
+
+def _model_space(arguments: argparse.Namespace, gpus: int) -> Space:
     pairs, length = named_settings(arguments.fixed), arguments.sequence_length
     if "model" in pairs:
         raise CaseError(f"model={pairs['model']} is given beside {arguments.model}, expected one model")
@@ -132,10 +94,10 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
         if value is not None and name in pairs and pairs[name] != max(1, value):
             option = "--" + name.replace("_", "-")
             raise CaseError(f"{name}={pairs[name]} is given beside {option} {value}, expected one of them")
-    given: dict[str, Any] = {"gpus": max(1, run.num_gpus), **pairs}
+    given: dict[str, Any] = {"gpus": max(1, gpus), **pairs}
     given |= {} if length is None else {"sequence_length": length}
     # A CPU takes short sequences, as the suite's cases for it do.
-    usual = {"micro_batch_size": _MICRO_BATCH_SIZE, **({"sequence_length": _CPU_LENGTH} if run.on_cpu else {})}
+    usual = {"micro_batch_size": _MICRO_BATCH_SIZE, **({} if gpus else {"sequence_length": _CPU_LENGTH})}
     base, batch = TrainSpec(model=arguments.model, **{**usual, **given}), arguments.global_batch
     if arguments.space is not None:
         for option, value in (("--global-batch", batch), ("--allow", arguments.allow)):
@@ -148,7 +110,7 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
         if twice := sorted({name for axis in space.axes for name in axis.fields} & set(pairs)):
             raise CaseError(f"{twice[0]} is fixed by {twice[0]}={pairs[twice[0]]}, and an axis of {arguments.space}")
         return space
-    axes = default_axes(base, on_cpu=run.on_cpu, fixed=given, allowed=arguments.allow, global_batch=batch)
+    axes = default_axes(base, on_cpu=not gpus, fixed=given, allowed=arguments.allow, global_batch=batch)
     if batch is not None:  # of the micro-batches that it can have the largest up to the usual one
         sized = [dict(choice.fields) for axis in axes for choice in axis.choices if "micro_batch_size" in axis.fields]
         fitting = [one for one in sized if one["micro_batch_size"] <= base.micro_batch_size] or sized[:1]
@@ -156,8 +118,8 @@ def _space(arguments: argparse.Namespace, run: Run) -> Space:
     return Space(base, axes)
 
 
-def _script_space(arguments: argparse.Namespace, run: Run) -> Space:
-    """The same of a training command; ValueError: one that cannot be, or its axes."""
+def _script_space(arguments: argparse.Namespace, rootdir: Path, gpus: int) -> Space:
+    """Of a training command; ValueError: one that cannot be, or its axes."""
     usual = {"--sequence-length": arguments.sequence_length, "--global-batch": arguments.global_batch}
     for option, value in {**usual, "--allow": arguments.allow}.items():
         if value:
@@ -165,34 +127,45 @@ def _script_space(arguments: argparse.Namespace, run: Run) -> Space:
     if arguments.space is None:
         raise CaseError("--script needs --axes FILE.toml, with the values of each word in braces: batch = [8, 16]")
     words = [f"command={arguments.script}", *filter(None, [arguments.model]), *arguments.fixed]
-    return ScriptSpace.read(named_settings(words), arguments.space, run.rootdir, run.num_gpus)
+    return ScriptSpace.read(named_settings(words), arguments.space, rootdir, gpus)
 
 
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
     if bool(arguments.model) == bool(arguments.script) and "=" not in arguments.model:
         arguments.usage("expected a MODEL or --script COMMAND, one of them")
-    run = asked_run(arguments, TUNE, update="new" if arguments.record else None)
+    run, troubles = asked_run(arguments, update="new" if arguments.record else None), list[str]()
     try:
-        if arguments.objective == "energy" and run.on_cpu:
-            raise CaseError(
-                "--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective"
-            )
-        space = _script_space(arguments, run) if arguments.script else _space(arguments, run)
+        space = _space(arguments, run.rootdir, run.num_gpus)
         if arguments.record:
-            BaselineStore(run.settings.baselines).check_writable(run.machine_kind, space.base)
+            run.store.check_writable(run.machine_kind, space.base)
         with usage_errors(arguments):
             run.begin([space.base])
     except ValueError as error:  # SpecError is one
         raise CaseError(str(error)) from error
-    tuning = Tuning(
-        space=space,
-        objective=OBJECTIVES[arguments.objective],
-        seconds_given=60 * arguments.minutes,
-        begun_at=space.base,
-    )
-    tune = Tune(arguments, run, tuning)
-    return Answer(tune.lines(), tune.troubles, for_programs=arguments.json, acts=True)
+    objective, seconds = OBJECTIVES[arguments.objective], 60 * arguments.minutes
+    tuning = Tuning(space=space, objective=objective, seconds_given=seconds, begun_at=space.base)
+
+    def lines() -> Iterator[str]:
+        with searching(run, troubles) as findings:
+            watcher = Watcher(tuning)
+            if run.on_cpu and arguments.gpus is None:
+                watcher.say("no GPU is seen here: the CPU trains, as with --gpus 0")
+            found = Tuner(run.caller(NODEID, watcher, findings=findings), tuning, watcher.standing).run()
+            if arguments.json:
+                yield json.dumps(document(found, run.machine_document()), indent=1)
+            else:
+                yield from page(found, on_cpu=run.on_cpu)
+            why_none = "" if found.winner else _why_none(found, run.memory_bytes, on_cpu=run.on_cpu)
+            if why := why_none or (_unrecorded(found) if arguments.record else ""):
+                troubles.append(why)
+            elif not arguments.json:
+                yield from winners_test(found.winner, run.num_gpus)
+            if found.ended == "interrupted":
+                troubles.append("interrupted; the same command goes on from what was kept")
+                raise KeyboardInterrupt  # the exit code is that of a command that was
+
+    return Answer(lines(), troubles, for_programs=arguments.json, acts=True)
 
 
 # What a search has found: a page for people, a document for programs, a test that holds it; and lines meanwhile.
@@ -201,7 +174,7 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
 _MOST = 8
 
 
-def page(tuning: Tuning) -> Iterator[str]:
+def page(tuning: Tuning, *, on_cpu: bool = False) -> Iterator[str]:
     """The winner first, then what it rests on."""
     yield from _winner(tuning, tuning.winner) if tuning.winner is not None else ("no winner",)
     counts = (
@@ -219,6 +192,8 @@ def page(tuning: Tuning) -> Iterator[str]:
     made, earlier = len(tuning.tried) - kept, f", {kept} of earlier searches" if kept else ""
     end = f", {tuning.ended}" if tuning.ended else ""
     yield f"{formats.counted(made, 'trial')}{earlier} in {formats.elapsed(tuning.seconds)}{end}"
+    if on_cpu and tuning.winner:
+        yield "note: a CPU's times are noise, and what is close may be in another order tomorrow"
 
 
 def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
@@ -260,12 +235,17 @@ def _figures(trial: Trial) -> str:
     return f"{rate} tokens/s/GPU, {memory}{energy} (±{formats.share(2 * trial.step_error)})"
 
 
-_TOLD = "ended refused too_large left unseen notes".split()
+_TOLD, _TOLD_OF_A_CASE = "ended refused too_large left unseen notes".split(), "verdict reason updated".split()
 
 
 def document(tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Everything; bytes, seconds and tokens/s."""
     trials = [{**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried]
+    told = {"parity": tuning.parity and tuning.parity.result, "case": tuning.case and tuning.case.result}
+    concluded = {
+        name: {**{each: getattr(one, each) for each in _TOLD_OF_A_CASE}, "launches": len(one.launches)} if one else None
+        for name, one in told.items()
+    }
     return {
         "schema": 1,
         "machine": dict(machine),
@@ -276,8 +256,7 @@ def document(tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
         "winner": None if tuning.winner is None else _spec(tuning.winner, tuning),
         "ties": [_spec(spec, tuning) for spec in tuning.ties],
         "compared": [_compared(one) for one in tuning.compared],
-        "parity": _concluded(tuning.parity),
-        "case": _concluded(tuning.case),
+        **concluded,
         "trials": trials,
         **{name: codec.plain(getattr(tuning, name)) for name in _TOLD},
         "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
@@ -294,13 +273,6 @@ def _spec(spec: Spec, tuning: Tuning) -> dict[str, Any]:
     trial, names = tuning.trial_of(spec), ("tokens_per_second_per_gpu", "peak_reserved_bytes", "joules_per_token")
     measured = {name: getattr(trial, name) for name in names} if trial is not None and trial.is_measured else {}
     return {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict(), **measured}
-
-
-def _concluded(conclusion: Concluded | None) -> dict[str, Any] | None:
-    if conclusion is None:
-        return None
-    about = {name: getattr(conclusion.result, name) for name in ("verdict", "reason", "updated")}
-    return {**about, "launches": len(conclusion.result.launches)}
 
 
 class Watcher(Terminal):

@@ -21,8 +21,6 @@ MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 45_012, 203, 50, 12
 
 # What joins many parts by design, with how many modules of ours each imports; the list gets shorter.
 JOINTS = {
-    "cli/commands/bisect": 15,
-    "cli/commands/tune": 16,
     "run/baseline_comparison": 25,
     "run/bisection": 17,
     "run/capacity": 17,
