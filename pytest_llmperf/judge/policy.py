@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import median_low
 from typing import Any, TypeAlias
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.baseline import Baseline, BaselineStore
+from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.gpu_panel import Unit
-from pytest_llmperf.judge.stats import Difference, Noise, Spread, log_of, quantile
+from pytest_llmperf.judge.stats import Difference, Experience, Noise, Spread, log_of, quantile
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases
 from pytest_llmperf.records.result import Verdict
@@ -243,6 +244,49 @@ def middle(metric: Metric, launches: Sequence[Launch]) -> float:
 def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
     """With how much of ``metric``, which is ``confirmed``, a launch passes."""
     return limit(metric, lasting(metric, baseline), policy.tolerances[metric.name])
+
+
+class StoredOfKind:
+    """What the baselines of one machine kind tell of it, as they were when the first was asked for."""
+
+    def __init__(self, store: BaselineStore, machine: str, *, on_cpu: bool, knows_gpus: bool = True) -> None:
+        """``knows_gpus``: whether what they tell of single GPUs is asked for."""
+        self._store, self._machine, self._knows_gpus = store, machine, knows_gpus and not on_cpu
+        self.usual = Policy.for_cpu() if on_cpu else Policy.for_gpu()
+        self._with_seen: tuple[int, Knowledge] | None = None  # once so many launches were judged
+
+    @cached_property
+    def baselines(self) -> Sequence[Baseline]:
+        return self._store.baselines(self._machine)
+
+    @cached_property
+    def launches(self) -> Sequence[Sequence[Launch]]:
+        return [baseline.launches for baseline in self.baselines]
+
+    @cached_property
+    def experience(self) -> Experience:
+        """The noise that all of them show."""
+        return Experience.of(self.launches, self.usual.noise)
+
+    @cached_property
+    def knowledge(self) -> Knowledge | None:
+        """Theirs of the machine's GPUs; ``None``: too little to tell GPUs and cases apart, or nobody asks."""
+        return Knowledge.of(self.launches) if self._knows_gpus else None
+
+    def knowledge_beside(self, seen: Sequence[Launch]) -> Knowledge | None:
+        """The same with what a run has ``seen`` so far."""
+        if self.knowledge is None:
+            return None
+        if self._with_seen is None or len(seen) != self._with_seen[0]:
+            self._with_seen = len(seen), self.knowledge.with_seen(seen)
+        return self._with_seen[1]
+
+    def tells_later(self, gates: int) -> bool:
+        """Whether so many cases tell of their GPUs what one of them alone does not know yet."""
+        return gates > FEWEST_CASES and self.knowledge is not None
+
+    def policy(self, rule: Rule, seen: Sequence[Launch]) -> Policy:
+        return replace(self.usual, noise=self.experience.noise, rule=rule, knowledge=self.knowledge_beside(seen))
 
 
 # Early stop: before a launch, with which step times it will pass its case by itself. More steps of such a launch would

@@ -148,7 +148,7 @@ class BaselineComparison:
         tolerance = math.inf if is_noise else policy.tolerances.get(RATE, math.inf)
         if self._spec.is_script and baseline:  # nor does what its recordings did as well
             tolerance = max(tolerance, *(2 * abs(each.steady.drift) for each in baseline.launches))
-        return validity.circumstances(launch, tolerance, self._run.experience)
+        return validity.circumstances(launch, tolerance, self._run.stored.experience)
 
     def _judge(self, baseline: Baseline | None) -> Judgement:
         spec, launches, inactive = self._spec, self._launches, self._caller.terms.inactive
@@ -213,7 +213,7 @@ class BaselineComparison:
             told = unseen(step_difference(before or Trace(), newest))
             result = replace(result, notes=(*result.notes, *told))
         if judgement.verdict == "new":
-            near = nearest_line(self._spec, self._caller.nodeid, run.stored_baselines, judgement.checks)
+            near = nearest_line(self._spec, self._caller.nodeid, run.stored.baselines, judgement.checks)
             guess = () if run.on_cpu else first_guess(self._spec, run.machine_kind, run.settings.baselines, launches)
             reason = "; ".join(filter(None, [result.reason, near]))
             return replace(result, reason=reason, notes=(*result.notes, *guess))
@@ -237,7 +237,7 @@ class BaselineComparison:
         notes += self._held_up(launches)
         unheld = self._scaling.unheld if self._scaling and baseline is None else ""  # else its verdict says so
         notes += [*filter(None, [unheld]), *self._phase_checks(baseline).notes, *seen_notes(launches, baseline)]
-        usual, said = (Policy.for_cpu() if self._run.on_cpu else Policy.for_gpu()), baseline.spec if baseline else {}
+        usual, said = self._run.stored.usual, baseline.spec if baseline else {}
         for name, metric in (("throughput_tolerance", RATE), ("memory_tolerance", MEMORY)):
             then, now = said.get(name) or usual.tolerances[metric], getattr(self._spec, name) or 0.0
             if baseline and now > then:

@@ -171,8 +171,7 @@ class Caller:
         """What ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's. Twice as
         slow may be a CPU's gate; on a GPU 1 was meant as 1 %, and is a ``CaseFailedError``."""
         run = self.run
-        policy = Policy.for_cpu() if run.on_cpu else Policy.for_gpu()
-        policy = replace(policy, noise=run.experience.noise, rule=run.rule, knowledge=run.knowledge)
+        policy = run.stored.policy(run.rule, run.result_cache.launches)
         of_spec = {RATE: spec.throughput_tolerance, MEMORY: spec.memory_tolerance}
         said = {metric: value for metric, value in of_spec.items() if value is not None}
         for named in (run.settings.tolerances, said, self.terms.tolerances):

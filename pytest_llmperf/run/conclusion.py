@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import accept, accept_capacity, describe, refuse_injected
-from pytest_llmperf.judge.baseline import Baseline, BaselineStore, CapacityBaseline
+from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import METRIC, Narrow, judge_efficiency
 from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError
@@ -90,7 +90,7 @@ class Recorder:
 
     def __init__(self, caller: Caller) -> None:
         self._run, self._settings, self._nodeid = caller.run, caller.run.settings, caller.nodeid
-        self._store = BaselineStore(self._settings.baselines)
+        self._store = caller.run.store
 
     def load(self, spec: Spec) -> Baseline | None:
         """``BaselineError``: it cannot be read."""

@@ -27,6 +27,7 @@ from pytest_llmperf.support import codec, formats
 from pytest_llmperf.support.files import private_folder
 
 if TYPE_CHECKING:
+    from pytest_llmperf.judge.baseline import BaselineStore
     from pytest_llmperf.launch.device import Gpu
     from pytest_llmperf.launch.machine import Machine
     from pytest_llmperf.launch.site import Site
@@ -57,6 +58,12 @@ class Hardware:
         ``shared_gpus``, by uuid, where not all are the run's."""
         self.settings, self.rootdir, self.arguments = settings, rootdir, tuple(arguments)
         self.shared_gpus, self.is_worker = tuple(shared_gpus), is_worker
+
+    @cached_property
+    def store(self) -> BaselineStore:
+        from pytest_llmperf.judge.baseline import BaselineStore
+
+        return BaselineStore(self.settings.baselines)
 
     @cached_property
     def site(self) -> Site:
@@ -144,11 +151,10 @@ class Hardware:
     def _with_assumed(self, machine: Machine, gpus: int, have: str) -> tuple[Machine, str]:
         """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest. A
         login node may tell what a job would do."""
-        from pytest_llmperf.judge.baseline import BaselineStore
         from pytest_llmperf.launch.device import UNKNOWN
 
         missing, named = gpus - len(machine.gpus), self.settings.machine
-        kinds = [kind for kind in BaselineStore(self.settings.baselines).machines() if "cpu" not in kind.split("-")]
+        kinds = [kind for kind in self.store.machines() if "cpu" not in kind.split("-")]
         if named in kinds or (machine.gpus and not named):
             line = f"{have}; {missing} assumed, with the times of {named or 'those'}"
         else:

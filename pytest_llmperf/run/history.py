@@ -14,8 +14,7 @@ from typing import Any
 
 from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory, Scattering, Segment, histories
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Experience
+from pytest_llmperf.judge.policy import StoredOfKind
 from pytest_llmperf.records.result import OBSERVED, PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
 from pytest_llmperf.report.results_json import RunDocument
@@ -102,8 +101,7 @@ def scattering(machines: Iterable[str], baselines: Path) -> dict[str, Scattering
     found = {}
     for machine in sorted(set(machines)):
         is_cpu = bool(_CPU.search(machine))
-        noise = (Policy.for_cpu() if is_cpu else Policy.for_gpu()).noise
-        noise = Experience.of(BaselineStore(baselines).launches(machine), noise).noise
+        noise = StoredOfKind(BaselineStore(baselines), machine, on_cpu=is_cpu).experience.noise
         found[machine] = Scattering(noise, are_gpus=not is_cpu)
     return found
 

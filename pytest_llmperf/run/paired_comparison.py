@@ -191,7 +191,7 @@ class PairedComparison:
 
     def _circumstances(self, launch: Launch) -> Circumstances:
         tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)
-        return validity.circumstances(launch, tolerance, self._caller.run.experience)
+        return validity.circumstances(launch, tolerance, self._caller.run.stored.experience)
 
 
 def _diagnosed(result: CaseResult, turns: Turns) -> CaseResult:

@@ -17,12 +17,8 @@ from pytest_llmperf.run.hardware import Hardware
 from pytest_llmperf.run.options import Settings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.judge.baseline import Baseline, BaselineStore
-    from pytest_llmperf.judge.gpu_knowledge import Knowledge
-    from pytest_llmperf.judge.policy import Rule
-    from pytest_llmperf.judge.stats import Experience
+    from pytest_llmperf.judge.policy import Rule, StoredOfKind
     from pytest_llmperf.launch.prediction import StaticSteps
-    from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.run.case import Caller, CaseTerms
     from pytest_llmperf.run.cases import Cases
     from pytest_llmperf.run.conclusion import ResultCache
@@ -64,7 +60,6 @@ class Run(Hardware):
         self.has_floors = False
         """Whether a case may be held by its efficiency over the launches of another."""
         self.has_told_unkept = False  # that calibrations cannot be kept
-        self._knowledge: tuple[int, Knowledge] | None = None  # once so many launches were judged
         self.until = math.inf
         """By when everything has to be over, by ``time.monotonic()``: what runs then is ended."""
         self.unfinished = ""
@@ -186,53 +181,17 @@ class Run(Hardware):
         return StaticSteps()
 
     @cached_property
-    def experience(self) -> Experience:
-        """The noise that all baselines of this machine kind show; read before anything of this run is recorded."""
-        from pytest_llmperf.judge.policy import Policy
-        from pytest_llmperf.judge.stats import Experience
+    def stored(self) -> StoredOfKind:
+        """What the baselines of this machine kind tell; read before anything of this run is recorded."""
+        from pytest_llmperf.judge.policy import StoredOfKind
 
-        policy = Policy.for_cpu() if self.on_cpu else Policy.for_gpu()
-        return Experience.of(self.stored_launches, policy.noise)
-
-    @cached_property
-    def store(self) -> BaselineStore:
-        from pytest_llmperf.judge.baseline import BaselineStore
-
-        return BaselineStore(self.settings.baselines)
-
-    @cached_property
-    def stored_baselines(self) -> Sequence[Baseline]:
-        """All of this machine kind, as they were when the first was asked for."""
-        return self.store.baselines(self.machine_kind)
-
-    @cached_property
-    def stored_launches(self) -> Sequence[Sequence[Launch]]:
-        return [baseline.launches for baseline in self.stored_baselines]
-
-    @cached_property
-    def knowledge_stored(self) -> Knowledge | None:
-        """Their knowledge of its GPUs; ``None``: too little to tell GPUs and cases apart, or it is a CPU."""
-        from pytest_llmperf.judge.gpu_knowledge import Knowledge
-
-        return None if self.on_cpu or self.settings.against else Knowledge.of(self.stored_launches)
-
-    @property
-    def knowledge(self) -> Knowledge | None:
-        """The same with what this run has seen so far."""
-        stored, launches = self.knowledge_stored, self.result_cache.launches
-        if stored is None:
-            return None
-        if self._knowledge is None or len(launches) != self._knowledge[0]:
-            self._knowledge = len(launches), stored.with_seen(launches)
-        return self._knowledge[1]
+        knows_gpus = not self.settings.against
+        return StoredOfKind(self.store, self.machine_kind, on_cpu=self.on_cpu, knows_gpus=knows_gpus)
 
     @property
     def judges_later(self) -> bool:
         """Whether its end judges speeds again, by what enough cases tell of their GPUs; not where it records."""
-        from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
-
-        is_many = self.num_gates > FEWEST_CASES and self.settings.update is None
-        return is_many and self.knowledge_stored is not None
+        return self.settings.update is None and self.stored.tells_later(self.num_gates)
 
     @cached_property
     def revision(self) -> Revision:

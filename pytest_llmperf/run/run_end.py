@@ -209,7 +209,7 @@ def unexplained(run: Run) -> list[str]:
     first = [one for one in findings.results if one.updated and one.verdict == "new" and one.launches]
     if settings.static or not first:
         return []
-    store = BaselineStore(settings.baselines)
+    store = run.store
     stored = store.baselines(run.machine_kind)
     whole = {node for node, said in run.coverage.said.items() if said == ALL}
     found = list(replaced(first, stored, set(findings.digests), whole, run.collected))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_llmperf.judge.baseline import ANY_MACHINE, BaselineStore, StoredStep
+from pytest_llmperf.judge.baseline import ANY_MACHINE, StoredStep
 from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refuse_unexplained
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.launch.device import NO_GPU
@@ -147,9 +147,9 @@ def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -
 def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
     """What of ``results`` is in a baseline of launches now, and which test recorded it; no script's, which launches."""
     updated = {result.digest for result in results if result.updated}
-    store, found = BaselineStore(run.settings.baselines), {}
+    found = {}
     with suppress(ValueError):
-        for baseline in store.baselines(run.machine_kind) if updated else ():
+        for baseline in run.store.baselines(run.machine_kind) if updated else ():
             if baseline.digest in updated and not (spec := read_spec(baseline.spec)).is_script:
                 found[spec] = baseline.recorded_by
     return found

@@ -102,15 +102,15 @@ def judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
 
 
 def _judged_together(run: Run, results: Sequence[CaseResult]) -> WholeRun:
-    stored = run.knowledge_stored if any(result.launches for result in results) else None
+    stored = run.stored.knowledge if any(result.launches for result in results) else None
     if stored is None or run.settings.static:
         return WholeRun(results)
     judged = [result for result in results if _is_judged(result, run.machine_kind)]
     launches = [launch for result in judged for launch in result.launches]
     # Workers of xdist may have recorded some of them since: nothing is held against itself.
     own = set(map(_identity, launches))
-    before = [[one for one in each if _identity(one) not in own] for each in run.stored_launches]
-    if list(map(len, before)) != list(map(len, run.stored_launches)):
+    before = [[one for one in each if _identity(one) not in own] for each in run.stored.launches]
+    if list(map(len, before)) != list(map(len, run.stored.launches)):
         stored = Knowledge.of(before)
     if stored is None:
         return WholeRun(results)

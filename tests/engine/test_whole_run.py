@@ -285,7 +285,7 @@ def test_what_one_gpu_alone_has_done_tells_nothing_of_it(night: Night) -> None:
     """Its calibration by a version that no other has, say."""
     context = night.context()
     alone = replace(night.world.launch(0, UNSEEN), digest="alone", started_at="2026-01-01T00:00:00Z")
-    context.__dict__["stored_launches"] = [*context.stored_launches, [alone]]
+    context.stored.launches = [*context.stored.launches, [alone]]
     found = judged_together(context, shifted(night, UNSEEN, math.log(1.04)))
     assert found.change
     assert not found.change.is_known
@@ -321,14 +321,15 @@ def verdicts(results: Sequence[CaseResult]) -> list[Verdict | Any]:
 
 
 def test_a_run_knows_what_it_has_launched_so_far(night: Night) -> None:
-    context = night.context()
-    assert context.knowledge is not None
-    assert context.knowledge.seen == ()
-    assert context.knowledge is context.knowledge
-    assert night.context(gpus=0).knowledge is None
-    assert night.context(against="/other/python").knowledge is None
-    assert len(context.stored_launches) == 10
-    assert len(flat(context.stored_launches)) == 60
+    stored = night.context().stored
+    knowledge = stored.knowledge_beside(())
+    assert knowledge is not None
+    assert knowledge.seen == ()
+    assert stored.knowledge_beside(()) is knowledge
+    assert night.context(gpus=0).stored.knowledge_beside(()) is None
+    assert night.context(against="/other/python").stored.knowledge_beside(()) is None
+    assert len(stored.launches) == 10
+    assert len(flat(stored.launches)) == 60
 
 
 def test_a_step_time_that_is_none_is_invalid_on_a_gpu_that_is_to_be_known_too(

@@ -79,7 +79,8 @@ class Trials:
                 )
             troubles = tuple(dict.fromkeys(found))
             # So few steps have no drift to speak of.
-            around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.run.experience).lines
+            known = self._caller.run.stored.experience
+            around = () if troubles else validity.circumstances(outcome, math.inf, known).lines
             trial = Trial.of(outcome, troubles, around)
             is_time = twice and time.monotonic() + outcome.wall_seconds < until
             again = self._runner.launch(short, 2) if is_time else None

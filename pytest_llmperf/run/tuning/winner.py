@@ -164,7 +164,7 @@ class Final:
             self._found.notes.append(f"too little time was left for {words}" if is_over else why)
             return ""
         setattr(self._found, name, answer)
-        result, experience = answer.result, caller.run.experience
+        result, experience = answer.result, caller.run.stored.experience
         around = [validity.circumstances(launch, math.inf, experience).lines for launch in result.launches]
         is_spoilt = any(around) and result.reason == joined_reasons(dict.fromkeys(chain(*around)))
         return result.reason if result.verdict == "invalid" and not is_spoilt else ""

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.policy import Policy, Rule
-from pytest_llmperf.judge.stats import Experience
+from pytest_llmperf.judge.baseline import BaselineStore
+from pytest_llmperf.judge.policy import Rule, StoredOfKind
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
@@ -348,8 +348,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
             parity=False,
         ),
         rule=Rule(),
-        experience=Experience.of([], Policy.for_gpu().noise),
-        knowledge=None,
+        stored=StoredOfKind(BaselineStore(Path("none")), "m", on_cpu=False),
         judges_later=False,
         result_cache=SimpleNamespace(launches=[]),
         on_cpu=False,
