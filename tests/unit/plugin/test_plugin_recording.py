@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge import store as store_module
+from pytest_llmperf.judge.baseline import BaselineStore
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.judge.verdict import judge
@@ -29,7 +30,8 @@ STORED = baseline_at(SPEC, 640.0)
 
 def recorder(root: Path, update: str | None, changed: tuple[str, ...] = (), reason: str = "") -> Recorder:
     session: Any = SimpleNamespace(
-        settings=SimpleNamespace(baselines=root / "baselines", update=update, reason=reason),
+        settings=SimpleNamespace(update=update, reason=reason),
+        store=BaselineStore(root / "baselines"),
         machine_kind="m",
         revision=Revision("0123456789ab", changed),
     )
