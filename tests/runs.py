@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +87,15 @@ WIDTHS = {
 }
 
 
+@cache
+def _judged() -> tuple[CaseResult, ...]:
+    """All of them, judged once."""
+    return tuple(result_of(rung, rate) for rung, rate in {**LADDER, **WIDTHS}.values())
+
+
 def ladder_run(results: Sequence[CaseResult] | None = None) -> dict[str, Any]:
     """The document of a run of the ladder and of four widths: one rung slower, one faster."""
-    found = [result_of(rung, rate) for rung, rate in {**LADDER, **WIDTHS}.values()] if results is None else results
+    found = _judged() if results is None else results
     launches = sum(len(result.launches) for result in found)
     spent = Spent(launches=launches, phases={name: launches * seconds for name, seconds in PHASES.items()})
     gpu = {"name": "NVIDIA H200", "memory_bytes": 150_754_820_096, "uuid": "GPU-1"}
@@ -110,10 +118,19 @@ def night(day: int, times: float = 1.0, torch: str = "2.11") -> RunDocument:
 
 def nineteen_nights(path: Path) -> Path:
     """A store of them, of which the last nine are slower, by another torch."""
-    for day in range(1, 20):
-        slow = day > 10
-        HistoryStore(path).append(past_results(night(day, 1.1 if slow else 1.0, "2.12" if slow else "2.11"), "x"))
+    path.write_bytes(_nineteen_nights())
     return path
+
+
+@cache
+def _nineteen_nights() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "history.sqlite")
+        for day in range(1, 20):
+            slow = day > 10
+            HistoryStore(path).append(past_results(night(day, 1.1 if slow else 1.0, "2.12" if slow else "2.11"), "x"))
+        assert [*Path(folder).iterdir()] == [path], "it is in one file"
+        return path.read_bytes()
 
 
 def stored_figures() -> Baselines:

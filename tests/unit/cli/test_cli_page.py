@@ -10,6 +10,7 @@ import pytest
 from pytest_llmperf.cli import main
 from pytest_llmperf.report import page as html_page
 from tests.golden import Golden
+from tests.pages import drawn_once
 from tests.runs import LADDER, ladder_run, stored_at, written
 from tests.shelf import Run, keep, llmperf_on
 
@@ -21,10 +22,11 @@ def llmperf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def complete() -> None:
+def complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where what a page takes is installed."""
     for name in ("jinja2", "vl_convert"):
         pytest.importorskip(name, reason="a page takes the extra `page`")
+    monkeypatch.setattr(html_page, "svgs", drawn_once)
 
 
 @pytest.mark.usefixtures("complete")
