@@ -64,7 +64,7 @@ def as_script(spec: Spec, words: str) -> Spec:
     """The script that trains what these words name."""
     ranks = max(spec.gpus, 1)
     command = f"torchrun --nproc-per-node {ranks} {BARE_TRAINER} {' '.join(words.split(','))}"
-    return ScriptSpec(command=command, steps=spec.steps, warmup_steps=spec.warmup_steps)
+    return ScriptSpec(command=command, steps=min(spec.steps, 30), warmup_steps=spec.warmup_steps)
 
 
 def in_turns(
