@@ -69,6 +69,17 @@ def test_the_norm_of_shards_is_of_all_of_them_and_of_replicas_of_one() -> None:
     assert merged_learning([*shards, *shards]).gradient_norm == 3.0
 
 
+def test_of_a_gradient_that_is_nothing_nothing_was_taken() -> None:
+    found = merged_learning([rank(squares=0.0, clipped_squares=0.0, clip_factors=(0.5, 0.5))])
+    assert (found.gradient_norm, found.clip_factors) == (0.0, (0.5, 1.0))
+
+
+def test_a_rank_that_saw_nothing_is_named_where_there_are_several() -> None:
+    blind = rank(none="no optimizer")
+    assert merged_learning([blind]).none == "no optimizer"
+    assert merged_learning([rank(), blind]).none == "rank 1: no optimizer"
+
+
 def test_what_replicas_hold_differently_is_named_and_what_shards_hold_is_not(golden: Golden) -> None:
     other = rank(tensor(), tensor("b", weights=7, gradient=8))
     found = merged_learning([rank(), other])
