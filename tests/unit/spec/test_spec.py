@@ -440,3 +440,10 @@ def test_a_word_that_is_no_precision(word: object, hint: str, golden: Golden) ->
     with pytest.raises(SpecError) as raised:
         precision_fields(word)
     golden(raised)
+
+
+@pytest.mark.parametrize("values", [{"torch_compile": True}, {"liger": True}, {"attention": "flex_attention"}])
+def test_each_setting_that_makes_kernels_says_so(values: dict[str, Any]) -> None:
+    plain = replace(SPEC, liger=False)
+    assert not plain.compiles
+    assert replace(plain, **values).compiles
