@@ -77,6 +77,8 @@ _ON_GPU = (
     replace(_BASE, optimizer="adamw_torch_fused"),
     replace(_BASE, optimizer="adamw_torch_8bit"),
     replace(_BASE, optimizer="adamw_bnb_8bit"),
+    # Its states may go to the host.
+    replace(_BASE, optimizer="paged_adamw_32bit", micro_batch_size=8),
     replace(_BASE, optimizer="adafactor"),
     replace(_BASE, optimizer="sgd"),
     replace(_BASE, gradient_checkpointing=True),
