@@ -313,12 +313,14 @@ _ARITY = re.compile(r"(A|B)?(Unary|Binary)Functor$")
 _FUNCTOR = re.compile(r"(\w*(?:Functor|Op|Ops|_kernel_cuda|kernel_impl)\w*)")
 
 
-def points_to(difference: StepDifference) -> str:
-    """One line: of how much of a step, where that is known from what, in which parts, by which names."""
+def points_to(difference: StepDifference, *, of_speed: bool = True) -> str:
+    """One line: of how much of a step, where that is known from what, in which parts, by which names. ``of_speed``:
+    whether it explains a speed."""
     data = difference.data
     is_data = data.change > 0 and data.change >= _MOST_OF_IT * difference.change
     if difference.is_on_host:
-        return _on_host(difference)
+        noise = "; a CPU's times are noise" if of_speed else ""
+        return _on_host(difference) or f"a traced step runs the same kernels, copies and waits{noise}"
     parts = [part for part in difference.parts if not (is_data and part is data)]
     moved = [part for part in parts if part.names]
     least = _LEAST_TOLD * max(abs(difference.change), *(abs(part.change) for part in difference.parts), 0.0)
@@ -351,9 +353,7 @@ def _on_host(difference: StepDifference) -> str:
     data = difference.data
     if data.change > 0 and data.change >= max(_MOST_OF_IT * difference.change, _LEAST_TOLD * difference.before):
         words.insert(0, f"{data.name}, {data.after / difference.after * 100:.0f} % of the step")
-    if not words:
-        return "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
-    return f"a traced step on a CPU, whose times are noise: {'; '.join(words)}"
+    return f"a traced step on a CPU, whose times are noise: {'; '.join(words)}" if words else ""
 
 
 def unseen(difference: StepDifference) -> Iterator[str]:

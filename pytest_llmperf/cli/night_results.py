@@ -39,21 +39,23 @@ class Night:
     """Which revision, and in which job."""
 
     @property
-    def results(self) -> list[tuple[Result, Mapping[str, Any]]]:
-        """Every case once, by its worst verdict; the worst first. Each also as its file has it."""
-        found = [
-            each for part in self.parts for each in zip(part.document.results, part.values["results"], strict=True)
-        ]
-        unique: dict[tuple[str, str], tuple[Result, Mapping[str, Any]]] = {}
-        for result, values in sorted(found, key=lambda each: (VERDICTS.index(each[0].verdict), each[0].id)):
-            unique.setdefault((result.nodeid, result.digest), (result, values))
-        return list(unique.values())
+    def results(self) -> list[tuple[Result, Mapping[str, Any], str]]:
+        """Every case once, by its worst verdict; the worst first. Each as its file has it too, and of which of many."""
+        found = list[tuple[Result, Mapping[str, Any], Path]]()
+        for part in self.parts:
+            both = zip(part.document.results, part.values["results"], strict=True)
+            found += [(*each, part.path) for each in both]
+        alike: dict[tuple[str, str], list[tuple[Result, Mapping[str, Any], Path]]] = {}
+        for one in sorted(found, key=lambda each: (VERDICTS.index(each[0].verdict), each[0].id)):
+            alike.setdefault((one[0].nodeid, one[0].digest), []).append(one)
+        worst = ((*one, f"the worst of {len(more) + 1} runs, in " if more else "") for one, *more in alike.values())
+        return [(result, values, of and f"{of}{path}") for result, values, path, of in worst]
 
     @property
     def cases(self) -> list[ExportedCase]:
         """``results`` with how their tests ended; with the test where several have checked one case."""
         tests = {nodeid: test for part in self.parts for nodeid, test in tests_of(part.document).items()}
-        cases = [ExportedCase.of(result, tests=tests) for result, _ in self.results]
+        cases = [replace(ExportedCase.of(result, tests=tests), of_runs=of) for result, _, of in self.results]
         names = Counter(case.name for case in cases)
         shown = [f"{case.name} ({case.result.nodeid})" if names[case.name] > 1 else case.name for case in cases]
         return [replace(case, name=name) for case, name in zip(cases, shown, strict=True)]
@@ -74,7 +76,7 @@ class Night:
             "machines": machines,
             "troubles": list(self.troubles),
             **({"all_cases": together} if together else {}),
-            "results": [values for _, values in self.results],
+            "results": [values for _, values, _ in self.results],
             "tests": [test for part in self.parts for test in part.values.get("tests", [])],
             "ended_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }

@@ -252,9 +252,7 @@ def _sbatch_quoted(value: str) -> str:
 
 def _quoted(text: str, values: Mapping[str, str]) -> str:
     """``text`` with each value as one word of a shell; the options are quoted, each by itself."""
-    return _PLACEHOLDER.sub(
-        lambda match: values[match[1]] if match[1] == "options" else shlex.quote(values[match[1]]), text
-    )
+    return _PLACEHOLDER.sub(lambda one: values[one[1]] if one[1] == "options" else shlex.quote(values[one[1]]), text)
 
 
 # Nights, each in a folder of its own: which jobs it has, and how it was merged.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pytest_llmperf.judge.repeats import Repeats, changed_losses, named
+from pytest_llmperf.judge.repeats import Launches, Repeats, changed_losses, named
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import METRICS, counts
 from pytest_llmperf.records.result import Check, Verdict, counts_of, is_choice
@@ -82,9 +82,7 @@ def _sum(stored: StoredTrace) -> str:
 _MOST_NAMES, _NAME_WIDTH = 3, 60
 
 
-def count_checks(
-    launches: Sequence[Launch], stored: StoredTrace | None, repeats: Repeats | None = None
-) -> tuple[Check, ...]:
+def count_checks(launches: Launches, stored: StoredTrace | None, repeats: Repeats | None = None) -> tuple[Check, ...]:
     """A check for each count of the launches; without a verdict where nothing gates it. ``repeats``: of a script."""
     newest = StoredTrace.of(launches)
     if not launches or (newest is None and stored is None):

@@ -201,11 +201,9 @@ def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: H
     return Decided(check, policy.rule.budget >= CONFIRMED_BY)
 
 
-def _of_alike(
-    metric: Metric, launches: Sequence[Launch], held: Held, tolerance: float, narrowest: float
-) -> float | None:
+def _of_alike(metric: Metric, launches: Sequence[Launch], held: Held, tolerance: float, least: float) -> float | None:
     """The tolerance of a figure that repeats itself where versions and kind of GPU are the same; ``None`` where what it
-    is held against shows that it does not. One that somebody chose stays: it is the ``narrowest`` then."""
+    is held against shows that it does not. One that somebody chose stays: it is the ``least`` then."""
 
     def kind(launch: Launch) -> tuple[Any, ...]:
         return (launch.environment.gpu, *sorted(launch.environment.versions.items()))
@@ -214,7 +212,7 @@ def _of_alike(
     values = [metric.read([launch]) for launch in held.launches if kind(launch) == last]
     if len(values) < CONFIRMED_BY or median_high(values) > limit(metric, min(values), metric.alike or 0.0):
         return None
-    return narrowest if all(kind(launch) == last for launch in launches) else tolerance
+    return least if all(kind(launch) == last for launch in launches) else tolerance
 
 
 def _told(found: Sequence[Decided]) -> list[Decided]:

@@ -332,6 +332,4 @@ class Collector:
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:
         groups = yield
-        return reports.drop_from_benchmark_table(
-            config, groups, {result.nodeid for result in self.session.findings.results}
-        )
+        return reports.drop_from_benchmark_table(config, groups, {one.nodeid for one in self.session.findings.results})

@@ -137,9 +137,7 @@ class Environment:
             known = {*self.versions, *other.versions}
             names = sorted({*self.loaded, *other.loaded} - known)
             pairs += [(name, self.loaded.get(name, ""), other.loaded.get(name, "")) for name in names]
-        return tuple(
-            f"{name}: {mine or 'none'} -> {theirs or 'none'}" for name, mine, theirs in pairs if mine != theirs
-        )
+        return tuple(f"{name}: {own or 'none'} -> {theirs or 'none'}" for name, own, theirs in pairs if own != theirs)
 
 
 # Variables of exchanges between ranks.
@@ -252,9 +250,7 @@ class Launch:
     def differences(self, other: Launch) -> tuple[str, ...]:
         """Name what may explain a difference from ``other``: environment, power limit, where its ranks were."""
         exchange = len(self.ranks) + len(other.ranks) > 2  # noqa: PLR2004 - each has one: their variables do nothing
-        lines = [
-            line for line in self.environment.differences(other.environment) if exchange or not line.startswith(_NET)
-        ]
+        lines = [one for one in self.environment.differences(other.environment) if exchange or not one.startswith(_NET)]
         mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
         if mine and theirs and mine != theirs:
             lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")

@@ -191,9 +191,7 @@ class Trace:
         if set(values) == {"none"}:
             return cls(none=" ".join(str(values["none"]).split()) or "nobody said why")
         stored = read(TraceForm, values, "its trace")
-        rows = (
-            TraceRow(kind, name, *figures) for kind, named in stored.rows.items() for name, figures in named.items()
-        )
+        rows = (TraceRow(kind, name, *told) for kind, named in stored.rows.items() for name, told in named.items())
         return cls(**{**vars(stored), "rows": tuple(sorted(rows))})
 
 

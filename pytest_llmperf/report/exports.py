@@ -32,6 +32,8 @@ class ExportedCase:
     """Why its test was expected to fail, and did; it fails nothing then, as pytest has it."""
     test_failed: str = ""
     """How its test failed by itself, whatever the verdict."""
+    of_runs: str = ""
+    """Which of several runs it is of."""
 
     @classmethod
     def of(cls, result: Result, machine: str = "", tests: Mapping[str, EndedTest] = _NO_TESTS) -> ExportedCase:
@@ -78,7 +80,7 @@ class ExportedCase:
         nodes = sorted({one_line(str(each.get("slurm_nodes") or "")) for each in seen} - {""})
         circumstances = [*self.result.differences[:_MOST_CHANGES], *([f"on {', '.join(nodes)}"] if nodes else [])]
         shown = circumstances if self.verdict != "pass" else []
-        return "; ".join(filter(None, [beside, expected, reason, told, *shown]))
+        return "; ".join(filter(None, [beside, expected, reason, told, *shown, self.of_runs]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,9 +131,7 @@ def _first_n(lines: Sequence[str], most: int) -> list[str]:
 def _gating(result: CaseResult) -> list[Check]:
     """Worst first, and in their own order among equals."""
     checks = [check for check in result.checks if check.gates or check.verdict is not None]
-    return sorted(
-        checks, key=lambda check: VERDICTS.index(check.verdict) if check.verdict in VERDICTS else len(VERDICTS)
-    )
+    return sorted(checks, key=lambda one: VERDICTS.index(one.verdict) if one.verdict in VERDICTS else len(VERDICTS))
 
 
 def _table(result: CaseResult) -> list[str]:

@@ -239,9 +239,7 @@ def markdown(columns: Sequence[Column]) -> list[str]:
     """The table in GitHub's Markdown, padded so that its source is a table too."""
     cells = [[escaped(text) for text in (column.heading, *column.cells)] for column in columns]
     widths = [max(3, *map(len, column)) for column in cells]
-    rules = [
-        "-" * (width - 1) + ":" if column.right else "-" * width for column, width in zip(columns, widths, strict=True)
-    ]
+    rules = ["-" * (width - 1) + ":" if one.right else "-" * width for one, width in zip(columns, widths, strict=True)]
     padded = [
         [text.rjust(width) if column.right else text.ljust(width) for text in texts]
         for column, width, texts in zip(columns, widths, cells, strict=True)

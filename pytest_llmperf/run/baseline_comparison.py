@@ -346,7 +346,9 @@ def diagnosed(result: CaseResult, before: Trace | None, after: Trace | None, hel
     if not (before and after):
         return replace(result, diagnosis="; ".join(held_up[:1]))
     difference = step_difference(before, after)
-    told = [*held_up[:1], points_to(difference)]
+    lost = {check.metric for check in result.checks if check.verdict not in (None, "pass")}
+    of_speed = any(name in lost and row.rule == "speed" for name, row in METRICS.items())
+    told = [*held_up[:1], points_to(difference, of_speed=of_speed)]
     different = relevant((*result.changed, *result.differences), difference)[:_MOST_DIFFERENT]
     if different:
         told.append(f"different: {', '.join(different)}")

@@ -53,15 +53,9 @@ SCHEMAS = (
     );
     CREATE INDEX results_of_a_case ON results (case_id);
     """,
-    """
-    ALTER TABLE results ADD COLUMN counts TEXT NOT NULL DEFAULT '{}';
-    """,
-    """
-    ALTER TABLE runs ADD COLUMN project TEXT NOT NULL DEFAULT '';
-    """,
-    """
-    ALTER TABLE results ADD COLUMN calibrations INTEGER REFERENCES texts;
-    """,
+    "ALTER TABLE results ADD COLUMN counts TEXT NOT NULL DEFAULT '{}';",
+    "ALTER TABLE runs ADD COLUMN project TEXT NOT NULL DEFAULT '';",
+    "ALTER TABLE results ADD COLUMN calibrations INTEGER REFERENCES texts;",
 )
 
 # Columns of a result that have its fields' names.
@@ -272,12 +266,15 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         return None
     commit = document.record.revision  # ``0123456789ab+`` where files differed from it; empty where nobody told
     revision = commit.commit + "+" * (commit.changed > 0) if commit and commit.commit else ""
-    environment = {**records[0].environment.versions, "driver": records[0].environment.driver}
+    where = records[0].environment
+    environment = {**where.versions, "driver": where.driver}
+    # Of a night of unlike machines only its launches tell which they were on.
+    kind = document.record.machine.kind or document.record.kind or ("" if where.driver else "cpu-") + where.gpu
     versions = {name: one_line(environment[name]) for name in (*_VERSIONS, *_OTHERS) if environment.get(name)}
     counted = {name: result.figure(name).value for name in COUNTED}
     return PastResult(
         run=run,
-        machine=result.machine,
+        machine=kind,
         id=result.id,
         digest=told.digest,
         nodeid=told.nodeid,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from errno import EILSEQ
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from pytest_llmperf.support.user_input import first_few
 COLUMN = "text"
 _FORMATS = (".parquet", ".txt")
 _SPLITS = ("train", "validation", "test")
-_SLICE = re.compile(r"(\w+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?", re.ASCII)
+_BOUND = r"(-?\d+|-?(?:\d\d?|100)%)?"
+_SLICE = re.compile(rf"(\w+)(?:\[{_BOUND}:{_BOUND}\])?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Split:
         if not _SLICE.fullmatch(self.words):
             raise ValueError(
                 f"split={self.words!r} is none; expected a split, or a slice of one as datasets has them: train, "
-                "train[:10%], train[100:200], test[-5%:]"
+                "train[:10%], train[100:200], test[-5%:]; at most 100%"
             )
 
     @property
@@ -47,17 +49,17 @@ class Split:
         text = self.words.replace("-", "minus").replace("%", "pct").replace(":", "to")
         return text.replace("[", "-").replace("]", "")
 
-    def of(self, rows: list[str]) -> list[str]:
-        """Those of all ``rows`` that are meant."""
+    def of(self, rows: int) -> range:
+        """Which of so many ``rows`` are meant."""
 
         def place(bound: str | None) -> int | None:
             if bound is None or not bound.endswith("%"):
                 return None if bound is None else int(bound)
-            return round(int(bound[:-1]) * len(rows) / 100)
+            return round(int(bound[:-1]) * rows / 100)
 
         found = _SLICE.fullmatch(self.words)
         first, last = (found[2], found[3]) if found else (None, None)
-        return rows[place(first) : place(last)]
+        return range(rows)[place(first) : place(last)]
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,42 @@ class TextFiles:
     split: Split
     files: tuple[Path, ...]
 
+    @property
+    def is_parquet(self) -> bool:
+        return self.files[0].suffix == _FORMATS[0]
+
     @cached_property
     def fingerprint(self) -> str:
         """Of what the files of the split hold, in their order; an ``OSError`` where one cannot be read."""
-        kind = "text" if self.files[0].suffix == ".txt" else "parquet"
+        kind = "parquet" if self.is_parquet else "text"
         return fingerprint.of_files((kind, path) for path in self.files)
+
+    @property
+    def row_bytes(self) -> list[int] | None:
+        """Of each row; an ``OSError`` where one is no UTF-8. ``None`` of parquet, whose package may be missing."""
+        if self.is_parquet:
+            return None
+        found = [each for path in self.files for each in _row_bytes(path.absolute(), path.stat().st_mtime_ns)]
+        return [found[place] for place in self.split.of(len(found))]
 
     @property
     def slug(self) -> str:
         """Two folders may share a name: what they say keeps ids apart."""
         return f"{self.name}-{self.fingerprint[:6]}" if self.name else ""
+
+
+def paragraphs(path: Path) -> list[str]:
+    """The rows of a ``.txt`` file."""
+    return [paragraph for paragraph in path.read_text(encoding="utf-8").split("\n\n") if paragraph]
+
+
+@lru_cache(maxsize=256)
+def _row_bytes(path: Path, _mtime_ns: int) -> tuple[int, ...]:
+    """Read once, as for its fingerprint."""
+    try:
+        return tuple(len(row.encode()) for row in paragraphs(path))
+    except UnicodeDecodeError as error:
+        raise OSError(EILSEQ, f"from byte {error.start} on it is no UTF-8; save it as that", str(path)) from None
 
 
 def resolve_text(text: str | None, split: str) -> TextFiles:
@@ -112,9 +140,7 @@ def _of_folder(folder: Path, split: str) -> tuple[Path, ...]:
     """Of the first place and format that has some: here, in ``data/``, in folders named after splits."""
     wanted, by_split = Split(split).name, dict[str, list[Path]]()
     places = [folder], [folder / "data"], [folder / name for name in {wanted, *_SPLITS}]
-    listed = (
-        sorted(path for each in some for path in each.glob(f"*{suffix}")) for suffix in _FORMATS for some in places
-    )
+    listed = (sorted(path for each in some for path in each.glob(f"*{kind}")) for kind in _FORMATS for some in places)
     for path in next(filter(None, listed), []):
         # The split that a file's name begins with, or its folder's; empty where neither says.
         words = (re.split(r"[-_.]", path.stem)[0].lower(), path.relative_to(folder).parent.name)
@@ -202,7 +228,7 @@ _FIELDS = ("data", *OF_A_TEXT)
 def _problems(spec: TrainSpec) -> Iterator[str]:
     if spec.data == "text":
         try:
-            _ = spec.text_files.fingerprint, spec.tokenizer_files.fingerprint
+            _ = spec.text_files.fingerprint, spec.text_files.row_bytes, spec.tokenizer_files.fingerprint
         except OSError as error:
             yield f"TrainSpec: {error.filename}: cannot be read ({error.strerror})"
     elif spec.data in DATA:
@@ -226,7 +252,29 @@ def has_document_a_row(spec: TrainSpec) -> bool:
     return spec.has_padding or is_uneven(spec)
 
 
-_PYARROW = Package("pyarrow", "pyarrow, which reads texts", "'pytest-llmperf[text]'", preload="text")
+def known_shortage(spec: TrainSpec) -> str:
+    """Why a text is too small for one step, as far as neither a tokenizer of its own nor a package has to say so."""
+    found = spec.text_files.row_bytes if spec.data == "text" else None
+    if found is None or (spec.tokenizer and not has_document_a_row(spec)):
+        return ""
+    # Each byte is a token, and each text's end.
+    rows = len(found) if has_document_a_row(spec) else (sum(found) + len(found)) // spec.sequence_length
+    return too_few(spec, rows, f"{sum(found)} bytes in {len(found)} texts")
+
+
+def too_few(spec: TrainSpec, rows: int, of: str) -> str:
+    """Why so many ``rows`` are too few: a step whose samples are not all different is none of an epoch."""
+    if rows >= spec.sequences_per_step:
+        return ""
+    batch = f"{spec.micro_batch_size} x {spec.gradient_accumulation_steps} accumulated x {spec.gpus} ranks"
+    return (
+        f"the text gives {rows} rows of {spec.sequence_length} tokens (it has {of}), and a step takes "
+        f"{spec.sequences_per_step} ({batch}); expected enough for one step: take more of the text, shorter rows or a "
+        "smaller batch"
+    )
+
+
+_PYARROW = Package("pyarrow", "pyarrow, which reads parquet", "'pytest-llmperf[text]'", preload="text")
 
 
 @dataclass(frozen=True)
@@ -273,7 +321,7 @@ SETTING = Setting(
         "rows": "{}",
     },
     problems=_problems,
-    needs=lambda spec: _PYARROW if spec.data == "text" else None,
+    needs=lambda spec: _PYARROW if spec.data == "text" and spec.text_files.is_parquet else None,
     small=at_default(*_FIELDS),
     evidence=DataEvidence,
     checks={"data": _data},

@@ -32,9 +32,7 @@ def loaded() -> dict[str, str]:
     """Each imported distribution with its version, and each ``.pth`` file whose lines Python ran, by their digest."""
     found: dict[str, str] = {}
     with suppress(Exception):  # a broken distribution is not worth a launch
-        found = {
-            re.sub(r"[-_.]+", "-", name).lower(): version for name, version, _ in _distributions_of(list(sys.modules))
-        }
+        found = {re.sub(r"[-_.]+", "-", name).lower(): each for name, each, _ in _distributions_of(list(sys.modules))}
     # A folder that is only on the path has its own read by nobody.
     own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     for folder in map(Path, () if sys.flags.no_site else [*site.getsitepackages(), *own]):

@@ -89,3 +89,14 @@ def test_it_is_no_test_that_failed_last(unused: Project, golden: Golden) -> None
     result = unused.run("--lf")
     result.assert_outcomes(passed=1)
     golden.lines(result.stdout, "run-last-failure: no previously")
+
+
+def test_a_text_of_too_few_rows_launches_nothing(project: Project, golden: Golden) -> None:
+    project.pytester.makefile(".txt", small="a few words")
+    spec = 'TrainSpec(model="llama-tiny", data="text", text="small.txt", sequence_length=64)'
+    test = f"from pytest_llmperf import TrainSpec\n\ndef test_one(perf):\n    perf.check({spec})\n"
+    project.pytester.makepyfile(test_mine=test)
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    assert not (project.path / "launches.txt").exists()
+    golden.lines(result.stdout, "expected enough for one step")

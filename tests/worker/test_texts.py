@@ -79,6 +79,28 @@ def test_a_slice_is_the_one_that_datasets_would_read(tmp_path: Path) -> None:
     assert read(resolve_text(str(tmp_path), "train[40:100]")) == texts[40:]
 
 
+def test_no_more_is_read_than_the_groups_of_rows_of_the_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    texts, was_read, whole = [f"text {number}" for number in range(40)], list[Any](), pq.ParquetFile.read_row_group
+    for number in range(2):
+        part = pa.table({"text": texts[20 * number : 20 * number + 20]})
+        pq.write_table(part, tmp_path / f"train-{number}.parquet", row_group_size=8)
+
+    def noted(file: Any, group: int, columns: list[str]) -> Any:
+        was_read.append(group)
+        return whole(file, group, columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", noted)
+    for words, wanted, groups in (
+        ("train[18:30]", texts[18:30], [2, 0, 1]),
+        ("train[:10%]", texts[:4], [0]),
+        ("train[-1:]", texts[-1:], [2]),
+        ("train", texts, [0, 1, 2, 0, 1, 2]),
+    ):
+        was_read.clear()
+        assert (read(resolve_text(str(tmp_path), words)), was_read) == (wanted, groups), words
+
+
 def test_files_of_a_split_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     parquet(tmp_path / "train-00001-of-00002.parquet", ["b"])
     parquet(tmp_path / "train-00000-of-00002.parquet", ["a"])
@@ -129,8 +151,6 @@ def test_a_column_of_numbers_is_refused(tmp_path: Path, golden: Golden) -> None:
 
 
 def test_bytes_that_are_no_utf_8_are_told_with_their_place(tmp_path: Path, golden: Golden) -> None:
-    (tmp_path / "a.txt").write_bytes(b"fine\n\n\xff\xfe")
-    golden(refusal(text=str(tmp_path / "a.txt")))
     pa = pytest.importorskip("pyarrow")
     odd = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff"], pa.binary()).buffers()[1:]])
     pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": odd}), tmp_path / "b.parquet")

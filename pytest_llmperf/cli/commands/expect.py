@@ -75,15 +75,16 @@ def _kind(spec: TrainSpec, name: str | None, cases: Sequence[Case]) -> str:
     if len(found) == 1 or (known and name and not found and published_rates(name)):
         return found[0] if found and found[0] else name or ""
     if not known:
-        raise CaseError(f"{spec.id}: no baselines of a GPU are stored, expected some of any: they tell what it takes")
+        raise CaseError(
+            f"{spec.id}: no baselines of a GPU are stored, expected some of any, which tell what it takes; name their "
+            "folder with --perf-baselines, or record some: pytest --gpus 1 --update-baselines=new"
+        )
     stored = {word for one in known for word in one.split("-")}
     others = [one for one in CHIPS if published_rates(one) and not {*one.split("-")} <= stored]
     near = "" if found else hint(name or "", [*known, *others])
-    what = (
-        f"{name}: {'several GPUs are' if found else 'no GPU is'} called so" if name else f"{spec.id}: no GPU is named"
-    )
+    why = f"{name}: {'several GPUs are' if found else 'no GPU is'} called so" if name else f"{spec.id}: no GPU is named"
     told = f"{', '.join(map(plain, known))}; by published rates alone: {', '.join(others)}"
-    raise CaseError(f"{what}{near}, expected gpu= and one of {told}")
+    raise CaseError(f"{why}{near}, expected gpu= and one of {told}")
 
 
 def _measured(path: Path, spec: TrainSpec) -> tuple[str, list[Launch]]:

@@ -84,9 +84,7 @@ def _of_one_project(results: Sequence[PastResult], *, named: bool) -> Sequence[P
     return of_project(results, next(iter(known)) if named else next((one for one in here if one in known), here[0]))
 
 
-def _chosen(
-    results: Sequence[PastResult], arguments: argparse.Namespace, sources: Sequence[Path]
-) -> Sequence[PastResult]:
+def _chosen(results: Sequence[PastResult], asked: argparse.Namespace, sources: Sequence[Path]) -> Sequence[PastResult]:
     """Those of the machine kind and the time that were asked for; CaseError: there are none."""
     where = ", ".join(map(str, sources))
     if not results:
@@ -95,13 +93,13 @@ def _chosen(
             "default), and --from reads --perf-json files"
         )
     machines = sorted({result.machine for result in results})
-    if arguments.machine and arguments.machine not in machines:
+    if asked.machine and asked.machine not in machines:
         known = ", ".join(machines)
-        raise CaseError(f"{arguments.machine}: {where} has no runs on this machine kind, expected one of {known}")
-    found = [result for result in results if arguments.machine in (None, result.machine)]
-    since = [result for result in found if arguments.since is None or result.began >= arguments.since]
+        raise CaseError(f"{asked.machine}: {where} has no runs on this machine kind, expected one of {known}")
+    found = [result for result in results if asked.machine in (None, result.machine)]
+    since = [result for result in found if asked.since is None or result.began >= asked.since]
     if not since:
-        raise CaseError(f"--since {arguments.since[:10]}: no run since then, the newest began {found[-1].began[:10]}")
+        raise CaseError(f"--since {asked.since[:10]}: no run since then, the newest began {found[-1].began[:10]}")
     return since
 
 

@@ -117,3 +117,11 @@ def test_launches_on_a_cpu_say_nothing_of_a_gpu(run: Run, tmp_path: Path, golden
     code, _, err = run("expect", ROWS[0], "gpu=h200", "--results", str(tmp_path / "r.json"))
     assert code != 0
     golden(err.replace(str(tmp_path), "TMP"))
+
+
+def test_where_nothing_is_stored_the_next_step_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    code, _, error = llmperf_on(tmp_path, capsys)("expect", "model=llama-tiny", "gpu=h100")
+    assert code == 1
+    golden(error)

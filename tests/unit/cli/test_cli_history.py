@@ -351,3 +351,19 @@ def test_a_project_without_runs_is_told_so_before_those_of_others(
     first, *others = llmperf("history")[1].splitlines()
     assert first == f"no runs of {tmp_path / 'new'} yet; of all projects:"
     assert any("github.com/others/theirs" in line for line in others)
+
+
+def test_of_a_merged_night_of_unlike_machines_each_is_apart(llmperf: Run, tmp_path: Path) -> None:
+    """What ``merge`` writes names the machines by file: whose a case is, its launches tell."""
+    runs: list[Any] = [json.loads(json.dumps(ladder_run())) for _ in range(2)]
+    for values, name in zip(runs, ("Xeon", "EPYC"), strict=True):
+        for launch in values["results"][0]["launches"]:
+            launch["environment"] |= {"gpu": name, "driver": ""}
+    cases, machines = [values["results"][0] for values in runs], {"a": {"kind": "cpu-a-2c"}, "b": {"kind": "cpu-b-2c"}}
+    merged = {**runs[0], "machine": {}, "machines": machines, "results": cases}
+    code, output, errors = llmperf("history", cases[0]["id"], "--from", written(tmp_path / "merged.json", merged))
+    assert (code, errors) == (0, "")
+    assert [line.split(": ")[0].split(" on ")[1] for line in output.splitlines() if " on cpu-" in line] == [
+        "cpu-Xeon",
+        "cpu-EPYC",
+    ]

@@ -473,11 +473,20 @@ class TestMerge:
         write(tmp_path, 8, result("b"), result("c", "regressed", -0.1), exit_code=1)
         night = night_results.gather([tmp_path], [])
         assert night.headline == "red: 1 regressed, 2 pass"
-        assert [each.id for each, _ in night.results] == ["c", "a", "b"]
+        assert [each.id for each, *_ in night.results] == ["c", "a", "b"]
         page = "\n".join(night.page())
         golden(page)
         assert "-10.0 %" in page
         assert r"why \| so" in page
+
+    def test_a_case_of_several_runs_says_which_figure_is_shown(self, tmp_path: Path) -> None:
+        for night, verdict in (("monday", "pass"), ("tuesday", "regressed"), ("wednesday", "pass")):
+            (tmp_path / night).mkdir()
+            write(tmp_path / night, 1, result("a", verdict), *([result("b")] if night == "monday" else []))
+        paths = sorted(tmp_path.glob("*/gpus-1.json"))
+        worst, other = night_results.gather(paths, []).cases
+        assert worst.explanation.endswith(f"; the worst of 3 runs, in {paths[1]}")
+        assert "runs" not in other.explanation
 
     @pytest.mark.parametrize(
         ("text", "said"),

@@ -132,6 +132,7 @@ def test_on_a_cpu_the_same_work_is_said_without_its_times_unless_it_waits_for_da
     after = replace(before, step_seconds=0.16)
     same = "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
     assert points_to(step_difference(before, after)) == same
+    assert points_to(step_difference(before, after), of_speed=False) == same.partition(";")[0]
     waits = points_to(step_difference(before, replace(after, data_seconds=0.05)))
     golden(waits)
     more = replace(trace_of({"operator": {"aten::mm": 102}}), step_seconds=0.3)

@@ -15,7 +15,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.store import same_settings
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.settings import registry
-from pytest_llmperf.settings.data import Split, resolve_text
+from pytest_llmperf.settings.data import Split, known_shortage, resolve_text
 from pytest_llmperf.settings.train_spec import SpecError
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -53,7 +53,19 @@ def test_a_split_is_as_datasets_has_it_and_an_id_spells_it_out(words: str, slug:
 
 
 @pytest.mark.parametrize(
-    "words", ["", "train[", "train[10%]", "train[:10]+test", "train[:1.5%]", "train [:10]", "[:10]", "train[a:b]"]
+    "words",
+    [
+        "",
+        "train[",
+        "train[10%]",
+        "train[:10]+test",
+        "train[:1.5%]",
+        "train [:10]",
+        "[:10]",
+        "train[a:b]",
+        "train[:200%]",
+        "test[-101%:]",
+    ],
 )
 def test_a_malformed_slice_is_answered_with_what_is_expected(words: str, golden: Golden) -> None:
     golden(refusal(split=words))
@@ -163,12 +175,35 @@ def test_a_tokenizer_that_is_none_is_told_in_one_line(tmp_path: Path, make: str,
     assert said in refusal(tokenizer=str(tmp_path / "tokenizer"))
 
 
-def test_without_pyarrow_a_text_is_skipped_with_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, golden: Golden
+def test_without_pyarrow_parquet_is_skipped_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, golden: Golden, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "pyarrow" else find_spec(name))
     golden(registry.why_skip(SPEC, num_gpus=0, num_cores=2))
     assert registry.why_skip(replace(SPEC, data="random"), num_gpus=0, num_cores=2) is None
+    files = replace(SPEC, text=str(written(tmp_path, "a.txt")))
+    assert registry.why_skip(files, num_gpus=0, num_cores=2) is None
+
+
+def test_a_file_that_is_no_utf_8_is_told_in_one_line(tmp_path: Path, golden: Golden) -> None:
+    (tmp_path / "a.txt").write_bytes(b"fine\n\n\xff\xfe")
+    golden(refusal(text=str(tmp_path / "a.txt")))
+
+
+@pytest.mark.parametrize(
+    ("rows", "enough"), [({}, 2), ({"rows": "padded"}, 3), ({"tokenizer": "own"}, 9), ({"split": "train[1:]"}, 1)]
+)
+def test_a_txt_of_fewer_rows_than_a_step_takes_is_known_before_a_launch(
+    rows: dict[str, Any], enough: int, tmp_path: Path
+) -> None:
+    """Two rows of 64 bytes, of three texts; what a tokenizer of its own makes of them only a launch tells."""
+    (tmp_path / "own").mkdir()
+    (written(tmp_path, "own/tokenizer.json", text="{}") / "a.txt").write_text("é" * 30 + "\n\n" + "b" * 64 + "\n\nc")
+    rows = {**rows, **({"tokenizer": str(tmp_path / "own")} if "tokenizer" in rows else {})}
+    spec = replace(SPEC, text=str(tmp_path / "a.txt"), **rows)
+    assert known_shortage(replace(spec, micro_batch_size=enough)) == ""
+    told = known_shortage(replace(spec, micro_batch_size=enough + 1))
+    assert (f"and a step takes {enough + 1} " in told) == ("tokenizer" not in rows), told
 
 
 def test_a_launch_that_read_another_text_is_invalid(golden: Golden) -> None:

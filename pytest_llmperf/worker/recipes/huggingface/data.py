@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_collator
 
 from pytest_llmperf.settings.attention import FLASH
-from pytest_llmperf.settings.data import COLUMN, TextFiles, has_document_a_row, is_apart, is_uneven
+from pytest_llmperf.settings.data import COLUMN, TextFiles, has_document_a_row, is_apart, is_uneven, paragraphs, too_few
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import cache_folder, replacing
 from pytest_llmperf.worker.folder import RefusedError
@@ -28,29 +28,40 @@ from pytest_llmperf.worker.folder import RefusedError
 
 def read(text: TextFiles) -> list[str]:
     """Every row of the slice, empty ones too; of ``.txt`` files a row is a paragraph. RefusedError: no text or row."""
-    rows: list[str] = []
-    for path in text.files:
-        try:
-            rows += _rows_of(path)
-        except (OSError, ValueError, NotImplementedError) as error:  # Arrow's are made of these
-            raise RefusedError(f"text {path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
-    rows = text.split.of(rows)
+    parts, rows, before, path = list[tuple[Path, int, Callable[[], list[str]]]](), list[str](), 0, text.files[0]
+    try:
+        for path in text.files:
+            parts += [(path, *part) for part in _parts(path)]
+        chosen = text.split.of(sum(number for _, number, _ in parts))
+        for path, number, rows_of in parts:  # noqa: B007 - an error names it
+            first, last = max(0, chosen.start - before), min(number, chosen.stop - before)
+            rows += rows_of()[first:last] if first < last else []
+            before += number
+    except (OSError, ValueError, NotImplementedError) as error:  # Arrow's are made of these
+        raise RefusedError(f"text {path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
     if not any(map(str.strip, rows)):
         where = f"text {text.files[0]} ({text.split.words})"
         raise RefusedError(f"{where}: nothing stands in its {len(rows)} rows; name another text or split")
     return rows
 
 
-def _rows_of(path: Path) -> list[str]:
+def _parts(path: Path) -> Iterator[tuple[int, Callable[[], list[str]]]]:
+    """What of a file is read at once: how many rows, and how. Of parquet its groups of rows."""
     if path.suffix == ".txt":
-        return [paragraph for paragraph in path.read_text(encoding="utf-8").split("\n\n") if paragraph]
-    from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - only texts need the package
+        rows = paragraphs(path)
+        yield len(rows), lambda: rows
+        return
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - only parquet needs the package
 
-    with ParquetFile(path) as file:
-        names = file.schema_arrow.names
-        if COLUMN not in names:
-            raise ValueError(f"it has no column {COLUMN!r}, expected one of that name; there: {', '.join(names)}")
-        rows = ["" if row is None else row for row in file.read([COLUMN])[COLUMN].to_pylist()]
+    file = ParquetFile(path)
+    if COLUMN not in (names := file.schema_arrow.names):
+        raise ValueError(f"it has no column {COLUMN!r}, expected one of that name; there: {', '.join(names)}")
+    for group in range(file.num_row_groups):
+        yield file.metadata.row_group(group).num_rows, partial(_group, file, group)
+
+
+def _group(file: Any, group: int) -> list[str]:
+    rows = ["" if row is None else row for row in file.read_row_group(group, [COLUMN])[COLUMN].to_pylist()]
     if odd := next((type(row).__name__ for row in rows if not isinstance(row, str)), ""):
         raise ValueError(f"its column {COLUMN!r} holds {odd}, expected text")
     return rows
@@ -314,13 +325,8 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         rows = packed(documents, length, tokenizer.end_of_text)
     else:
         rows = padded(documents, length, tokenizer.padding, keep_short=counts_padding)
-    if len(rows.ids) < spec.sequences_per_step:  # a step whose samples are not all different is none of an epoch
-        batch = f"{spec.micro_batch_size} x {spec.gradient_accumulation_steps} accumulated x {spec.gpus} ranks"
-        raise RefusedError(
-            f"the text gives {len(rows.ids)} rows of {length} tokens (it has {len(documents.ids)} in "
-            f"{documents.num_documents} texts), and a step takes {spec.sequences_per_step} ({batch}); expected enough "
-            "for one step: take more of the text, shorter rows or a smaller batch"
-        )
+    if why := too_few(spec, len(rows.ids), f"{len(documents.ids)} in {documents.num_documents} texts"):
+        raise RefusedError(why)
     end = None if has_document_a_row(spec) else tokenizer.end_of_text
     positions = partial(since, end_of_text=end) if is_apart(spec) else None
     samples = TextSamples(rows, length=number, seed=spec.seed, counts_padding=counts_padding, positions=positions)

@@ -245,9 +245,7 @@ class _Watch(TrainerCallback):
 def whole(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:
     """What it trains in double precision on ``device``, gathered from whoever holds parts of it."""
     named = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
-    return {
-        plain_name(name): _kept(_at_deepspeed(each, "safe_get_full_fp32_param", each), device) for name, each in named
-    }
+    return {plain_name(name): _kept(_at_deepspeed(one, "safe_get_full_fp32_param", one), device) for name, one in named}
 
 
 def _at_deepspeed(parameter: nn.Parameter, name: str, otherwise: torch.Tensor | None) -> Any:
