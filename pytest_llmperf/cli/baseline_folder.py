@@ -58,8 +58,7 @@ class Shelf:
     @classmethod
     def read(cls, root: Path, machine: str | None = None) -> Shelf:
         """Everything under ``root``, or what is of ``machine`` there; CaseError: there is nothing."""
-        machines = BaselineStore(root).machines()
-        if not machines:
+        if not (machines := BaselineStore(root).machines()):
             found = baselines_above(root.absolute())
             what = "name their folder with --perf-baselines, or record some with pytest --update-baselines=new"
             raise NotStoredError(
@@ -169,8 +168,7 @@ def read(path: Path) -> Stored[Baseline]:
 
 
 def _read_as(path: Path, kind: type[_Kind]) -> Stored[_Kind]:
-    found = store.read(path, kind)
-    if found is None:
+    if (found := store.read(path, kind)) is None:
         raise BaselineError(f"{path}: it is gone; look again")
     return Stored(path, found)
 

@@ -35,8 +35,7 @@ def _widths(text: str) -> list[int] | None:
 
 def _hours(text: str) -> float | None:
     """``[days-]hours:minutes:seconds`` as SLURM reads fewer of them; ``None``, which is no limit to it, of 0."""
-    match = _TIME.fullmatch(text)
-    if match is None:
+    if (match := _TIME.fullmatch(text)) is None:
         return None
     parts = [int(part) for part in match["rest"].split(":")]
     if match["days"]:
@@ -190,8 +189,7 @@ class ClusterFile:
     def without(self) -> LeftOut:
         """The widths of tests that this night is not for; none of them is in ``gpus``."""
         found: LeftOut = self.value("suite", "without")
-        both = sorted({*self.widths} & found.widths)
-        if both:
+        if both := sorted({*self.widths} & found.widths):
             raise self.wrong("suite", "without", f"none of gpus, and {both[0]} is in both")
         return found
 
@@ -278,8 +276,7 @@ def _fits(width: int, per_node: int) -> bool:
 
 def _text(path: Path, parser: configparser.ConfigParser, section: str, key: str) -> str:
     known = KEYS[section if section in KEYS else "sbatch"][key]
-    value = parser.get(section, key, fallback=known.default)
-    if value is None:
+    if (value := parser.get(section, key, fallback=known.default)) is None:
         raise ClusterError(f"{path}: [{section}] {key} is missing; for a whole file see llmperf submit --example")
     lines = value.strip().splitlines()
     text = " ".join(lines).replace("\t", " ")

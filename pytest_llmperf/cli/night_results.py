@@ -259,7 +259,6 @@ def _differences(parts: Sequence[ResultsFile]) -> list[str]:
 
 
 def _revision(document: ResultsDocument) -> str:
-    found = document.revision
-    if found is None:
+    if (found := document.revision) is None:
         return ""
     return f"{found.commit} + {found.changed} changed" if found.changed else found.commit

@@ -145,8 +145,7 @@ def listing(cluster: ClusterFile, asked: Asked) -> Iterator[str]:
             yield f"{title}: {len(nodes)} test(s), which this night is without"
         else:
             yield from _tests(title, nodes)
-    silent = sorted(tests.collected - {*tests.planned})
-    if silent:
+    if silent := sorted(tests.collected - {*tests.planned}):
         yield from _tests("no width known: skipped, or known when it runs, by what it asks for first", silent)
     gaps = plan.suite.coverage.gaps if plan.suite else ()
     yield from (f"not collected: {gap}" for gap in gaps if ": collection " in gap)

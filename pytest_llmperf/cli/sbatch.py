@@ -134,8 +134,7 @@ def sbatch(words: Sequence[str]) -> str:
         raise RefusedError(f"{_REFUSED}{said}")
     if "--test-only" in words:
         return ""
-    numbers = _NUMBER.findall(done.stdout)
-    if not numbers:
+    if not (numbers := _NUMBER.findall(done.stdout)):
         said = " ".join((done.stdout + done.stderr).split()) or "nothing"
         raise ClusterError(f"sbatch said {said}, expected the number of a job; see squeue whether it took one")
     return str(numbers[-1])
@@ -334,8 +333,7 @@ class Night:
             return self.said, False
         if not self.jobs:
             return f"not merged: no job is known that merges it; see {self.folder}", True
-        found = queued(self.jobs)
-        if found is None:
+        if (found := queued(self.jobs)) is None:
             return f"not merged yet: jobs {' '.join(self.jobs)}; SLURM does not answer here", False
         *states, merging = (f"{job} {found.get(job, 'ended')}" for job in self.jobs)
         if not _is_open(found.get(self.jobs[-1], "")):

@@ -37,8 +37,7 @@ def accept(
     within tolerance join those that are there; ones beyond it replace them, since two speeds are not one population.
     BaselineChangedError: there is another baseline than ``judged`` by now. BaselineError: the launches are invalid, or,
     without a reason, worse beyond tolerance or of something that changed."""
-    launches = result.launches
-    if not launches:
+    if not (launches := result.launches):
         raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
     if result.verdict == "invalid":
         raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
@@ -161,8 +160,7 @@ def creep(baseline: Baseline, checks: Sequence[Check], launches: Sequence[Launch
     for check in passed:
         entries = list(_creep_figures(baseline, check, launches))
         usual = of_speed if METRICS[check.metric].rule in ("speed", "scaling") else _STEADY
-        level = _best_level(check, [value for _, value in entries], usual)
-        if level is not None:
+        if (level := _best_level(check, [value for _, value in entries], usual)) is not None:
             start, size, mean = level
             was, now = in_sentence(mean, check.unit), in_sentence(check.value, check.unit)
             whose = f"{was} of {entries[start][0].recorded_at[:10]}" + f" (mean of {size} acceptances)" * (size > 1)

@@ -129,8 +129,7 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
     if any(trace != traces[0] for trace in traces) and not is_script:
         notes.append("its launches were not traced alike, though exact counts should be the same")
     then, now = stored.trace, newest.trace
-    others = stored.other_versions(newest)
-    if others:
+    if others := stored.other_versions(newest):
         moved = [
             f"{name.removesuffix('_per_step')} {then.count(name):g} -> {now.count(name):g}"
             for name in then.metrics

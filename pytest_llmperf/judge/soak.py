@@ -169,8 +169,7 @@ def judge_folder(
     folder: Path, asked_seconds: float, spec: Spec, rule: SoakRule, why_ended: str = ""
 ) -> Mapping[str, Any]:
     """The fields of a result, of what a launch of ``spec`` left in ``folder``; ``why_ended``: before its time."""
-    ranks = [*read_diaries(folder)]
-    if not ranks:
+    if not (ranks := [*read_diaries(folder)]):
         return {"verdict": "invalid", "reason": why_ended or "no step was written down"}
     sensors = sorted(folder.glob(SENSORS_FILE.format("*")))[:1]
     soak = judge_soak(asked_seconds, ranks, [_sensed(line) for path in sensors for line in _lines(path)], rule)
@@ -385,8 +384,7 @@ def _left_by(last: Entry, *, on_cpu: bool) -> str:
 
 def _grown(diary: Diary, name: str, least: float) -> tuple[float, float, float] | None:
     """The least of the first part, of the last one, and what a step adds; ``None``: it does not only grow."""
-    lows = diary.lows(name)
-    if not lows:
+    if not (lows := diary.lows(name)):
         return None
     if name == "host_bytes":
         least = max(least, _HOST_SHARE * lows[0])

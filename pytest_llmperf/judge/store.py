@@ -278,8 +278,7 @@ class Store(Generic[T]):
     def load(self, machine: str, spec: Spec) -> T | None:
         """What is stored, or ``None`` where there is no file; BaselineError: a file that is there and cannot serve."""
         path, (case, digest) = self.path(machine, spec), self._kind.case_of(spec)
-        stored = read(path, self._kind)
-        if stored is not None:
+        if (stored := read(path, self._kind)) is not None:
             for what, found, expected in (("machine", stored.machine, machine), ("digest", stored.digest, digest)):
                 if found != expected:
                     apart = "; two scripts of one id are told apart by name=" if spec.is_script else ""

@@ -76,8 +76,7 @@ class Rounding:
 
 def relative(training: TrainingErrors, tensor: TensorError) -> float:
     """Its error, as a fraction of its norm, or of what one rounding makes of all gradients, where that is more."""
-    whole = max(tensor.true_norm, _least(training, tensor))
-    if whole:
+    if whole := max(tensor.true_norm, _least(training, tensor)):
         return tensor.error / whole
     return 0.0 if tensor.error == 0 else math.inf
 

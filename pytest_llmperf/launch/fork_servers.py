@@ -314,8 +314,7 @@ class ServerProcess:
         if not self.is_ready:
             self._base.imported(waiting)
             self.is_ready = True
-        talk = self._branches.pop(needs, None)
-        if talk is None:
+        if (talk := self._branches.pop(needs, None)) is None:
             ours, its = socket.socketpair()
             talk = Conversation(ours)
             with its:

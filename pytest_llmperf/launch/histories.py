@@ -178,8 +178,7 @@ class GitHistory:
     @cached_property
     def root(self) -> Path:
         """The top of its work tree; HistoryError where there is none."""
-        found = self._git("rev-parse", "--show-toplevel")
-        if not found:
+        if not (found := self._git("rev-parse", "--show-toplevel")):
             raise HistoryError(
                 f"{self.folder} is in no git repository: expected a project's checkout, by --project DIR, or "
                 "versions, by --python COMMAND"

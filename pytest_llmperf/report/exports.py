@@ -250,6 +250,5 @@ def properties(case: ExportedCase) -> Iterator[tuple[str, str]]:
         if figure.value is not None:
             yield f"{PREFIX}{metric}", repr(float(figure.value))
         for name in _COMPARED:
-            value = getattr(figure, name)
-            if value is not None:
+            if (value := getattr(figure, name)) is not None:
                 yield f"{PREFIX}{metric}.{name}", repr(float(value))

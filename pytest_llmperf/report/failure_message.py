@@ -135,8 +135,7 @@ def _gating(result: CaseResult) -> list[Check]:
 
 
 def _table(result: CaseResult) -> list[str]:
-    checks = _gating(result)
-    if not checks:
+    if not (checks := _gating(result)):
         return []
     rows = map(_row, checks[:_MOST_METRICS])
     columns = [Column(head, cells) for head, cells in zip(_HEAD, zip(*rows, strict=True), strict=True)]

@@ -203,8 +203,7 @@ class Bisector:
         decided = sum(step.side in ("good", "bad") for step in found.steps) if is_noisy else 0
         suspects = lineage.suspects(self._sides)
         found = replace(found, suspects=suspects, confidence=1 - min(1.0, alpha * decided))
-        first_bad = found.first_bad
-        if first_bad is None:
+        if (first_bad := found.first_bad) is None:
             return found
         name = lineage.before(first_bad, self._sides)
         last_good = next((one for one in lineage.candidates if one.name == name), found.good)

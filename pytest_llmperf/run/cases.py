@@ -48,8 +48,7 @@ class Cases:
         if self._settings.static:
             findings.cut = True
         self._need_launches(case)
-        withheld = self._caller.ask(case, wanted)
-        if withheld:
+        if withheld := self._caller.ask(case, wanted):
             findings.cut = True
             raise CannotRunError(withheld)
         with failures(self._caller, case):
@@ -118,8 +117,7 @@ class Cases:
         asked, is_recorded = self._settings.launches, self._recorder.wants(baseline)
         fewest = fewest_launches(asked, spec) if is_recorded else asked
         launches = 1 if fails else fewest
-        withheld = self._caller.ask(case, launches, baseline, shares)
-        if withheld:
+        if withheld := self._caller.ask(case, launches, baseline, shares):
             planned = self._caller.result(case, PLANNED, withheld)
             cache.add(Measured(spec, planned, baseline))
             return Concluded(result=planned)
@@ -190,8 +188,7 @@ class Cases:
 
     def _asked(self, case: Case, launches: int, check: Callable[[], Concluded]) -> Concluded:
         """A plan, or what ``check`` does."""
-        withheld = self._caller.ask(case, launches)
-        if withheld:
+        if withheld := self._caller.ask(case, launches):
             return Concluded(result=self._caller.result(case, PLANNED, withheld))
         with failures(self._caller, case):
             made = check()
@@ -200,8 +197,7 @@ class Cases:
     def _earlier(self, case: Case) -> Concluded | None:
         """What the SLURM job has concluded of it before; the test goes on after that."""
         self._need_launches(case)
-        concluded = earlier(self._caller, case)
-        if concluded is not None:
+        if (concluded := earlier(self._caller, case)) is not None:
             self._caller.findings.begun = True
         return concluded
 

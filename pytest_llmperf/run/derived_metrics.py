@@ -132,8 +132,7 @@ class ModelFlops:
         model, length, key = spec.architecture, spec.sequence_length, _key(spec)
         if key in self._known or key in self._asked:
             return
-        known = model.flops_per_token(length)
-        if known is not None:
+        if (known := model.flops_per_token(length)) is not None:
             self._known[key] = known
             return
         self._counts = self._counts or FlopCounts()
@@ -194,8 +193,7 @@ def expectation(spec: TrainSpec, kind: str, root: Path, launches: Sequence[Launc
 
 def newest_launch(spec: TrainSpec, kind: str, root: Path) -> Launch | None:
     """What is stored of it; a baseline keeps one trace beside its launches."""
-    stored = BaselineStore(root).load(kind, spec)
-    if stored is None:
+    if (stored := BaselineStore(root).load(kind, spec)) is None:
         return None
     return replace(stored.newest[-1], trace=stored.trace.trace if stored.trace else Trace(none=OLDER))
 

@@ -84,8 +84,7 @@ def _read(path: Path) -> list[PastResult]:
 def keep(path: Path, document: Mapping[str, Any]) -> str:
     """Add what ``document``, as ``--perf-json`` has it, tells to the store at ``path``; a line where that failed."""
     try:
-        results = past_results(RunDocument(document), "this run")
-        if not results:
+        if not (results := past_results(RunDocument(document), "this run")):
             return ""
         try:
             HistoryStore(path).append(results)
@@ -173,8 +172,7 @@ def project_of(root: Path) -> str:
     if url and not url.startswith("."):
         found = _REMOTE.match(url)
         return found[1].replace(":", "/", 1) if found else ""
-    common = _git(root, "rev-parse", "--git-common-dir").strip()
-    if not common:
+    if not (common := _git(root, "rev-parse", "--git-common-dir").strip()):
         return str(root.resolve())
     home = (root / common).resolve()
     return str(home.parent if home.name == ".git" else home)

@@ -37,8 +37,7 @@ def interval_words(figure: Figure) -> str:
 
 def step_chart(result: Result, stored: Baselines) -> Chart | None:
     """Every step of its launches over those of the newest it was held against; ``None`` without any."""
-    now = result.launches[:_MOST_LAUNCHES]
-    if not now:
+    if not (now := result.launches[:_MOST_LAUNCHES]):
         return None
     before: Sequence[Launch] = result.launches_before
     if not before and (baseline := stored.get((result.machine, result.record.digest))):

@@ -165,8 +165,7 @@ class PairedComparison:
 
     def troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
         """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""
-        found = contradictions(side.spec, launches, self._caller.terms.inactive)
-        if found:
+        if found := contradictions(side.spec, launches, self._caller.terms.inactive):
             return list(found)
         judgement = judge(launches, None, self._policy, extra=self._figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []

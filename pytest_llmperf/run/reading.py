@@ -219,8 +219,7 @@ def _width(gpus: int | None, path: Path | None) -> Width | None:
 
 
 def _python(path: str) -> str:
-    found = shutil.which(path)
-    if found is None:
+    if (found := shutil.which(path)) is None:
         raise UsageError(f"--perf-against {path}: no such interpreter; expected e.g. old-venv/bin/python")
     return str(Path(found).absolute())
 

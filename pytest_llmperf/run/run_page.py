@@ -188,8 +188,7 @@ def _rows(documents: Sequence[RunDocument], stored: Baselines) -> tuple[Case, ..
 
 def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], ...]:
     """The commands that run its test again, and accept its figures where they are not the baseline's."""
-    nodeid = result.record.nodeid
-    if not nodeid:
+    if not (nodeid := result.record.nodeid):
         return ()
     # For a document that does not say how it was run its id tells as much.
     gpus = (parts_of_name(result.id)[2] or len(document.gpus)) if document.gpus else 0

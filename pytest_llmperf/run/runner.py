@@ -192,8 +192,7 @@ class Runner:
                 self._observer.say(f"{spec.id}: interrupted; what its launches left is in {request.folder.parent}")
                 raise
             except BaseException as error:
-                why = self._observer.ended_from_outside(error)
-                if not why:
+                if not (why := self._observer.ended_from_outside(error)):
                     raise
                 live.clear()
                 attempt.outcome = attempt.broken_off = broken_off(request.folder, why, attempt.last)
@@ -296,8 +295,7 @@ class _Attempt:
 def need_room(spec: TrainSpec, host_bytes: int) -> None:
     """Training on a CPU fits into its host's memory, as far as weights, gradients and states alone can tell. A host
     that is short of memory swaps, or kills somebody else's process, and neither says why."""
-    geometry = spec.architecture.geometry
-    if geometry is None:
+    if (geometry := spec.architecture.geometry) is None:
         return
     shards = 1 if is_sharded(spec) else spec.gpus  # each rank has its own, or its share
     least = geometry.weights * bytes_each(spec) * least_copies(spec) * shards

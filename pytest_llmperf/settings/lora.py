@@ -45,8 +45,7 @@ def _layers(spec: TrainSpec) -> list[tuple[str, int, int]]:
 
 def trained_weights(spec: TrainSpec) -> int | None:
     """How many there are, adapters' alone where it has some; ``None``: the configuration does not say."""
-    sizes = spec.architecture.sizes
-    if sizes is None:
+    if (sizes := spec.architecture.sizes) is None:
         return None
     if not spec.lora:
         return sizes.weights

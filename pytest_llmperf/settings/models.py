@@ -150,8 +150,7 @@ class Model:
 
     def linear_layers(self) -> list[tuple[str, int, int]]:
         """Of one of its layers the name, width and output of each linear one; of a family unknown here, as most are."""
-        sizes = self.sizes
-        if sizes is None:
+        if (sizes := self.sizes) is None:
             return []
         (*ins, out), (*ups, down) = (each.split() for each in _LINEAR.get(self.model_type, _LIKE_LLAMA))
         hidden, own, shared = sizes.hidden_size, sizes.num_heads, sizes.num_key_value_heads
@@ -287,8 +286,7 @@ def small_config(config: Mapping[str, Any], shrinks: float = 1.0) -> dict[str, A
     """``config`` narrow, with few layers, no dropout and a window ``shrinks`` times as long; the rest as it is."""
     small: dict[str, Any] = {name: 0.0 if is_dropout(name, value) else value for name, value in config.items()}
     _narrow(small)
-    layers = _first(config, _LAYERS)
-    if layers:
+    if layers := _first(config, _LAYERS):
         kinds = config.get("layer_types")
         if isinstance(kinds, Sequence):  # as many as are kept, and no kind of layer lost
             found = list(dict.fromkeys(kinds))
@@ -302,8 +300,7 @@ def small_config(config: Mapping[str, Any], shrinks: float = 1.0) -> dict[str, A
     for name in ("num_local_experts", "num_experts"):
         if isinstance(config.get(name), int):
             small[name] = max(min(config[name], _EXPERTS), config.get("num_experts_per_tok") or 1)
-    vocabulary = _first(config, _VOCABULARY)
-    if vocabulary:
+    if vocabulary := _first(config, _VOCABULARY):
         least = min(vocabulary, _SMALL_VOCABULARY)
         _set(small, _VOCABULARY, least)
         for name, value in config.items():
@@ -338,8 +335,7 @@ def _narrow(small: dict[str, Any]) -> None:
     _set(small, _HEADS, few)
     if groups:
         _set(small, _KEY_VALUE_HEADS, groups)
-    forward = _first(small, _FEED_FORWARD)
-    if forward:
+    if forward := _first(small, _FEED_FORWARD):
         _set(small, _FEED_FORWARD, max(_MULTIPLE, forward * width // hidden // _MULTIPLE * _MULTIPLE))
 
 

@@ -70,8 +70,7 @@ def clashes(spec: TrainSpec) -> Iterator[str]:
         for name in setting.switched:
             if _is_set(spec, name) and not getattr(spec, setting.switch):
                 yield f"{name}={getattr(spec, name)!r} without {setting.switch}=True changes nothing"
-        line = setting.clash(spec)
-        if line:
+        if line := setting.clash(spec):
             yield line
 
 

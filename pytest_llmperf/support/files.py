@@ -144,8 +144,7 @@ def replacing(target: Path, *, lasts: bool = True) -> Iterator[BinaryIO]:
 def _sweep(folder: Path) -> None:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            found = _PART.fullmatch(entry.name)
-            if found:
+            if found := _PART.fullmatch(entry.name):
                 with suppress(OSError):  # another process sweeps too
                     if is_left(Path(entry.path), found["space"] or "", int(found["pid"])):
                         os.unlink(entry.path)  # noqa: PTH108 - a link is not followed

@@ -33,8 +33,7 @@ def argument(parse: Callable[[str], _T | None], expected: str) -> Callable[[str]
     """``parse`` as a ``type`` of argparse, which says in one line what was expected."""
 
     def typed(text: str) -> _T:
-        value = parse(text)
-        if value is None:
+        if (value := parse(text)) is None:
             raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
         return value
 

@@ -54,8 +54,7 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     name, launches = gpus[0] if gpus else arguments.machine, measured[1] if measured else []
     # Where a run was is a kind of GPU by itself: its launches tell what the chip gives.
     kind = measured[0] if measured and name is None else _kind(spec, name, cases)
-    found = expectation(spec, kind, root, launches)
-    if found is None:
+    if (found := expectation(spec, kind, root, launches)) is None:
         raise CaseError(
             f"{spec.id} on {kind}: nothing stored tells of it, expected baselines of this GPU, or of another one and "
             "the rates of both chips, steps of about its size, counted arithmetic, and adapters for adapters"
@@ -95,8 +94,7 @@ def _measured(path: Path, spec: TrainSpec) -> tuple[str, list[Launch]]:
         raise CaseError(str(error)) from error
     results = document.results
     own = [one for one in results if one.record.digest == spec.digest] or results[: len(results) == 1]
-    launches = [launch for one in own for launch in one.launches]
-    if not launches:
+    if not (launches := [launch for one in own for launch in one.launches]):
         raise CaseError(
             f"{path}: no launch of {spec.id}, expected a case of its settings, or one case alone; it has "
             f"{formats.first_n([one.id for one in results], _MOST_PARTS) or 'none'}"

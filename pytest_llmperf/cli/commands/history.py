@@ -163,8 +163,7 @@ def _watched(result: PastResult) -> str:
 
 
 def _change(segment: Segment) -> str:
-    change = segment.change
-    if change is None:
+    if (change := segment.change) is None:
         return "a step does not do what it did"
     told = f"{formats.percent(change.rate)} ({formats.percent(change.low)} to {formats.percent(change.high)})"
     if change.shared is None:

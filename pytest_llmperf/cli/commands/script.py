@@ -62,8 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def named_script(arguments: argparse.Namespace) -> ScriptSpec:
     """The spec that the command line names; CaseError: none, or one that cannot be."""
-    words = arguments.command[arguments.command[:1] == ["--"] :]
-    if not words:
+    if not (words := arguments.command[arguments.command[:1] == ["--"] :]):
         usual = "llmperf script -- torchrun --nproc-per-node 2 train.py"
         raise CaseError(f"no command is named; expected one after --, e.g. {usual}")
     given: dict[str, Any] = {name: text for name in _OPTIONS if (text := getattr(arguments, name)) is not None}

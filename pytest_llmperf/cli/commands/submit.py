@@ -86,8 +86,7 @@ def _example(name: str) -> list[str]:
         width = max(map(len, examples), default=0)
         listed = [f"{stem:{width}}  {lines[0].removeprefix('; ')}" for stem, lines in examples.items()]
         return [*listed, "", "llmperf submit --example NAME > my-cluster.ini writes one to start from"]
-    found = examples.get(name.removesuffix(".ini"))
-    if found is None:
+    if (found := examples.get(name.removesuffix(".ini"))) is None:
         raise ClusterError(f"no example {name!r}{hint(name, examples)}; known: {', '.join(examples)}")
     return found
 
@@ -275,8 +274,7 @@ def add_merge_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _merge(arguments: argparse.Namespace, _screen: Screen) -> Answer:
-    without = left_out(arguments.without)
-    if without is None:
+    if (without := left_out(arguments.without)) is None:
         arguments.usage(f"--without {' '.join(arguments.without)}: expected numbers of GPUs, or the word wider")
     night = gather(arguments.results, arguments.expect, without)
     writers: list[tuple[Path | None, Callable[[Path], None]]] = [

@@ -50,8 +50,7 @@ class NodeServers:
             return []
         try:
             step = self._running(left)
-            silent = step.silent(nodes)
-            if silent:
+            if silent := step.silent(nodes):
                 said = word(step.said) or "nothing was said"
                 self._why_none = f"no fork server began on node {listed(silent)} ({said})"
                 self.give_up()

@@ -96,8 +96,7 @@ class SlurmLauncher:
         return [node.node for node in self._cluster.nodes if node.node not in self._lost]
 
     def _attempt(self, request: LaunchRequest, watch: Watch) -> Outcome | Aftermath:
-        num_nodes = self._srun.placed(request.spec.gpus, len(self._left))
-        if num_nodes is None:
+        if (num_nodes := self._srun.placed(request.spec.gpus, len(self._left))) is None:
             unit, gone = "task(s)" if self._srun.on_cpu else "GPU(s)", [*self._cluster.lost, *self._lost]
             why = (
                 f"needs {request.spec.gpus} {unit}, the same number on each node; SLURM job {self._job} "
@@ -130,8 +129,7 @@ class SlurmLauncher:
         step = f"llmperf-{zlib.crc32(str(folder).encode()):08x}"
         progress = ProgressReader(folder / "progress.json", watch)
         requests.write_request(request)
-        script = ScriptLaunch.of(request)
-        if script:
+        if script := ScriptLaunch.of(request):
             script.leave()
         ended, offer = None, list[str]()
         try:

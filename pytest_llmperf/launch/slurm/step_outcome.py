@@ -168,8 +168,7 @@ def _broken(
     if f"exit code {UNWRITABLE}" in f"{log}\nexit code {returncode}":
         message = f"{folder} could not be written to on a node; {failure.message}"
         return replace(failure, kind="unwritable", message=message, tail=tail)
-    lost = _lost(folder, nodes, ends, log)
-    if lost:
+    if lost := _lost(folder, nodes, ends, log):
         failure = replace(failure, kind="node-failure", message="; ".join([*lost.values()][:4]), tail=tail)
         return Aftermath(failure, lost, not any((folder / f"node-{node}.json").exists() for node in nodes))
     kind, message = failure.kind, failure.message
