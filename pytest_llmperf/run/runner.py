@@ -41,12 +41,11 @@ from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import MadeTrainings
 from pytest_llmperf.run.findings import CaseFailedError, LaunchObserver, RunEndedError
 from pytest_llmperf.run.hardware import UNFINISHED
-from pytest_llmperf.settings.data import known_shortage
 from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
 from pytest_llmperf.support.files import cache_folder
 from pytest_llmperf.support.formats import memory
 
@@ -111,7 +110,7 @@ class Runner:
             raise CaseFailedError(f"{spec.id}: --perf-memory-limit holds no script on a GPU; leave it out")
         if isinstance(spec, TrainSpec) and run.on_cpu and run.site.is_here:
             need_room(spec, host_memory_bytes())
-        if isinstance(spec, TrainSpec) and (why := known_shortage(spec)):
+        if isinstance(spec, TrainSpec) and (why := lacks_rows(spec)):
             return Failure(kind="refused", message=why, tail=(), folder="")
         asked: dict[str, Any] = {"python": turn.python, "tree": turn.tree, "passing": passing, "all_steps": all_steps}
         if soak_seconds:

@@ -252,7 +252,7 @@ def has_document_a_row(spec: TrainSpec) -> bool:
     return spec.has_padding or is_uneven(spec)
 
 
-def known_shortage(spec: TrainSpec) -> str:
+def lacks_rows(spec: TrainSpec) -> str:
     """Why a text is too small for one step, as far as neither a tokenizer of its own nor a package has to say so."""
     found = spec.text_files.row_bytes if spec.data == "text" else None
     if found is None or (spec.tokenizer and not has_document_a_row(spec)):

@@ -13,14 +13,14 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pytest_llmperf.settings import arguments, lora, models, registry
-from pytest_llmperf.settings.data import PADDED, TextFiles, TokenizerFiles, resolve_text, resolve_tokenizer
+from pytest_llmperf.settings.data import PADDED, TextFiles, TokenizerFiles, lacks_rows, resolve_text, resolve_tokenizer
 from pytest_llmperf.settings.parallelism import data_ranks, on_fewer, zero_stage
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec, hashed
 from pytest_llmperf.support.user_input import hint
 
-__all__ = ["SpecError", "TrainSpec", "known_failure", "precision_fields"]
+__all__ = ["SpecError", "TrainSpec", "known_failure", "lacks_rows", "precision_fields"]
 # For what the fixture has one word.
 _PRECISION = "model_precision, mixed_precision and tf32"
 # A field that says how long to measure, not what work is done.

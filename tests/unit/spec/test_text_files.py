@@ -15,7 +15,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.store import same_settings
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.settings import registry
-from pytest_llmperf.settings.data import Split, known_shortage, resolve_text
+from pytest_llmperf.settings.data import Split, lacks_rows, resolve_text
 from pytest_llmperf.settings.train_spec import SpecError
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -201,8 +201,8 @@ def test_a_txt_of_fewer_rows_than_a_step_takes_is_known_before_a_launch(
     (written(tmp_path, "own/tokenizer.json", text="{}") / "a.txt").write_text("é" * 30 + "\n\n" + "b" * 64 + "\n\nc")
     rows = {**rows, **({"tokenizer": str(tmp_path / "own")} if "tokenizer" in rows else {})}
     spec = replace(SPEC, text=str(tmp_path / "a.txt"), **rows)
-    assert known_shortage(replace(spec, micro_batch_size=enough)) == ""
-    told = known_shortage(replace(spec, micro_batch_size=enough + 1))
+    assert lacks_rows(replace(spec, micro_batch_size=enough)) == ""
+    told = lacks_rows(replace(spec, micro_batch_size=enough + 1))
     assert (f"and a step takes {enough + 1} " in told) == ("tokenizer" not in rows), told
 
 
