@@ -5,6 +5,7 @@ same training under the same software."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import json
@@ -325,11 +326,21 @@ class Project:
         self.folder = folder.resolve()
         above = (self.folder, *self.folder.parents)
         self.root = next((each for each in above if (each / ".git").exists()), self.folder)
+        # Thousands of modules are asked for, of a few hundred folders.
+        self._place_of = functools.cache(self._placed)
 
     def name_of(self, file: str) -> str:
         """``file`` as seen from the folder; empty where it is not the project's."""
-        path = Path(file).resolve()
-        if file.startswith("<") or not path.is_relative_to(self.root) or path.is_relative_to(STDLIB):
+        if file.startswith("<"):
             return ""
+        is_plain = os.path.isabs(file) and not os.path.islink(file)  # noqa: PTH114, PTH117 - of thousands
+        folder, name = os.path.split(file if is_plain else Path(file).resolve())
+        place = self._place_of(folder)
+        return "" if place is None else (place / name).as_posix()
+
+    def _placed(self, folder: str) -> Path | None:
+        path = Path(folder).resolve()
+        if not path.is_relative_to(self.root) or path.is_relative_to(STDLIB):
+            return None
         is_installed = {*INSTALLED, _PACKAGE.name}.intersection(path.relative_to(self.root).parts)
-        return "" if is_installed else Path(os.path.relpath(path, self.folder)).as_posix()
+        return None if is_installed else Path(os.path.relpath(path, self.folder))

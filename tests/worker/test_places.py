@@ -135,6 +135,10 @@ def test_a_file_of_the_repository_outside_the_commands_folder_is_the_projects(tm
     assert project.name_of(str(tmp_path / "library" / "loss.py")) == "../library/loss.py"
     assert project.name_of(str(tmp_path / ".venv/lib/site-packages/trl/trainer.py")) == ""
     assert project.name_of(torch.__file__) == ""
+    assert project.name_of("<string>") == ""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "linked.py").symlink_to(torch.__file__)
+    assert project.name_of(str(tmp_path / "library" / "linked.py")) == "", "a link is what it leads to"
 
 
 def test_of_a_gpu_each_warning_of_a_wait_and_each_wait_by_hand_has_its_line(
