@@ -31,7 +31,7 @@ def trained(words: str, folder: Path, env: dict[str, str] | None = None, **field
     shutil.copytree(FOLDER, home)
     command = f"python {words}"
     variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **(env or {})}
-    variables |= {"PYTHONPATH": str(QUICK), "SHARDS": "1"}  # nothing is compiled
+    variables |= {"PYTHONPATH": str(QUICK)}  # nothing is compiled, and only who says SHARDS shards
     given = {"gpus": 2, "steps": 10, "warmup_steps": 2, **fields}
     spec = ScriptSpec(command=command, env=variables, cwd=str(home), **given)
     record = launched(spec, folder / "launch", start="cold")
@@ -42,7 +42,7 @@ def trained(words: str, folder: Path, env: dict[str, str] | None = None, **field
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """By FSDP2, with a rank that might sleep and does not."""
-    return trained(f"{TORCHRUN} late", tmp_path_factory.mktemp("sharded"), {"SLEEP": "0"})
+    return trained(f"{TORCHRUN} late", tmp_path_factory.mktemp("sharded"), {"SHARDS": "1", "SLEEP": "0"})
 
 
 @pytest.mark.parametrize("kind", ["no_sync", "sharded"])
@@ -67,7 +67,8 @@ def test_two_ranks_of_torchrun_are_one_record(tmp_path: Path, kind: str, sharded
 def test_a_rank_that_sleeps_in_its_backward_pass_is_the_one_that_others_wait_for(
     tmp_path: Path, sharded: Trained
 ) -> None:
-    usual, late = sharded[0].trace, trained(f"{TORCHRUN} late", tmp_path, {"SLEEP": "0.2"}, steps=6)[0].trace
+    late = trained(f"{TORCHRUN} late", tmp_path, {"SHARDS": "1", "SLEEP": "0.2"}, steps=6)[0].trace
+    usual = sharded[0].trace
     found = last_rank(usual, late)
     told = re.match(r"the others wait for rank 1, (\S+) ms a step in exchanges \(.* of it\): its host takes ", found)
     assert told is not None
