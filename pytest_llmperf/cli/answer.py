@@ -254,7 +254,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and hasattr(arguments, name) and not any(word.startswith("-") for word in rest):
         setattr(arguments, name, [*getattr(arguments, name), *rest])
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{arguments.parser.meant(rest)}")
+        is_cut = getattr(arguments, "script", None) and " " not in arguments.script  # by the shell, without quotes
+        what = "; quote the whole command of --script" if is_cut else arguments.parser.meant(rest)
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{what}")
     return arguments
 
 

@@ -99,6 +99,8 @@ class ScriptLaunch:
         missing = ""
         if shutil.which(program, path=path) is None:
             missing = f"{program} is not found on PATH={path}; install it, or name it in full"
+            if Path(program).is_file():  # as ``./train.py``
+                missing = f"{program} may not be executed; write python before it, or chmod +x"
         elif starts_it and not (self.work / script).is_file():
             missing = f"{script} is not in the folder of the command (cwd={self.spec.cwd!r})"
         if missing:

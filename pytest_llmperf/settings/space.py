@@ -278,10 +278,11 @@ def axes_of(values: object) -> tuple[Axis, ...]:
 def _axis(name: str, choices: object, words: Collection[str] | None = None) -> Axis:
     """Of these ``words`` of a command; else of a TrainSpec's fields."""
     if isinstance(choices, Mapping):
+        example = "off = { liger = false }" if words is None else "small = { batch = 8 }"
         if not choices:
-            raise SpecError(f"axis {name!r} has no choice, expected one at least, e.g. off = {{ liger = false }}")
+            raise SpecError(f"axis {name!r} has no choice, expected one at least, e.g. {example}")
         if not all(isinstance(one, Mapping) and one for one in choices.values()):
-            raise SpecError(f"axis {name!r}: each choice sets fields, e.g. off = {{ liger = false }}")
+            raise SpecError(f"axis {name!r}: each choice sets {'words' if words else 'fields'}, e.g. {example}")
         return Axis.of(name, {str(word): dict(_fields(name, one, words)) for word, one in choices.items()})
     if not isinstance(choices, list | tuple) or not choices:
         raise SpecError(f"axis {name!r} is {choices!r}, expected a list of values, e.g. [8, 16]")

@@ -196,8 +196,12 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "end": (lambda value: value in ("park", "script"), "park or script"),
 }
 
-# Fields of which a tuple, or a dictionary, is made before anything else is looked at.
-_MADE_OF = {"watch": (Iterable, "files' names"), "env": (Mapping, "names of variables and their text")}
+# Fields whose type is looked at before anything else: of some a tuple, or a dictionary, is made.
+_MADE_OF: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(("command", "tiny"), (str, "one text, e.g. 'torchrun --nproc-per-node 2 train.py'")),
+    "watch": (Iterable, "files' names"),
+    "env": (Mapping, "names of variables and their text"),
+}
 
 #: Fields that say how it is launched and measured, or by what to judge: no part of the identity.
 _HOW = ("steps", "warmup_steps", "throughput_tolerance", "memory_tolerance", "watch", "name", "tiny", "workdir", "end")
@@ -265,7 +269,7 @@ class ScriptSpec(Spec):
             command = getattr(self, name)
             try:
                 words = shlex.split(command)
-            except (ValueError, AttributeError) as error:
+            except ValueError as error:
                 yield f"{name}={command!r} cannot be split into words ({error})"
                 return
             if shell := [word for word in words if word in _OF_A_SHELL]:

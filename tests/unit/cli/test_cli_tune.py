@@ -85,6 +85,7 @@ def test_what_cannot_be_had_is_said_in_one_line_before_a_launch(
         ("python train.py --batch {batch}", "batch = [8, [16]]", []),
         ("python train.py --batch {batch}", "batch = [8]\n[start]\nbatch = [8]", []),
         ("python train.py --n {n} {flag}", "[axes.x]\na = { n = 8 }\nb = { n = 8, flag = '--b' }", []),
+        ("python train.py {batch}", "[axes.x]\nsmall = 8", []),
         ("python {n} {flag}", "[axes.x]\na = { n = 8 }\nb = { n = 8, flag = '--b' }\n[start]\nflag = '--b'", []),
     ],
 )
@@ -115,7 +116,8 @@ def test_a_command_needs_its_axes_and_something_is_searched(
     assert main(["tune", "--script", "python train.py", "--gpus", "0"]) == 1
     golden(capsys.readouterr().err)
     spaces = ["--script", "python train.py {n}", "--axes", "a.toml", "--space", "b.toml"]
-    for words in ([], ["llama-tiny", "--script", "python train.py"], spaces):
+    unquoted = ["--script", *"python train.py --batch {batch} --axes a.toml".split()]
+    for words in ([], ["llama-tiny", "--script", "python train.py"], spaces, unquoted):
         with pytest.raises(SystemExit):
             main(["tune", "--gpus", "0", *words])
         golden(capsys.readouterr().err.splitlines()[-1])

@@ -96,7 +96,11 @@ def test_words_in_two_pairs_of_braces_are_words_in_braces() -> None:
     assert ScriptSpec(command=literal(shlex.join(spec.argv))).argv == spec.argv
 
 
-@pytest.mark.parametrize("fields", [{"watch": 3}, {"env": 3}, {"env": "A=1"}, {"env": ["A=1"]}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{"watch": 3}, {"env": 3}, {"env": "A=1"}, {"env": ["A=1"]}, {"command": ["python", "train.py"]}, {"tiny": 3}],
+    ids=str,
+)
 def test_a_field_that_cannot_be_made_is_refused_in_a_line(fields: dict[str, Any]) -> None:
     (name, value) = next(iter(fields.items()))
     with pytest.raises(SpecError, match=rf"^ScriptSpec: {name}={re.escape(repr(value))}, expected "):
