@@ -240,7 +240,7 @@ class FakeStaticSteps:
 
     def check(self) -> None:
         if "missing" in self._values():
-            raise PredictionError(self._values()["missing"])
+            raise PredictionError(self._values()["missing"], is_lost=True)
 
     @staticmethod
     def _values() -> dict[str, Any]:
@@ -250,9 +250,8 @@ class FakeStaticSteps:
     def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
         values = self._values()
         if "error" in values:
-            error = PredictionError(f"{spec.id}: its step cannot be told without a launch: {values['error']}")
-            error.is_lost = values.get("is_lost", False)
-            return error
+            why = f"{spec.id}: its step cannot be told without a launch: {values['error']}"
+            return PredictionError(why, is_lost=values.get("is_lost", False))
         merged: dict[str, Any] = {name: {**STEP[name], **values.get(name, {})} for name in STEP}
         return StaticStep(**{**merged, "operators": {name: n for name, n in merged["operators"].items() if n}})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
@@ -24,10 +25,19 @@ class Place:
 
     machine: str
     """Its machine kind, or ``ANY_MACHINE``."""
-    stored: StoredStep | None
+    stored: StoredStep | None = None
     baseline: Baseline | None = None
     """Of the launches that are stored there too."""
     alone: StepBaseline | None = None
+
+    @property
+    def kind(self) -> str:
+        """Empty where it is of no machine's."""
+        return "" if self.machine == ANY_MACHINE else self.machine
+
+
+#: Where figures go that no file keeps yet.
+ANYWHERE = Place(ANY_MACHINE)
 
 
 class StepStore:
@@ -50,8 +60,24 @@ class StepStore:
         alone = read(self._alone.root / ANY_MACHINE / f"{file_name(case)}.json", StepBaseline)
         return alone.spec if alone else None
 
-    def record(self, place: Place, spec: Spec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
-        """Keep ``new`` at ``place``; the file; BaselineError: another run changed it, or it cannot be written."""
+    def record(  # noqa: PLR0913 - what, where, and on whose word
+        self,
+        places: Sequence[Place],
+        spec: Spec,
+        step: StaticStep,
+        recorded_by: str,
+        *,
+        reason: str,
+        revision: str,
+        on_cpu: bool,
+    ) -> None:
+        """Keep ``step`` at ``places``; BaselineError: another run changed one, or it cannot be written."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        new = StoredStep(step=step, recorded_at=now, reason=reason, revision=revision)
+        for place in places:
+            self._keep(place, spec, new, recorded_by, on_cpu=on_cpu)
+
+    def _keep(self, place: Place, spec: Spec, new: StoredStep, recorded_by: str, *, on_cpu: bool) -> None:
 
         def change(old: Baseline | None) -> Baseline:
             if old is None or old.static != place.stored:
@@ -60,10 +86,10 @@ class StepStore:
 
         if place.machine != ANY_MACHINE:
             self._baselines.update(place.machine, spec, change)
-            return self._baselines.path(place.machine, spec)
+            return
         case: dict[str, Any] = {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict()}
         alone = StepBaseline(**case, recorded_by=recorded_by, static=new, on_cpu=on_cpu)
-        return self._alone.replace(spec, place.alone, alone)
+        self._alone.replace(spec, place.alone, alone)
 
 
 def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> dict[Path, Document]:

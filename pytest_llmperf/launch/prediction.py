@@ -38,10 +38,12 @@ _NEEDED = ("torch", "transformers", "accelerate")
 
 
 class PredictionError(Exception):
-    """A spec's memory cannot be predicted: one line."""
+    """A spec's step, or its memory, is not known: one line."""
 
-    is_lost = False
-    """Whether whoever predicts has ended: it is not the spec's doing that nobody knows."""
+    def __init__(self, why: str, *, is_lost: bool = False) -> None:
+        """``is_lost``: it should be known, and it is not the spec's doing that it is not: green would be a lie."""
+        super().__init__(why)
+        self.is_lost = is_lost
 
 
 class CountError(Exception):
@@ -143,8 +145,10 @@ def step_request(spec: TrainSpec, *, operators: bool = False, ranks_per_node: in
     return request | ({"operators": True} if operators else {})
 
 
-def why_none(spec: TrainSpec) -> str | None:
+def why_none(spec: Spec) -> str | None:
     """Why ``spec`` cannot be predicted in this environment, where that is known without asking."""
+    if not isinstance(spec, TrainSpec):
+        return "a script's step is told by a launch"
     if spec.liger and find_spec("liger_kernel") is None:
         return "Liger is not installed; pip install 'pytest-llmperf[liger]'"
     if spec.lora and find_spec("peft") is None:
@@ -158,7 +162,7 @@ class StaticSteps(PredictionProcess):
     def __init__(self, ranks_per_node: int = 0, *, operators: bool = True) -> None:
         super().__init__()
         self._asked_for = partial(step_request, operators=operators, ranks_per_node=ranks_per_node)
-        self._numbers: dict[TrainSpec, int] = {}
+        self._numbers: dict[Spec, int] = {}
 
     def ask(self, specs: Iterable[Spec]) -> None:
         """Let those of a recipe be predicted beside what this process does."""
@@ -166,14 +170,13 @@ class StaticSteps(PredictionProcess):
             if spec not in self._numbers and why_none(spec) is None:
                 self._numbers[spec] = self.send(self._asked_for(spec))
 
-    def answer(self, spec: TrainSpec, what: str) -> Mapping[str, Any] | PredictionError:
+    def answer(self, spec: Spec, what: str) -> Mapping[str, Any] | PredictionError:
         """The answer that was asked for; ``what`` says that there is none."""
         answer = self.receive(self._numbers[spec]) if spec in self._numbers else {"error": why_none(spec)}
         if "parts" in answer:
             return answer
-        error = PredictionError(f"{spec.id}: {what}: {_shortened(answer, _LONGEST_ERROR)}")
-        error.is_lost = bool(answer.get("is_lost"))
-        return error
+        is_lost = bool(answer.get("is_lost"))
+        return PredictionError(f"{spec.id}: {what}: {_shortened(answer, _LONGEST_ERROR)}", is_lost=is_lost)
 
     def check(self) -> None:
         """Raise PredictionError, in one line, where this interpreter lacks what every training needs."""
@@ -181,10 +184,11 @@ class StaticSteps(PredictionProcess):
         if missing:
             raise PredictionError(
                 f"{sys.executable} has no {', '.join(missing)}, so it can judge no step; "
-                "run this with the Python that trains"
+                "run this with the Python that trains",
+                is_lost=True,
             )
 
-    def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
+    def of(self, spec: Spec) -> StaticStep | PredictionError:
         self.ask([spec])
         found = self.answer(spec, "its step cannot be told without a launch")
         if isinstance(found, PredictionError):

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import psutil
 
-from pytest_llmperf.launch.device import VISIBLE, Gpu, wait_until_left
+from pytest_llmperf.launch.device import NO_GPU, VISIBLE, Gpu, wait_until_left
 from pytest_llmperf.launch.process import Ended, WholeTree, ask, signal_name
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records import launch as records
@@ -44,6 +44,17 @@ _STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 _LAST_WORDS = 3.0
 # What a trace has of ranks that train one model.
 _EXCHANGED = ("exchange", "collective")
+# Of a small form: enough to know which optimizer ends a step.
+_MOST_STEPS = 30
+
+
+def small_form(spec: ScriptSpec, home: Path, root: Path, seconds: float) -> LaunchRequest:
+    """A launch of the ``tiny`` command of ``spec`` on this machine's CPU, for a few steps, in a folder in ``home``."""
+    few, ranks = min(spec.steps, max(_MOST_STEPS, spec.warmup_steps + 2)), spec.gpus if "{gpus}" in spec.tiny else 0
+    env = {**spec.env, **NO_GPU}
+    small = replace(spec, command=spec.tiny, tiny="", name=f"{spec.id}-tiny", gpus=ranks, steps=few, env=env)
+    folder = home / f"{small.id}-{1 + sum(1 for _ in home.glob(f'{small.id}-*'))}"
+    return LaunchRequest(spec=small, folder=folder, gpus=(), timeout_seconds=seconds, root=root)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pytest_llmperf.launch.slurm.controller import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.exports import ExportedRun, markdown_page
 from pytest_llmperf.report.results_json import document, write_json
-from pytest_llmperf.run.findings import ALL, Coverage, Observer, file_of, unused_baselines
+from pytest_llmperf.run.findings import ALL, Coverage, Findings, Observer, file_of, unused_baselines
 from pytest_llmperf.run.history import keep, project_of
 from pytest_llmperf.run.static_check import record_static
 from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together, skip_lines, unjudged_line
@@ -61,7 +61,8 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
     updates = settings.update and any(result.updated for result in findings.results)
     if updates and not settings.static and not run.unfinished:  # else somebody waits for the end
         # Beside what this run has recorded, once nothing of it trains any more.
-        run.notes += record_static(run, findings.results, observer)
+        caller = run.caller("static figures", observer, findings=Findings())
+        run.notes += record_static(caller, findings.results)
     if settings.static and findings.skipped and not findings.results:
         run.notes.append(unjudged_line(findings.skipped))
     whole_run = judged_together(run, findings.results)

@@ -5,31 +5,22 @@ CPU, and nobody times it: figures that are not the stored ones count once a seco
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from pytest_llmperf.judge.baseline import ANY_MACHINE, StoredStep
-from pytest_llmperf.judge.static_steps import Place, StepStore, come_and_gone, judge_step, refuse_unexplained
+from pytest_llmperf.judge.static_steps import ANYWHERE, Place, StepStore, come_and_gone, judge_step, refuse_unexplained
 from pytest_llmperf.judge.store import BaselineError
-from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.prediction import PredictionError, why_none
-from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.script import small_form
 from pytest_llmperf.records.failure import OTHER, Failure, LaunchFailed
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import conclude, failures
-from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, Findings, Observer
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded
 from pytest_llmperf.settings.spec import ScriptSpec, Spec, read_spec
-from pytest_llmperf.settings.train_spec import TrainSpec
-
-if TYPE_CHECKING:
-    from pytest_llmperf.run.run import Run
-
 
 #: What a run that recorded launches may record too: figures of other versions are those that somebody else's runs hold.
 BESIDE_LAUNCHES = "beside launches"
@@ -53,30 +44,31 @@ class StaticCheck:
             caller.skip(case, f"{spec.id} needs {spec.gpus} GPUs, this run may use {asked} (--gpus)")
         with failures(caller, case):
             places = self._store.places(spec)
-            stored = {place.machine: place.stored for place in places if place.stored is not None}
-            step = step_of(caller, spec, [known.step for known in stored.values()])
-            dates = (("" if on == ANY_MACHINE else f"{on}, ") + known.recorded_at[:10] for on, known in stored.items())
+            known = [(place, place.stored) for place in places if place.stored is not None]
+            stored = {place.machine: there.step for place, there in known}
+            step = step_of(caller, spec, stored.values())
+            dates = (", ".join(filter(None, [place.kind, there.recorded_at[:10]])) for place, there in known)
             held_against = f"static figures of {'; '.join(dates)}" if stored else "none"
-            if isinstance(step, NoStep):
+            if isinstance(step, PredictionError):
                 # What could be told before and cannot be now is no case that does not concern this gate; where whoever
                 # tells has ended, no case is judged any more.
                 if step.is_lost:
-                    result = caller.result(case, "invalid", step.why.removeprefix(f"{spec.id}: "))
+                    result = caller.result(case, "invalid", str(step).removeprefix(f"{spec.id}: "))
                     return conclude(caller, case, Concluded(result=result, held_against=held_against))
-                caller.skip(case, step.why, lost=bool(stored))
+                caller.skip(case, str(step), lost=bool(stored))
             self._run.static_versions = step.versions
             result = self._result(case, step, stored)
             result, refused = self._recorded(spec, result, step, places)
         return conclude(caller, case, Concluded(result=result, held_against=held_against, refused=refused))
 
-    def _result(self, case: Case, step: StaticStep, stored: Mapping[str, StoredStep]) -> CaseResult:
+    def _result(self, case: Case, step: StaticStep, stored: Mapping[str, StaticStep]) -> CaseResult:
         """As bad as the worst of the places; the others say in a note where they differ."""
-        judged = {machine: judge_step(step, known.step) for machine, known in stored.items()}
+        judged = {machine: judge_step(step, known) for machine, known in stored.items()}
         if not judged:
             new = judge_step(step, None)
             return self._caller.result(case, new.verdict, new.reason, new.checks)
         machine = min(judged, key=lambda one: VERDICTS.index(judged[one].verdict))
-        judgement, known = judged[machine], stored[machine].step
+        judgement, known = judged[machine], stored[machine]
         others = {name: one for name, one in judged.items() if one != judgement}
         reason = f"{machine}: {judgement.reason}" if others else judgement.reason
         result = self._caller.result(case, judgement.verdict, reason, judgement.checks)
@@ -93,24 +85,18 @@ class StaticCheck:
     ) -> tuple[CaseResult, str]:
         """``result`` with what was recorded, and why something was not."""
         settings = self._run.settings
-        wanted = [place for place in places or [Place(ANY_MACHINE, None)] if self._wants(place, step)]
+        wanted = [place for place in places or [ANYWHERE] if self._wants(place, step)]
         if not wanted:
             return result, ""
-        revision = self._run.revision
-        new = StoredStep(
-            step=step,
-            recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            reason=settings.reason,
-            revision=revision.commit,
-        )
+        revision, on_cpu = self._run.revision, self._run.on_cpu
+        why = {"reason": settings.reason, "revision": revision.commit}
         try:
             if not settings.reason and any(place.stored for place in wanted):
                 refuse_unexplained(spec.id, result, revision.changed)
-            for place in wanted:
-                self._store.record(place, spec, new, self._recorded_by, on_cpu=self._run.on_cpu)
+            self._store.record(wanted, spec, step, self._recorded_by, **why, on_cpu=on_cpu)
         except BaselineError as error:
             return result, f"not recorded: {error}"
-        kinds = ", ".join(place.machine for place in wanted if place.machine != ANY_MACHINE)
+        kinds = ", ".join(filter(None, [place.kind for place in wanted]))
         return replace(result, updated=f"recorded {spec.id} (its static figures{kinds and ', ' + kinds})"), ""
 
     def _wants(self, place: Place, step: StaticStep) -> bool:
@@ -122,19 +108,18 @@ class StaticCheck:
         return self._update in ("all", BESIDE_LAUNCHES) and place.stored.step != step
 
 
-def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -> list[str]:
+def record_static(caller: Caller, results: Sequence[CaseResult]) -> list[str]:
     """Record static figures beside what the run has recorded on GPUs; a line for each case of which there are none.
     Once nothing trains any more. Those of other versions stay: a CI machine's need not be a GPU's."""
-    recorded = _recorded(run, results)
+    run, notes = caller.run, list[str]()
+    recorded = _recorded(caller, results)
     if not recorded or run.on_cpu:
         return []
     try:
         run.static_steps.ask(recorded)
     except OSError as error:  # no process, no pipe: the launches are recorded all the same
         return [f"no static figures: {error}"]
-    notes = []
     for spec, recorded_by in recorded.items():
-        caller = run.caller("static figures", observer, findings=Findings())
         try:
             concluded = StaticCheck(caller, BESIDE_LAUNCHES, run.machine_kind, recorded_by).check(spec)
         except (CannotRunError, CaseFailedError) as error:
@@ -144,10 +129,10 @@ def record_static(run: Run, results: Sequence[CaseResult], observer: Observer) -
     return notes
 
 
-def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
+def _recorded(caller: Caller, results: Sequence[CaseResult]) -> dict[Spec, str]:
     """What of ``results`` is in a baseline of launches now, and which test recorded it; no script's, which launches."""
     updated = {result.digest for result in results if result.updated}
-    found = {}
+    run, found = caller.run, {}
     with suppress(ValueError):
         for baseline in run.store.baselines(run.machine_kind) if updated else ():
             if baseline.digest in updated and not (spec := read_spec(baseline.spec)).is_script:
@@ -155,60 +140,44 @@ def _recorded(run: Run, results: Sequence[CaseResult]) -> dict[Spec, str]:
     return found
 
 
-# Enough to know which optimizer ends a step.
-_MOST_STEPS = 30
 # Those of Python and numpy call no operator.
 _IRRELEVANT = frozenset({"python", "numpy"})
 
 
-@dataclass(frozen=True)
-class NoStep:
-    """Why nothing is known of a case's step; it ``is_lost`` where it should be: green would be a lie."""
-
-    why: str
-    is_lost: bool
-
-
-def step_of(caller: Caller, spec: Spec, stored: Collection[StaticStep]) -> StaticStep | NoStep:
+def step_of(caller: Caller, spec: Spec, stored: Collection[StaticStep]) -> StaticStep | PredictionError:
     """The step of ``spec``, of which these are ``stored``."""
     if isinstance(spec, ScriptSpec):
         return _of_script(caller, spec, stored)
-    assert isinstance(spec, TrainSpec)  # noqa: S101 - there are these two
     try:
         caller.run.static_steps.check()
     except PredictionError as error:
-        return NoStep(str(error), is_lost=True)
+        return error
     step = caller.run.static_steps.of(spec)
-    if isinstance(step, StaticStep):
-        return step
-    return NoStep(str(step), is_lost=step.is_lost or (bool(stored) and why_none(spec) is None))
+    if isinstance(step, PredictionError):
+        step.is_lost |= bool(stored) and why_none(spec) is None
+    return step
 
 
-def _of_script(caller: Caller, spec: ScriptSpec, stored: Collection[StaticStep]) -> StaticStep | NoStep:
+def _of_script(caller: Caller, spec: ScriptSpec, stored: Collection[StaticStep]) -> StaticStep | PredictionError:
     if not spec.tiny:
         why = '--perf-static takes a small form of a script: give one for the CPU, e.g. tiny="python train.py --tiny"'
-        return NoStep(f"{spec.id}: {why}", is_lost=bool(stored))
+        return PredictionError(f"{spec.id}: {why}", is_lost=bool(stored))
     first = _launched(caller, spec, 1)
-    if isinstance(first, NoStep) or first in stored:
+    if isinstance(first, PredictionError) or first in stored:
         return first
     second = _launched(caller, spec, 2)
-    if isinstance(second, NoStep) or first == second:
+    if isinstance(second, PredictionError) or first == second:
         return second
     one, other = first.counts, second.counts
     name, _ = min({*one.items()} ^ {*other.items()})
     apart = f"{one.get(name, 0):g} and {other.get(name, 0):g} of {name}"
     why = f"its small form does not repeat itself, two launches had {apart} a step; seed= may make it"
-    return NoStep(f"{spec.id}: not claimed: {why}", is_lost=bool(stored))
+    return PredictionError(f"{spec.id}: not claimed: {why}", is_lost=bool(stored))
 
 
-def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | NoStep:
-    run, few = caller.run, min(spec.steps, max(_MOST_STEPS, spec.warmup_steps + 2))
-    ranks = spec.gpus if "{gpus}" in spec.tiny else 0
-    env = {**spec.env, **NO_GPU}
-    small = replace(spec, command=spec.tiny, tiny="", name=f"{spec.id}-tiny", gpus=ranks, steps=few, env=env)
-    before = sum(1 for _ in run.run_folder.glob(f"{small.id}-*"))
-    folder, seconds = run.run_folder / f"{small.id}-{before + 1}", run.launch_seconds
-    request = LaunchRequest(spec=small, folder=folder, gpus=(), timeout_seconds=seconds, root=run.rootdir)
+def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | PredictionError:
+    run = caller.run
+    request = small_form(spec, run.run_folder, run.rootdir, run.launch_seconds)
     with caller.observer.launch(f"{spec.id} small", number, 2) as live:
         try:
             outcome = LocalLauncher().launch(request, live.update)
@@ -218,7 +187,7 @@ def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | NoS
     if isinstance(outcome, Failure):
         raise LaunchFailed(f"{spec.id}, its small form", outcome)
     if not outcome.trace:
-        return NoStep(f"{spec.id}: not claimed: no trace: {outcome.trace.none}", is_lost=True)
+        return PredictionError(f"{spec.id}: not claimed: no trace: {outcome.trace.none}", is_lost=True)
     versions = outcome.environment.versions.items()
     exact = {name: version.partition("+")[0] for name, version in versions if name not in _IRRELEVANT}
     return StaticStep.of(outcome.trace, {**exact, "tiny": spec.tiny})

@@ -190,7 +190,7 @@ def test_a_run_that_recorded_on_a_gpu_records_the_static_figures_at_its_end(engi
     engine.on(GPUS)
     engine.fake()
     result = engine.check(SPEC, gpus=1, update="all").result
-    assert record_static(engine.caller(gpus=1, update="all").run, [result], engine.heard) == []
+    assert record_static(engine.caller(gpus=1, update="all"), [result]) == []
     assert section(engine.baselines[0])["operators"] == STEP["operators"]
 
 
@@ -201,11 +201,10 @@ def test_a_run_that_recorded_leaves_figures_of_other_versions_to_whoever_holds_t
     engine.on(GPUS)
     engine.fake()
     result = engine.check(SPEC, gpus=1, update="all").result
-    context = engine.caller(gpus=1, update="all", reason="why").run
-    assert record_static(context, [result], engine.heard) == []
+    assert record_static(engine.caller(gpus=1, update="all", reason="why"), [result]) == []
     before = section(engine.baselines[0])
     moved(engine, operators={"aten::mm": 7}, versions={**STEP["versions"], "torch": version})
-    assert record_static(engine.caller(gpus=1, update="all", reason="why").run, [result], engine.heard) == []
+    assert record_static(engine.caller(gpus=1, update="all", reason="why"), [result]) == []
     assert (section(engine.baselines[0]) == before) is is_kept
 
 
@@ -215,7 +214,7 @@ def test_the_file_of_its_own_then_names_the_test_that_recorded_the_launches(engi
     engine.static(update="new").check(SPEC)
     result = engine.check(SPEC, gpus=1, update="all").result
     moved(engine, operators={"aten::mm": 40})
-    assert record_static(engine.caller(gpus=1, update="all", reason="r").run, [result], engine.heard) == []
+    assert record_static(engine.caller(gpus=1, update="all", reason="r"), [result]) == []
     assert {json.loads(path.read_text())["recorded_by"] for path in engine.baselines} == {result.nodeid}
 
 
@@ -224,7 +223,7 @@ def test_what_cannot_be_told_is_a_note_of_a_run_that_recorded(engine: Engine, go
     engine.fake()
     moved(engine, error="optimizer adafactor is not modelled")
     result = engine.check(SPEC, gpus=1, update="all").result
-    notes = record_static(engine.caller(gpus=1, update="all").run, [result], engine.heard)
+    notes = record_static(engine.caller(gpus=1, update="all"), [result])
     assert len(notes) == 1
     golden(notes[0])
 
@@ -232,5 +231,5 @@ def test_what_cannot_be_told_is_a_note_of_a_run_that_recorded(engine: Engine, go
 def test_a_cpus_recording_tells_of_no_gpus_step(engine: Engine) -> None:
     engine.fake()
     result = engine.check(SPEC, update="all").result
-    assert record_static(engine.caller(gpus=0, update="all").run, [result], engine.heard) == []
+    assert record_static(engine.caller(gpus=0, update="all"), [result]) == []
     assert "static" not in json.loads(engine.baselines[0].read_text())

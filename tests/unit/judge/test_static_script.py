@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 
 from pytest_llmperf.judge.static_steps import come_and_gone, judge_step
+from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.records.trace import StaticStep, Trace, TraceRow
 from pytest_llmperf.run import static_check
-from pytest_llmperf.run.static_check import NoStep, step_of
+from pytest_llmperf.run.static_check import step_of
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import codec
 from tests.golden import Golden
@@ -87,20 +88,20 @@ OTHER = step({("operator", "aten::mm"): 5.0})
         ([OTHER, OTHER], [step()], OTHER),
         ([OTHER, step()], [step()], True),
         ([OTHER, step()], [], False),
-        ([NoStep("no trace", is_lost=True)], [], True),
+        ([PredictionError("no trace", is_lost=True)], [], True),
     ],
     ids=["as stored", "new", "another twice", "another once", "new and unlike", "no trace"],
 )
 def test_what_is_not_stored_counts_once_it_repeats(
     monkeypatch: pytest.MonkeyPatch,
-    launches: list[StaticStep | NoStep],
+    launches: list[StaticStep | PredictionError],
     stored: list[StaticStep],
     found: StaticStep | bool,
 ) -> None:
-    coming: Iterator[StaticStep | NoStep] = iter(launches)
+    coming: Iterator[StaticStep | PredictionError] = iter(launches)
     monkeypatch.setattr(static_check, "_launched", lambda *_: next(coming))
     told = step_of(cast("Any", None), SPEC, stored)
-    if isinstance(told, NoStep):
+    if isinstance(told, PredictionError):
         assert told.is_lost is found
     else:
         assert told == found
@@ -111,16 +112,16 @@ def test_what_does_not_repeat_names_a_count(monkeypatch: pytest.MonkeyPatch, gol
     coming = iter([step(), OTHER])
     monkeypatch.setattr(static_check, "_launched", lambda *_: next(coming))
     told = step_of(cast("Any", None), SPEC, [])
-    assert isinstance(told, NoStep)
-    golden(told.why)
+    assert isinstance(told, PredictionError)
+    golden(str(told))
 
 
 def test_a_script_without_a_small_form_says_how_to_give_one(golden: Golden) -> None:
     bare = ScriptSpec(command="python train.py")
     told = step_of(cast("Any", None), bare, [])
-    assert isinstance(told, NoStep)
+    assert isinstance(told, PredictionError)
     assert not told.is_lost
-    golden(told.why)
+    golden(str(told))
     lost = step_of(cast("Any", None), bare, [step()])
-    assert isinstance(lost, NoStep)
+    assert isinstance(lost, PredictionError)
     assert lost.is_lost

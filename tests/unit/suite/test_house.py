@@ -29,7 +29,6 @@ JOINTS = {
     "run/paired_comparison": 18,
     "run/run_end": 18,
     "run/runner": 24,
-    "run/static_check": 16,
 }
 
 # A command has the name of what it is about, a setting its twin in the worker, and a seam its other side.
