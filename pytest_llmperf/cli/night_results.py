@@ -18,7 +18,8 @@ from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocum
 from pytest_llmperf.report.exports import ExportedCase, case_table, counted, failed_tests, tests_of
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import escaped
-from pytest_llmperf.run.findings import Coverage, file_of, is_whole, unused_baselines
+from pytest_llmperf.run.findings import Coverage, file_of, is_whole
+from pytest_llmperf.run.leftovers import unused_baselines
 from pytest_llmperf.support import formats
 
 # pytest's own exit codes; of those that failed the cases tell.

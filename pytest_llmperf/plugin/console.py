@@ -88,7 +88,8 @@ class Console:
 def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
     """The table at the end; a dry run's plan instead."""
     from pytest_llmperf.plugin.reports import unwritten_benchmarks
-    from pytest_llmperf.run.run_end import idle_line, listed
+    from pytest_llmperf.run.leftovers import listed
+    from pytest_llmperf.run.run_end import idle_line
     from pytest_llmperf.run.whole_run import plan_lines, skip_lines
 
     lines = _folded([*run.told, *unwritten_benchmarks(reporter.config)], reporter)

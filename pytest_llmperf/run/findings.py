@@ -6,10 +6,8 @@ command line its exit codes."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_llmperf.records.result import CaseResult, Spent
@@ -20,7 +18,6 @@ from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import first_n
 
 if TYPE_CHECKING:
-    from pytest_llmperf.judge.store import Document
     from pytest_llmperf.records.failure import Progress
     from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.records.results_document import ResultsDocument
@@ -211,22 +208,6 @@ def is_whole(plan: ResultsDocument) -> bool:
 def file_of(node: str) -> str:
     """The file of a node id, relative to rootdir."""
     return node.partition("::")[0]
-
-
-def unused_baselines(
-    entries: Mapping[Path, Document], digests: AbstractSet[str], coverage: Coverage, root: Path
-) -> list[Path]:
-    """Baselines whose digest no test asked for, though the file that recorded them ran in full. A baseline that another
-    test file recorded is left alone: a run of one file says nothing about the others. Where the file is gone, only the
-    whole suite knows whether its tests moved."""
-    files, whole = coverage.files(), not coverage.doubts()
-
-    def is_unused(entry: Document) -> bool:
-        file = file_of(entry.recorded_by)
-        is_known = file in files or (whole and not (root / file).exists())
-        return is_known and entry.digest not in digests and coverage.said.get(entry.recorded_by) != STOPPED
-
-    return sorted(path for path, entry in entries.items() if is_unused(entry))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -220,6 +220,12 @@ class Hardware:
             "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
         }
 
+    def job_document(self) -> dict[str, Any]:
+        """Of the SLURM job around this run, also one that launches on its first node alone; nothing without one."""
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+        starts = 1 + (int(restarts) if restarts.isdigit() else 0)
+        return {"slurm": {"job": job, "starts": starts}} if (job := job_key(os.environ)) else {}
+
     @cached_property
     def run_folder(self) -> Path:
         """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.judge.acceptance import replaced, replaced_line
-from pytest_llmperf.judge.baseline import Baseline, BaselineStore
-from pytest_llmperf.judge.static_steps import entries_of_run
-from pytest_llmperf.judge.store import BaselineError, Document
-from pytest_llmperf.launch.slurm.controller import job_key
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.exports import ExportedRun, markdown_page
 from pytest_llmperf.report.results_json import document, write_json
-from pytest_llmperf.run.findings import ALL, Coverage, Findings, Observer, file_of, unused_baselines
+from pytest_llmperf.run.findings import Findings, Observer
 from pytest_llmperf.run.history import keep, project_of
+from pytest_llmperf.run.leftovers import listed, seen, unexplained
 from pytest_llmperf.run.static_check import record_static
 from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together, skip_lines, unjudged_line
-from pytest_llmperf.settings.spec import read_spec
-from pytest_llmperf.support import MADE_BY
 from pytest_llmperf.support.files import files_digest, write_text
 from pytest_llmperf.support.formats import first_n
 
@@ -100,9 +92,7 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
         from pytest_llmperf.run.run_page import write_page
 
         documents = [RunDocument(values)]
-        why_none, without = write_page(
-            settings.report, documents, settings.baselines, made_by=MADE_BY, history=settings.history
-        )
+        why_none, without = write_page(settings.report, documents, settings.baselines, history=settings.history)
         run.notes += [f"--perf-report {settings.report}: {line}" for line in without]
         if why_none:
             yield Trouble("--perf-report", [f"--perf-report {why_none}"])
@@ -152,10 +142,7 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
     values |= {name: each for name, each in told.items() if each}
     if soaks or any(result.launches for result in findings.results):
         values |= run.revision.document() | {"project": project_of(run.rootdir)}
-    if job := job_key(os.environ):
-        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
-        values["slurm"] = {"job": job, "starts": 1 + (int(restarts) if restarts.isdigit() else 0)}
-    values |= whole_run.document()
+    values |= run.job_document() | whole_run.document()
     if findings.skipped:
         values["skipped"] = [vars(case) for case in findings.skipped]
     if settings.dry_run:
@@ -174,64 +161,3 @@ def run_document(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool
             "stopped": stopped,
         }
     return values | ({"unfinished": run.unfinished} if run.unfinished else {})
-
-
-def _entries(run: Run) -> dict[Path, Document]:
-    is_static = run.settings.static  # what it judges is of no machine kind, and of all
-    machine = "" if is_static else run.machine_kind
-    return entries_of_run(run.settings.baselines, machine, on_cpu=run.on_cpu, is_static=is_static)
-
-
-def seen(run: Run, entries: Mapping[Path, Document] | None = None) -> Coverage:
-    """What this run saw, and what its options may have hidden from it; ``entries`` are of its baselines."""
-    try:
-        known = _entries(run) if entries is None else entries
-    except BaselineError:  # nobody knows which tests recorded them
-        known = {}
-    run.note_selection([file_of(entry.recorded_by) for entry in known.values()])
-    return run.coverage
-
-
-def listed(run: Run) -> list[str]:
-    """A line for each, or for what hinders to know them."""
-    try:
-        entries = _entries(run)
-    except BaselineError as error:
-        return [str(error)]
-    unused = unused_baselines(entries, set(run.findings.digests), seen(run, entries), run.rootdir)
-    why = "no case of this run has its settings; if they are gone, delete the file"
-    return [f"unused baseline: {path} ({why})" for path in unused]
-
-
-def unexplained(run: Run) -> list[str]:
-    """A line for each former case of a test that was replaced without a reason; its new baseline is taken back. With a
-    reason, what was replaced is kept, so that nobody is asked again; a line for each where that fails."""
-    settings, findings = run.settings, run.findings
-    first = [one for one in findings.results if one.updated and one.verdict == "new" and one.launches]
-    if settings.static or not first:
-        return []
-    store = run.store
-    stored = store.baselines(run.machine_kind)
-    whole = {node for node, said in run.coverage.said.items() if said == ALL}
-    found = list(replaced(first, stored, set(findings.digests), whole, run.collected))
-    gone = {result.digest: sorted(one.digest for one in formers) for result, formers in found}
-    own = [one for one in stored if one.digest in gone]
-    if settings.reason:
-        return [line for one in own if (line := _explained(store, one, gone[one.digest]))]
-    for one in own:
-        store.path(one.machine, read_spec(one.spec)).unlink(missing_ok=True)
-    findings.results = [replace(one, updated="") if one.digest in gone else one for one in findings.results]
-    return list(dict.fromkeys(replaced_line(result, formers[0]) for result, formers in found))
-
-
-def _explained(store: BaselineStore, baseline: Baseline, gone: Sequence[str]) -> str:
-    def change(now: Baseline | None) -> Baseline:
-        now = now or baseline
-        anchor = replace(now.anchor, replaces=tuple(gone))
-        return replace(now, anchor=anchor, history=(anchor, *now.history[1:]))
-
-    try:
-        store.update(baseline.machine, read_spec(baseline.spec), change)
-    except BaselineError as error:
-        return str(error)
-    return ""

@@ -27,7 +27,7 @@ from pytest_llmperf.run.page_charts import (
     trace_tables,
     urgency,
 )
-from pytest_llmperf.support import formats
+from pytest_llmperf.support import MADE_BY, formats
 from pytest_llmperf.support.files import write_text
 
 _MOST_SKIPPED = 200
@@ -278,7 +278,7 @@ def write_page(  # noqa: PLR0913 - what it is made of
     baselines: Path,
     left_out: Sequence[str] = (),
     *,
-    made_by: str,
+    made_by: str = MADE_BY,
     history: Path | None = None,
 ) -> tuple[str, Sequence[str]]:
     """Write the page of ``runs`` beside what is stored in ``baselines``, and the store of runs before these,

@@ -21,7 +21,7 @@ from pytest_llmperf.report.text import Column, escaped, markdown
 from pytest_llmperf.run.reading import usual_history
 from pytest_llmperf.run.run_page import write_page
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import MADE_BY, formats
+from pytest_llmperf.support import formats
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def _written(path: Path, results: Sequence[Path], baselines: Path, history: Path
     for number, (name, document) in enumerate(found, 1):
         numbered = name if names.count(name) == 1 else f"{name} ({number})"
         runs.append(RunDocument(document, numbered if len(found) > 1 else ""))
-    why_none, without = write_page(path, runs, baselines, troubles, made_by=MADE_BY, history=history)
+    why_none, without = write_page(path, runs, baselines, troubles, history=history)
     if why_none:
         return Answer([], [*troubles, why_none])
     cases = sum(len(run.results) for run in runs)

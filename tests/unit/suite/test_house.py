@@ -27,7 +27,6 @@ JOINTS = {
     "run/cases": 20,
     "run/conclusion": 18,
     "run/paired_comparison": 18,
-    "run/run_end": 18,
     "run/runner": 24,
 }
 
