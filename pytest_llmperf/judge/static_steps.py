@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, StepBaseline, StoredStep
-from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Document, Store, file_name, read
+from pytest_llmperf.judge.store import (
+    BaselineChangedError,
+    BaselineError,
+    Document,
+    Store,
+    file_name,
+    read,
+    uncommitted,
+)
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
@@ -235,8 +243,6 @@ def _sentence(check: Check) -> str:
 
 # Acceptance of static figures: by the rules of other figures, only a reason replaces what moved.
 
-_MOST_FILES = 3
-
 
 def refuse_unexplained(case: str, result: CaseResult, changed: Sequence[str]) -> None:
     """BaselineError: ``result`` may not replace a step without a reason. ``changed``: files that are in no commit."""
@@ -244,7 +250,4 @@ def refuse_unexplained(case: str, result: CaseResult, changed: Sequence[str]) ->
         word = "worse" if result.verdict == "regressed" else "another step"
         raise BaselineError(f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"')
     if changed:
-        raise BaselineError(
-            f"{case}: the working tree has uncommitted changes ({first_n(changed, _MOST_FILES)}); "
-            "commit them, or say why with --perf-reason"
-        )
+        raise uncommitted(f"{case}: ", changed)

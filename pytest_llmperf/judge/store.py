@@ -25,8 +25,9 @@ from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import private_folder, write_text
+from pytest_llmperf.support.formats import first_n
 
-SCHEMA = 1
+SCHEMA, _MOST_FILES = 1, 3
 T = TypeVar("T", bound="Document")
 
 
@@ -58,6 +59,12 @@ class Document:
 
 class BaselineError(Exception):
     """A baseline that cannot be read, written or accepted: one line with the file, what is wrong and what to do."""
+
+
+def uncommitted(what: str, changed: Sequence[str]) -> BaselineError:
+    """``what`` is not recorded, as these files are in no commit."""
+    files = f"the working tree has uncommitted changes ({first_n(changed, _MOST_FILES)})"
+    return BaselineError(f"{what}{files}; commit them, or say why with --perf-reason")
 
 
 class BaselineChangedError(BaselineError):

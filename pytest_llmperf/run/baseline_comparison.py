@@ -40,8 +40,8 @@ from pytest_llmperf.records.result import USUAL, CaseResult, Check, is_choice
 from pytest_llmperf.records.steady_state import PassingRanges, takes_all_steps
 from pytest_llmperf.records.trace import COUNTED, Trace, new_places
 from pytest_llmperf.run.case import Caller, Case
-from pytest_llmperf.run.conclusion import Scaling
 from pytest_llmperf.run.derived_metrics import figures, first_guess
+from pytest_llmperf.run.measured import Scaling
 from pytest_llmperf.run.runner import LaunchRetry, Runner, Turn
 from pytest_llmperf.settings.compilation import is_compiled
 from pytest_llmperf.settings.registry import LEARNING, lost

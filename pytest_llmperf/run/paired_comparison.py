@@ -23,9 +23,9 @@ from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import CaseResult, Check, is_choice, joined_reasons
 from pytest_llmperf.run.baseline_comparison import beside_verdict, contradictions, diagnosed, fewest_launches
 from pytest_llmperf.run.case import Caller, Case
-from pytest_llmperf.run.conclusion import Scaling
 from pytest_llmperf.run.derived_metrics import figures
 from pytest_llmperf.run.findings import CaseFailedError, Concluded
+from pytest_llmperf.run.measured import Scaling
 from pytest_llmperf.run.runner import LaunchRetry, Runner, Turn
 from pytest_llmperf.settings.spec import Spec
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.prediction import StaticSteps
     from pytest_llmperf.run.case import Caller, CaseTerms
     from pytest_llmperf.run.cases import Cases
-    from pytest_llmperf.run.conclusion import ResultCache
     from pytest_llmperf.run.derived_metrics import ModelFlops
     from pytest_llmperf.run.findings import Observer
     from pytest_llmperf.run.history import Revision
+    from pytest_llmperf.run.measured import ResultCache
     from pytest_llmperf.run.run_end import Finished
     from pytest_llmperf.settings.spec import Spec
 
@@ -154,7 +154,7 @@ class Run(Hardware):
 
     @cached_property
     def result_cache(self) -> ResultCache:
-        from pytest_llmperf.run.conclusion import ResultCache
+        from pytest_llmperf.run.measured import ResultCache
 
         return ResultCache()
 

@@ -38,9 +38,9 @@ from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.steady_state import PassingRanges
 from pytest_llmperf.run.case import Caller, Case
-from pytest_llmperf.run.conclusion import MadeTrainings
 from pytest_llmperf.run.findings import CaseFailedError, LaunchObserver, RunEndedError
 from pytest_llmperf.run.hardware import UNFINISHED
+from pytest_llmperf.run.measured import MadeTrainings
 from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.precision import bytes_each

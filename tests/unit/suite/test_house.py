@@ -25,7 +25,6 @@ JOINTS = {
     "run/bisection": 17,
     "run/capacity": 17,
     "run/cases": 20,
-    "run/conclusion": 18,
     "run/paired_comparison": 18,
     "run/runner": 24,
 }
