@@ -225,6 +225,15 @@ def changes(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[st
     return (*changed_losses(launches, reference), *changed_evidence(launches, reference))
 
 
+def told_changes(
+    launches: Sequence[Launch], reference: Sequence[Launch], repeats: Repeats | None, *more: str
+) -> tuple[str, ...]:
+    """The same with what a script's ``repeats`` no more; of that what it was given comes first. ``more``: lines."""
+    lines = [*changes(launches, reference), *more, *(repeats.changes(launches, reference) if repeats else ())]
+    is_script = launches[-1].is_script
+    return tuple(sorted(lines, key=lambda line: not (is_script and is_choice(line))))
+
+
 def changed_evidence(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[str, ...]:
     """The same without the losses, which two trainings that are meant to differ do not share."""
     lines = list[str]()

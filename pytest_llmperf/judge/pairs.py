@@ -12,12 +12,15 @@ from operator import or_
 from statistics import fmean
 from typing import Literal
 
-from pytest_llmperf.judge.exact import changes, count_of
-from pytest_llmperf.judge.policy import CONFIRMED_BY, Outlook, Policy, Rule
+from pytest_llmperf.judge.exact import StoredTrace, changed_evidence, changes, count_checks, count_of, told_changes
+from pytest_llmperf.judge.policy import CONFIRMED_BY, Outlook, Policy, Reference, Rule
+from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import Difference, Pairs, paired_difference, quantile, work_of
-from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.judge.verdict import Judgement, growth_checks, joined, judge_pairs, phase_checks
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, counts, measured
-from pytest_llmperf.records.result import Candidate, Check, Verdict, worst_of
+from pytest_llmperf.records.result import Candidate, Check, Verdict, joined_reasons, worst_of
+from pytest_llmperf.support import formats
 from pytest_llmperf.support.user_input import is_positive
 
 # One-sided confidence in "the bound holds", and in each end of the interval of what nothing bounds.
@@ -57,11 +60,54 @@ class Bounds:
         )
 
 
-def judge_gain(pairs: Pairs, bounds: Mapping[str, Bounds], policy: Policy) -> Judgement:
+@dataclass(frozen=True)
+class Turns:
+    """How two sides did."""
+
+    pairs: tuple[tuple[Launch, Launch], ...]
+    judgement: Judgement
+    notes: tuple[str, ...]
+
+    @property
+    def before(self) -> tuple[Launch, ...]:
+        return tuple(launch for launch, _ in self.pairs)
+
+    @property
+    def after(self) -> tuple[Launch, ...]:
+        return tuple(launch for _, launch in self.pairs)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What is exact of two environments, and of the second is other."""
+        repeats = Repeats.of(self.before) if self.after[-1].is_script else None
+        return told_changes(self.after, self.before, repeats)
+
+    @property
+    def other_evidence(self) -> tuple[str, ...]:
+        """The same of two specs, whose losses may differ."""
+        return changed_evidence(self.after, self.before)
+
+
+def judge_environments(pairs: Pairs, policy: Policy, troubles: Sequence[str], extra: Sequence[Check]) -> Judgement:
+    """The verdict on the second environment of each pair against the first: its speed, its phases, what it leaves."""
+    judgement = judge_pairs(pairs, policy, troubles, extra)
+    if judgement.verdict == "invalid":
+        return judgement
+    theirs, ours = zip(*pairs, strict=True)
+    phases = phase_checks(ours, Reference(theirs, theirs, theirs), policy)
+    growth, counts = growth_checks(ours, theirs, policy.rule.budget), tuple[Check, ...]()
+    if ours[-1].is_script:  # which need not do the same in each launch
+        counts = count_checks(ours, StoredTrace.of(theirs), Repeats.of(theirs))
+    return joined(judgement, (*phases.checks, *growth, *counts), undecided=phases.undecided)
+
+
+def judge_gain(pairs: Pairs, bounds: Mapping[str, Bounds], policy: Policy, troubles: Sequence[str] = ()) -> Judgement:
     """Whether the second spec of each pair keeps ``bounds`` over the first. ``bounds`` by ``throughput`` (tokens/s per
     GPU), ``memory`` (peak reserved of the worst rank) and ``loss`` (nats). Losses are exact and decided as measured;
     memory nearly so, by the leanest launch of each side: they may be of different pairs, and two pairs have to break
     its bound by themselves too; throughput by paired statistics. Without bounds the ratios are only told."""
+    if troubles:
+        return Judgement("invalid", joined_reasons(troubles), ())
     units = {measured([launch])[RATE].unit for pair in pairs for launch in pair}
     if len(units) > 1:
         how = "say tokens= of the script whose tokens nobody knows"
@@ -155,6 +201,42 @@ def _loss(pairs: Pairs, bound: float | None) -> Iterator[Check]:
         verdict = "inconclusive"
         detail += f"; but training moved them by {moved:.2g} alone, so that this shows nothing: more steps would"
     yield METRICS["loss_difference"].check(apart, limit=bound, verdict=verdict, detail=detail)
+
+
+def exact_differences(then: Launch, now: Launch, policy: Policy) -> tuple[str, ...]:
+    """What is counted, or exact, and not as it was ``then``; memory beyond its tolerance."""
+    found = []
+    for metric in counts():
+        a, b = count_of(then, metric), count_of(now, metric)
+        if a is not None and b is not None and a != b:
+            found.append(f"{metric.removesuffix('_per_step')}: {a:g} -> {b:g}")
+    tolerance = policy.in_pairs().tolerances[MEMORY]
+    if abs(now.peak_reserved_bytes - then.peak_reserved_bytes) > tolerance * then.peak_reserved_bytes:
+        memory = " -> ".join(formats.memory(launch.peak_reserved_bytes) for launch in (then, now))
+        found.append(f"peak memory: {memory}")
+    return (*found, *changes((now,), (then,)))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A ratio of step times, as a logarithm: between ``low`` and ``high`` with 95 %."""
+
+    log: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, pairs: Pairs, policy: Policy) -> Change:
+        difference = paired_difference(pairs, policy.noise)
+        wide = quantile(_INTERVAL, difference.df) * difference.error
+        return cls(difference.log, difference.log - wide, difference.log + wide)
+
+    def since(self, good: Change | None) -> Change:
+        """Over ``good``, which is held against the same end; ``None`` is that end itself."""
+        if good is None:
+            return self
+        log, wide = self.log - good.log, math.hypot(self.log - self.low, good.log - good.low)
+        return Change(log, log - wide, log + wide)
 
 
 # Lineage: which candidates may still be the first bad one, and which of them tells most of the others.

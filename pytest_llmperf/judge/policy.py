@@ -16,7 +16,7 @@ from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.gpu_panel import Unit
 from pytest_llmperf.judge.stats import Difference, Experience, Noise, Spread, log_of, quantile
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases
+from pytest_llmperf.records.metrics import METRICS, RATE, Metric, measured, phases
 from pytest_llmperf.records.result import Verdict
 from pytest_llmperf.records.steady_state import ENOUGH, PassingRange, PassingRanges
 from pytest_llmperf.support.user_input import hint, is_positive
@@ -173,6 +173,11 @@ class Policy:
     @classmethod
     def for_cpu(cls) -> Policy:
         return cls(_tolerances("cpu"), _CPU_NOISE)
+
+    @property
+    def speed_tolerance(self) -> float:
+        """Of throughput; without end where that gates nothing."""
+        return self.tolerances.get(RATE, math.inf)
 
     def merged(self, tolerances: Mapping[str, float]) -> Policy:
         elsewhere, paired = (

@@ -54,6 +54,17 @@ def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset())
     return (*found, *disagreements(launch.evidence, launch.seen))
 
 
+def all_troubles(spec: Spec, launches: Sequence[Launch], inactive: frozenset[str]) -> tuple[str, ...]:
+    """The same of several, each line once."""
+    lines = (line for launch in launches for line in troubles(spec, launch, inactive))
+    return tuple(dict.fromkeys(lines))
+
+
+def are_unusable(launches: Sequence[Launch]) -> bool:
+    """Whether there is a figure with which nothing can be computed."""
+    return any(True for launch in launches for _ in unusable(launch))
+
+
 @dataclass(frozen=True)
 class Circumstances:
     lines: tuple[str, ...] = ()

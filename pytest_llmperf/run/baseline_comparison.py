@@ -16,7 +16,7 @@ from pytest_llmperf.analysis.waits import data_wait, held_up
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import FAR_APART, creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.exact import changed_evidence, changes, count_checks, trace_notes
+from pytest_llmperf.judge.exact import changed_evidence, count_checks, told_changes, trace_notes
 from pytest_llmperf.judge.policy import Policy, passing_ranges
 from pytest_llmperf.judge.repeats import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.stats import disagreement
@@ -36,11 +36,11 @@ from pytest_llmperf.judge.verdict import (
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
-from pytest_llmperf.records.result import USUAL, CaseResult, Check, is_choice
+from pytest_llmperf.records.result import USUAL, CaseResult, Check
 from pytest_llmperf.records.steady_state import PassingRanges, takes_all_steps
 from pytest_llmperf.records.trace import COUNTED, Trace, new_places
 from pytest_llmperf.run.case import Caller, Case
-from pytest_llmperf.run.derived_metrics import figures, first_guess
+from pytest_llmperf.run.derived_metrics import first_guess
 from pytest_llmperf.run.measured import Scaling
 from pytest_llmperf.run.runner import LaunchRetry, Runner, Turn
 from pytest_llmperf.settings.compilation import is_compiled
@@ -141,11 +141,11 @@ class BaselineComparison:
         return not any(gpu.uuid.removeprefix("GPU-") in device for gpu in gpus for device in spent)
 
     def _circumstances(self, baseline: Baseline | None, launch: Launch) -> Circumstances:
-        is_figure = not _are_unusable([launch])
+        is_figure = not validity.are_unusable([launch])
         policy = self._policy.at([launch], baseline) if baseline and is_figure else self._policy
         # Where throughput gates nothing, drift spoils nothing; nor does a CPU's, unless somebody named its tolerance.
         is_noise = self._run.on_cpu and RATE not in self._caller.terms.tolerances
-        tolerance = math.inf if is_noise else policy.tolerances.get(RATE, math.inf)
+        tolerance = math.inf if is_noise else policy.speed_tolerance
         if self._spec.is_script and baseline:  # nor does what its recordings did as well
             tolerance = max(tolerance, *(2 * abs(each.steady.drift) for each in baseline.launches))
         return validity.circumstances(launch, tolerance, self._run.stored.experience)
@@ -153,23 +153,21 @@ class BaselineComparison:
     def _judge(self, baseline: Baseline | None) -> Judgement:
         spec, launches, inactive = self._spec, self._launches, self._caller.terms.inactive
         explained = baseline.explained if baseline else ()
-        wrong = contradictions(spec, launches, inactive)
+        wrong = validity.all_troubles(spec, launches, inactive)
         now, then = ([each.seen for each in some] for some in (launches, explained))
         wrong = (*wrong, *(lost(spec, now, then, inactive) if isinstance(spec, TrainSpec) else ()))
         if LEARNING not in inactive:
             wrong = (*wrong, *changed_gradients(launches, explained))
         # What is no figure cannot be computed with.
-        extra = () if wrong else figures(spec, launches, self._run.model_flops)
+        extra = () if wrong else self._run.model_flops.figures(spec, launches)
         judgement = judge(launches, baseline, self._policy, (*wrong, *dict.fromkeys(self._retry.spoilt)), extra)
         if judgement.verdict != "invalid":
-            judgement = joined(judgement, self._counts(baseline), undecided=False)
-            growth = growth_checks(launches, explained, self._policy.rule.budget)
-            is_alone = any(check.verdict == "inconclusive" for check in growth)
-            judgement = joined(judgement, growth, undecided=is_alone)
+            growth, phases = growth_checks(launches, explained, self._policy.rule.budget), self._phase_checks(baseline)
             losses = first_loss_checks(launches, explained, spec.passes_per_step)
-            judgement = joined(judgement, losses, undecided=False)
-            phases = self._phase_checks(baseline)
-            judgement = joined(judgement, phases.checks, undecided=phases.undecided)
+            undecided = phases.undecided or any(check.verdict == "inconclusive" for check in growth)
+            judgement = joined(
+                judgement, (*self._counts(baseline), *growth, *losses, *phases.checks), undecided=undecided
+            )
         return self._scaling.joined(judgement, launches, baseline) if self._scaling else judgement
 
     def _counts(self, baseline: Baseline | None) -> tuple[Check, ...]:
@@ -203,10 +201,8 @@ class BaselineComparison:
             # What nobody may accept without a reason, though it passes.
             crept = creep(baseline, judgement.checks, launches, self._policy.noise)
             differences = baseline.launches[-1].differences(launches[-1])
-            changed = [*changes(launches, baseline.explained), *crept]
-            changed += baseline.repeats.changes(launches, baseline.explained) if baseline.repeats else []
-            changed.sort(key=lambda line: not (self._spec.is_script and is_choice(line)))
-            result = replace(result, changed=tuple(changed), differences=differences)
+            changed = told_changes(launches, baseline.explained, baseline.repeats, *crept)
+            result = replace(result, changed=changed, differences=differences)
         newest = next((launch.trace for launch in reversed(launches) if launch.trace), None)
         before = baseline.trace.trace if baseline and baseline.trace else None
         if judgement.verdict in ("new", "pass") and newest and not run.on_cpu:  # whose ranks wait for cores
@@ -224,7 +220,7 @@ class BaselineComparison:
 
     def _held_up(self, launches: Sequence[Launch]) -> tuple[str, ...]:
         # A CPU's ranks share its cores, and take them from one another.
-        return () if self._run.on_cpu or _are_unusable(launches) else held_up(launches)
+        return () if self._run.on_cpu or validity.are_unusable(launches) else held_up(launches)
 
     def _notes(self, baseline: Baseline | None) -> tuple[str, ...]:
         launches, notes = self._launches, [*self._retry.notes]
@@ -248,20 +244,9 @@ class BaselineComparison:
 
     def _disagreement(self, launches: Sequence[Launch]) -> str:
         tolerance = self._policy.tolerances.get(RATE)
-        if tolerance is None or _are_unusable(launches):
+        if tolerance is None or validity.are_unusable(launches):
             return ""
         return disagreement(launches, self._policy.noise, tolerance)
-
-
-def _are_unusable(launches: Sequence[Launch]) -> bool:
-    """Whether there is a figure with which nothing can be computed."""
-    return any(True for launch in launches for _ in validity.unusable(launch))
-
-
-def contradictions(spec: Spec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:
-    """What in ``launches`` contradicts ``spec``, each line once."""
-    lines = (line for launch in launches for line in validity.troubles(spec, launch, inactive=inactive))
-    return tuple(dict.fromkeys(lines))
 
 
 # Of a step: from here on they are worth a note.

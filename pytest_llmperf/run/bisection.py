@@ -8,30 +8,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.analysis.step_difference import points_to, step_difference
-from pytest_llmperf.judge.exact import changes, count_of
-from pytest_llmperf.judge.pairs import By, Lineage, Look, Side, Yardstick, compared_ends, criteria, most_steps, side_of
-from pytest_llmperf.judge.stats import paired_difference, quantile
+from pytest_llmperf.judge.pairs import (
+    By,
+    Change,
+    Lineage,
+    Look,
+    Side,
+    Yardstick,
+    compared_ends,
+    criteria,
+    exact_differences,
+    most_steps,
+    side_of,
+)
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.launch.histories import GitHistory, History, NoRoomError, NotMadeError, Span
 from pytest_llmperf.records.failure import Failure, LaunchFailed
-from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import MEMORY, counts
 from pytest_llmperf.records.result import Candidate
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs
 from pytest_llmperf.run.paired_comparison import Side as Turn
-from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.run.search_store import PairStore, surroundings
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.support import formats
 
 #: How often all of a bisection's decisions together may be wrong.
 ALPHA = 0.05
 # A change below so many standard deviations of a pair is often seen larger than it is, where it is seen at all.
 _CLEAR = 2.0
-# Two-sided confidence in an interval that is shown.
-_INTERVAL = 0.975
 # Seconds: with less than that left, whatever ends was ended by the clock.
 _NEXT_TO_NOTHING = 1.0
 
@@ -45,15 +49,6 @@ class BisectionOrder:
     seconds: float = 3600.0
     max_pairs: int = 8
     """In one comparison at most; the run's settings allow as many launches of a side."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """A ratio of step times, as a logarithm: between ``low`` and ``high`` with 95 %."""
-
-    log: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,12 +208,13 @@ class Bisector:
             return replace(found, last_good=last_good)
         now, then = pairs[-1][1], others[-1][1 if name else 0]
         changes = {step.candidate.name: step.change for step in reversed(self._steps)}
+        change = changes.get(first_bad.name)
         words = points_to(step_difference(then.trace, now.trace)) if then.trace and now.trace else ""
         return replace(
             found,
             last_good=last_good,
-            change=_between(changes.get(name or ""), changes.get(first_bad.name)),
-            exact=(*self._exact_differences(then, now), *then.differences(now)),
+            change=change and change.since(changes.get(name or "")),
+            exact=(*exact_differences(then, now, self._policy), *then.differences(now)),
             diagnosis=words,
         )
 
@@ -262,7 +258,7 @@ class Bisector:
                 self._ended = "time"
             return Judgement("pass", "", (), undecided=answers[0].goes_on and not self._ended)
 
-        comparison = PairedComparison(self._caller, Runner(self._caller), self._spec)
+        comparison = PairedComparison(self._caller, self._spec)
         try:
             turns = comparison.take_turns(sides, judge, kept)
         except LaunchFailed as error:
@@ -295,30 +291,15 @@ class Bisector:
 
     def _step(self, candidate: Candidate, told: Look, *, kept: bool = False) -> Step:
         pairs = self._pairs[candidate.name]
-        difference = paired_difference(pairs, self._policy.noise)
-        wide = quantile(_INTERVAL, difference.df) * difference.error
         return Step(
             candidate=candidate,
             side=None if told.goes_on else told.side,
             pairs=len(pairs),
-            change=Change(difference.log, difference.log - wide, difference.log + wide),
-            exact=self._exact_differences(*pairs[-1]),
+            change=Change.of(pairs, self._policy),
+            exact=exact_differences(*pairs[-1], self._policy),
             reason=told.reason,
             kept=kept,
         )
-
-    def _exact_differences(self, then: Launch, now: Launch) -> tuple[str, ...]:
-        """What is counted, or exact, and not as it was ``then``; memory beyond its tolerance."""
-        found = []
-        for metric in counts():
-            a, b = count_of(then, metric), count_of(now, metric)
-            if a is not None and b is not None and a != b:
-                found.append(f"{metric.removesuffix('_per_step')}: {a:g} -> {b:g}")
-        tolerance = self._policy.in_pairs().tolerances[MEMORY]
-        if abs(now.peak_reserved_bytes - then.peak_reserved_bytes) > tolerance * then.peak_reserved_bytes:
-            memory = " -> ".join(formats.memory(launch.peak_reserved_bytes) for launch in (then, now))
-            found.append(f"peak memory: {memory}")
-        return (*found, *changes((now,), (then,)))
 
     def _turn(self, candidate: Candidate) -> Turn:
         self._watch(f"{candidate.shown}: its environment")
@@ -330,12 +311,3 @@ class Bisector:
     @property
     def _left(self) -> float:
         return self._caller.run.until - time.monotonic()
-
-
-def _between(good: Change | None, bad: Change | None) -> Change | None:
-    """Both are held against the same end; ``None`` is that end itself."""
-    if bad is None or good is None:
-        return bad
-    log = bad.log - good.log
-    wide = math.hypot(bad.log - bad.low, good.log - good.low)
-    return Change(log, log - wide, log + wide)

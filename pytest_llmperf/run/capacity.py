@@ -17,7 +17,6 @@ from pytest_llmperf.records.failure import SEARCHING, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import CaseResult, Check, Spent, Verdict, joined_reasons
-from pytest_llmperf.run.baseline_comparison import contradictions
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.run.findings import Concluded
@@ -151,7 +150,7 @@ class MaxBatchSize:
     def _judged(self, case: Case, size: int, launch: Launch, baseline: CapacityBaseline | None) -> CaseResult:
         check, peak = judge_capacity(size, baseline), launch.peak_reserved_bytes
         reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
-        troubles = contradictions(short(case.specs[0], size), (launch,), self._caller.terms.inactive)
+        troubles = validity.all_troubles(short(case.specs[0], size), (launch,), self._caller.terms.inactive)
         if troubles:
             check = Check(metric=check.metric, value=check.value, unit=check.unit)
         allocated = METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes)

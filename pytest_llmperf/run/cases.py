@@ -162,7 +162,7 @@ class Cases:
         case = Case.compared(before, after, *([alone] if self._settings.against else []))
 
         def gain() -> Concluded:  # its policy reads baselines, which an earlier start has no need of
-            return PairedComparison(self._caller, self._runner, after).gain(case, bounds)
+            return PairedComparison(self._caller, after).gain(case, bounds)
 
         return self._concluded(case, 2 * self._settings.launches, gain)
 
@@ -228,7 +228,7 @@ class Cases:
 
         def environments() -> Concluded:
             scaling = Scaling.of(self._caller, self._recorder, spec, scaled_from)
-            result = PairedComparison(self._caller, self._runner, spec).environments(case, scaling)
+            result = PairedComparison(self._caller, spec).environments(case, scaling.joined if scaling else None)
             self._run.result_cache.add(Measured(spec, result, None))
             return Concluded(result=result, held_against=f"turns with {self._settings.against}")
 

@@ -23,14 +23,6 @@ from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 
-def figures(spec: Spec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
-    """What the launches' rate means on their chip, where known; energy, a micro-batch's time, waiting."""
-    gpu, found = launches[0].environment.gpu, [*_of_steps(spec, launches)]
-    if isinstance(spec, TrainSpec):  # else of its arithmetic nothing is known
-        found = [*_arithmetic(spec, launches, gpu, model_flops), *_traffic(spec, launches, gpu), *found]
-    return tuple(found)
-
-
 def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     # Of all GPUs while they trained; nothing where no counter told it.
     watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
@@ -107,6 +99,13 @@ class ModelFlops:
             except CountError as error:
                 self._known[key] = error
         self.close()
+
+    def figures(self, spec: Spec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
+        """What the launches' rate means on their chip, where known; energy, a micro-batch's time, waiting."""
+        gpu, found = launches[0].environment.gpu, [*_of_steps(spec, launches)]
+        if isinstance(spec, TrainSpec):  # else of its arithmetic nothing is known
+            found = [*_arithmetic(spec, launches, gpu, self), *_traffic(spec, launches, gpu), *found]
+        return tuple(found)
 
     def per_token(self, spec: TrainSpec) -> float | None:
         """Training FLOPs for one token of a full sequence of ``spec``; ``None``: not known, and ``note`` says why."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,26 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.exact import StoredTrace, changed_evidence, changes, count_checks
-from pytest_llmperf.judge.pairs import Bounds, judge_gain
-from pytest_llmperf.judge.policy import Reference
-from pytest_llmperf.judge.repeats import Repeats
-from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement, growth_checks, joined, judge, judge_pairs, phase_checks
+from pytest_llmperf.judge.pairs import Bounds, Turns, judge_environments, judge_gain
+from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.launch.histories import GitHistory, HistoryError, NotMadeError
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import RATE
-from pytest_llmperf.records.result import CaseResult, Check, is_choice, joined_reasons
-from pytest_llmperf.run.baseline_comparison import beside_verdict, contradictions, diagnosed, fewest_launches
+from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.run.baseline_comparison import beside_verdict, diagnosed, fewest_launches
 from pytest_llmperf.run.case import Caller, Case
-from pytest_llmperf.run.derived_metrics import figures
 from pytest_llmperf.run.findings import CaseFailedError, Concluded
-from pytest_llmperf.run.measured import Scaling
 from pytest_llmperf.run.runner import LaunchRetry, Runner, Turn
 from pytest_llmperf.settings.spec import Spec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
+#: Of a judgement on launches of one side, against a baseline: with what more GPUs brought.
+Scaled = Callable[[Judgement, Sequence[Launch], None], Judgement]
 
 
 @dataclass(frozen=True)
@@ -46,37 +40,19 @@ class Side:
     """The project at another revision, where a script runs there."""
 
 
-@dataclass(frozen=True)
-class Turns:
-    """How two sides did."""
-
-    pairs: Pairs
-    judgement: Judgement
-    notes: tuple[str, ...]
-
-    @property
-    def before(self) -> tuple[Launch, ...]:
-        return tuple(launch for launch, _ in self.pairs)
-
-    @property
-    def after(self) -> tuple[Launch, ...]:
-        return tuple(launch for _, launch in self.pairs)
-
-
 class PairedComparison:
     """Takes turns on the same GPUs; judged by what the second side's spec is judged by."""
 
-    def __init__(self, caller: Caller, runner: Runner, after: Spec) -> None:
-        self._caller, self._runner, self._policy = caller, runner, caller.policy(after)
+    def __init__(self, caller: Caller, after: Spec, *, bare: bool = False) -> None:
+        """``bare``: of timed steps alone."""
+        self._caller, self._runner, self._policy = caller, Runner(caller, bare=bare), caller.policy(after)
 
     def gain(self, case: Case, bounds: Mapping[str, Bounds]) -> Concluded:
         """Measure what the second spec of ``case`` brings over the first."""
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
-            if troubles:
-                return Judgement("invalid", joined_reasons(troubles), ())
-            judgement = judge_gain(pairs, bounds, self._policy)
-            if any(True for each in bounds.values() for _ in each):
+            judgement = judge_gain(pairs, bounds, self._policy, troubles)
+            if troubles or any(True for each in bounds.values() for _ in each):
                 return judgement
             return replace(judgement, reason=f"no bound was given, nothing is held: {judgement.reason}")
 
@@ -84,27 +60,20 @@ class PairedComparison:
         # What a gain is, a reader wants to know of a ``pass`` too.
         notes = (turns.judgement.reason,) if turns.judgement.verdict == "pass" else ()
         result = self._result(case, turns)
-        differences = (*result.differences, *changed_evidence(turns.after, turns.before))
+        differences = (*result.differences, *turns.other_evidence)
         result = replace(result, differences=differences, notes=(*notes, *result.notes))
         return Concluded(result=_diagnosed(result, turns), held_against="turns with the other spec")
 
-    def environments(self, case: Case, scaling: Scaling | None = None) -> CaseResult:
-        """The spec of ``case`` here against itself under ``--perf-against``; ``scaling`` is of this side alone."""
+    def environments(self, case: Case, scaled: Scaled | None = None) -> CaseResult:
+        """The spec of ``case`` here against itself under ``--perf-against``; ``scaled`` judges this side alone."""
         (spec,), python = case.specs, self._caller.run.settings.against
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             # Of launches that are in trouble no figure can be computed.
             ours = tuple(after for _, after in pairs)
-            judgement = judge_pairs(pairs, self._policy, troubles, () if troubles else self._figures(spec, ours))
-            if judgement.verdict != "invalid":
-                theirs = tuple(before for before, _ in pairs)
-                phases = phase_checks(ours, Reference(theirs, theirs, theirs), self._policy)
-                judgement = joined(judgement, phases.checks, undecided=phases.undecided)
-                judgement = joined(judgement, growth_checks(ours, theirs, self._policy.rule.budget), undecided=False)
-                if spec.is_script:  # which need not do the same in each launch
-                    counts = count_checks(ours, StoredTrace.of(theirs), Repeats.of(theirs))
-                    judgement = joined(judgement, counts, undecided=False)
-            return scaling.joined(judgement, ours, None) if scaling else judgement
+            extra = () if troubles else self._figures(spec, ours)
+            judgement = judge_environments(pairs, self._policy, troubles, extra)
+            return scaled(judgement, ours, None) if scaled else judgement
 
         if revision := self._caller.run.settings.other_revision:
             try:
@@ -123,10 +92,7 @@ class PairedComparison:
         turns = self.take_turns(sides, decide, fewest=fewest_launches(1, spec))
         result, shared = self._result(case, turns), os.environ.get("PYTHONPATH")
         notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
-        changed = changes(turns.after, turns.before)
-        changed += tuple(Repeats.of(turns.before).changes(turns.after, turns.before)) if spec.is_script else ()
-        changed = tuple(sorted(changed, key=lambda line: not (spec.is_script and is_choice(line))))
-        result = replace(result, changed=changed, notes=(*result.notes, *notes))
+        result = replace(result, changed=turns.changed, notes=(*result.notes, *notes))
         return _diagnosed(result, turns)
 
     def _result(self, case: Case, turns: Turns) -> CaseResult:
@@ -165,13 +131,13 @@ class PairedComparison:
 
     def troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
         """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""
-        if found := contradictions(side.spec, launches, self._caller.terms.inactive):
+        if found := validity.all_troubles(side.spec, launches, self._caller.terms.inactive):
             return list(found)
         judgement = judge(launches, None, self._policy, extra=self._figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
 
     def _figures(self, spec: Spec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-        return figures(spec, launches, self._caller.run.model_flops)
+        return self._caller.run.model_flops.figures(spec, launches)
 
     def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:
         order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -188,8 +154,8 @@ class PairedComparison:
                 raise LaunchFailed(error.spec_id, replace(error.failure, message=message)) from None
         return launches[0], launches[1]
 
-    def _circumstances(self, launch: Launch) -> Circumstances:
-        tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)
+    def _circumstances(self, launch: Launch) -> validity.Circumstances:
+        tolerance = self._policy.in_pairs().speed_tolerance
         return validity.circumstances(launch, tolerance, self._caller.run.stored.experience)
 
 

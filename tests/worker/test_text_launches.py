@@ -14,7 +14,6 @@ from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.support import codec
 from tests.worker.import_patch import in_the_rank
@@ -49,7 +48,7 @@ def test_a_launch_tells_what_it_has_read(first: Launch) -> None:
     assert told["num_rows"] == told["num_tokens"] // 32 > 3000
     assert first.evidence["epochs"] == pytest.approx(6 * 4 / told["num_rows"], abs=1e-6)
     assert (first.real_share, first.ranks[0].real_tokens) == (1, ())
-    names = [check.metric for check in derived_metrics.figures(SPEC, (first,), ModelFlops())]
+    names = [check.metric for check in ModelFlops().figures(SPEC, (first,))]
     assert "real_token_share" not in names
     assert first.losses[-1] < first.losses[0]
 
@@ -81,7 +80,7 @@ def test_ranks_share_each_epoch_and_count_their_real_tokens(tmp_path: Path) -> N
     assert record.evidence["epochs"] == 4
     assert record.real_share == pytest.approx(4 * epoch / (8 * record.tokens_per_step))
     assert codec.read(Launch, codec.plain(record)) == record
-    shown = {check.metric: check for check in derived_metrics.figures(spec, (record,), ModelFlops())}
+    shown = {check.metric: check for check in ModelFlops().figures(spec, (record,))}
     rate, share = shown["real_tokens_per_second_per_gpu"], shown["real_token_share"]
     assert rate.value == pytest.approx(record.tokens_per_second_per_gpu * record.real_share)
     assert not rate.gates

@@ -12,11 +12,11 @@ from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared, facts, plain, table
 from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, searching, usage_errors
-from pytest_llmperf.judge.pairs import CRITERIA, Yardstick
+from pytest_llmperf.judge.pairs import CRITERIA, Change, Yardstick
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.report.text import Column
-from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector, Change
+from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec, formats, user_input
 from pytest_llmperf.support.user_input import argument

@@ -131,7 +131,7 @@ def take_turns(
         turns = None if troubles else turns_of(pairs, objective, noise)
         return Judgement("pass", "", (), undecided=turns is not None and goes_on(turns, len(pairs)))
 
-    comparison = PairedComparison(caller, Runner(caller, bare=True), after)
+    comparison = PairedComparison(caller, after, bare=True)
     taken = comparison.take_turns(sides, decide)
     if found:  # no figure of such launches counts
         wrong = [comparison.troubles(*one) for one in zip(sides, (taken.before, taken.after), strict=True)]

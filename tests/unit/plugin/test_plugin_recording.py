@@ -16,7 +16,7 @@ from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.conclusion import Recorder
-from pytest_llmperf.run.derived_metrics import ModelFlops, figures
+from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.history import Revision
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -100,4 +100,4 @@ class TestLaunchesThatDisagree:
 def test_a_micro_batch_has_seconds_of_its_own_where_a_step_has_several() -> None:
     accumulated = TrainSpec(model="llama-tiny", sequence_length=64, gradient_accumulation_steps=2)
     for spec, names in ((SPEC, []), (accumulated, ["micro_batch_seconds"])):
-        assert [check.metric for check in figures(spec, (launch_of(spec),), ModelFlops())] == names
+        assert [check.metric for check in ModelFlops().figures(spec, (launch_of(spec),))] == names

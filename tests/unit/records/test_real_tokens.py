@@ -13,7 +13,6 @@ from pytest_llmperf.judge.stats import log_of
 from pytest_llmperf.judge.validity import troubles, unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import pooled_tokens_per_second
-from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.support import codec
 from tests.fakes import Fake, launch_of
@@ -33,7 +32,7 @@ def test_the_rate_in_slots_stays_and_that_in_real_tokens_is_shown_beside_it() ->
     launch = counted((64, 32, 32, 64), (16, 16, 16, 16))
     assert launch.tokens_per_second_per_gpu == launch_of(SPEC).tokens_per_second_per_gpu
     assert launch.real_share == (192 + 64) / (8 * 64)
-    shown = {check.metric: check for check in derived_metrics.figures(SPEC, (launch,), ModelFlops())}
+    shown = {check.metric: check for check in ModelFlops().figures(SPEC, (launch,))}
     assert shown["real_tokens_per_second_per_gpu"].value == pytest.approx(launch.tokens_per_second_per_gpu / 2)
     assert shown["real_token_share"].value == 0.5
     assert not any(check.gates for check in shown.values())
@@ -43,7 +42,7 @@ def test_of_an_older_record_and_of_one_without_padding_all_tokens_are_real() -> 
     launch = launch_of(SPEC)
     assert all("real_tokens" not in rank for rank in codec.plain(launch)["ranks"])
     assert codec.read(Launch, codec.plain(launch)).real_share == 1
-    shown = derived_metrics.figures(SPEC, (launch,), ModelFlops())
+    shown = ModelFlops().figures(SPEC, (launch,))
     assert not any("real" in check.metric for check in shown)
 
 
