@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 
+from pytest_llmperf.plugin import needs
 from pytest_llmperf.plugin.reports import FINDINGS, failed, record_benchmark
 from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.run.findings import Concluded, DidNotTrainError, Findings
@@ -44,12 +45,10 @@ def _asked(method: _Method) -> _Method:
         except TypeError as error:
             expected = ", ".join(str(each).partition(":")[0] for each in words.values())
             raise failed(f"perf.{method.__name__}: {error}; expected {expected}") from None
-        from pytest_llmperf.run.cases import need_spec
-
         with self._session.outcomes():
             for name, (kind, default) in specs.items():
                 if given.get(name, default) is not default:
-                    need_spec(method.__name__, given[name], kind)
+                    needs.a_spec(method.__name__, given[name], kind)
             try:
                 return method(self, *args, **kwargs)
             except DidNotTrainError as error:
@@ -91,12 +90,10 @@ class Perf:
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
         goes on to its next spec.
         """
-        from pytest_llmperf.run.cases import need_a_narrower_training
-
         if scaled_from is not None and scaled_from.digest == spec.digest:
             scaled_from = None  # of a series that is written as one, the narrowest names itself
         if scaled_from is not None:
-            need_a_narrower_training(spec, scaled_from)
+            needs.a_narrower_training(spec, scaled_from)
         return self._told(self._cases.check(spec, scaled_from))
 
     @_asked
@@ -130,9 +127,8 @@ class Perf:
         tokens a step.
         """
         from pytest_llmperf.judge.pairs import Bounds
-        from pytest_llmperf.run.cases import need_nats, need_the_same_tokens
 
-        need_nats(loss_within)
+        needs.nats(loss_within)
         try:
             bounds = {
                 "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most, of="throughput"),
@@ -142,7 +138,7 @@ class Perf:
         except ValueError as error:
             raise failed(f"perf.compare: {error}") from None
         if loss_within is not None:
-            need_the_same_tokens(before, after)
+            needs.the_same_tokens(before, after)
         return self._told(self._cases.compare(before, after, bounds))
 
     @_asked
@@ -152,9 +148,7 @@ class Perf:
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
         ``spec`` has is where the search begins if its memory cannot be predicted.
         """
-        from pytest_llmperf.run.cases import need_sizes
-
-        need_sizes(spec)
+        needs.sizes(spec)
         return self._told(self._cases.max_micro_batch(spec))
 
     @_asked
@@ -165,10 +159,8 @@ class Perf:
         gradient and each update may be no further from those in double precision than rounding takes the plain form's.
         Precision, batch and the number of GPUs may differ. It needs no baseline.
         """
-        from pytest_llmperf.run.cases import need_the_same_training
-
         if other is not None:
-            need_the_same_training(spec, other)
+            needs.the_same_training(spec, other)
         return self._told(self._cases.same_training(spec, *([] if other is None else [other])))
 
     @_asked
@@ -180,9 +172,7 @@ class Perf:
         turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 %, on a CPU by
         the case's tolerance, makes the case ``improved``, which fails under ``--perf-strict``. It needs no baseline.
         """
-        from pytest_llmperf.run.cases import tuning_space
-
-        return self._told(self._cases.tune(spec, tuning_space(spec, over, runners_up), runners_up))
+        return self._told(self._cases.tune(spec, needs.a_space(spec, over, runners_up), runners_up))
 
     @_asked
     def soak(self, training: str | Spec, /, *, minutes: float = 30.0) -> CaseResult:

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_llmperf.judge.trainings import judge_parity
+from pytest_llmperf.plugin.needs import the_same_training
 from pytest_llmperf.records.learning import FP32, GRADIENT, OWN, UPDATE, TensorError, TrainingErrors, merged_errors
-from pytest_llmperf.run.cases import need_the_same_training
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.settings.models import built_in_names, resolve, small_config
 from pytest_llmperf.settings.optimizer import true_optimizer
@@ -236,7 +236,7 @@ class TestSmall:
 
 
 def test_two_that_are_no_one_training_are_refused(golden: Golden) -> None:
-    need_the_same_training(SPEC, replace(SPEC, gpus=1, parallelism="ddp", mixed_precision="bf16"))
+    the_same_training(SPEC, replace(SPEC, gpus=1, parallelism="ddp", mixed_precision="bf16"))
     with pytest.raises(CaseFailedError) as raised:
-        need_the_same_training(SPEC, replace(SPEC, optimizer="sgd"))
+        the_same_training(SPEC, replace(SPEC, optimizer="sgd"))
     golden(raised)

@@ -23,7 +23,7 @@ MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 44_995, 203, 50, 12
 JOINTS = {
     "run/baseline_comparison": 25,
     "run/capacity": 17,
-    "run/cases": 20,
+    "run/cases": 19,
     "run/runner": 24,
 }
 
