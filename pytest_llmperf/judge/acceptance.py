@@ -15,12 +15,12 @@ from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import Noise, Spread, log_of, quantile
 from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError, since_reason
 from pytest_llmperf.judge.validity import injected
-from pytest_llmperf.judge.verdict import alike
+from pytest_llmperf.judge.verdict import Judgement, alike
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, measured
-from pytest_llmperf.records.result import CaseResult, Check, Verdict
+from pytest_llmperf.records.result import CaseResult, Check, Verdict, joined_reasons
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.support.formats import first_n, in_sentence, percent
+from pytest_llmperf.support.formats import first_n, in_sentence, memory, percent
 
 #: More would only slow reading: what a verdict can see is decided by the first dozen.
 MAX_LAUNCHES = 24
@@ -333,6 +333,21 @@ def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
     if stored is not None:
         verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
     return METRICS[CAPACITY_METRIC].check(size, stored, tolerance=0.0, limit=stored, verdict=verdict)
+
+
+def judge_fitted(
+    launch: Launch, size: int, baseline: CapacityBaseline | None, troubles: Sequence[str]
+) -> tuple[Judgement, str]:
+    """The verdict on ``size``, which ``launch`` has trained, and what of it is told in any case."""
+    check, peak = judge_capacity(size, baseline), launch.peak_reserved_bytes
+    reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
+    if troubles:
+        check = Check(metric=check.metric, value=check.value, unit=check.unit)
+    allocated = METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes)
+    checks = (check, METRICS["peak_reserved_bytes"].check(peak), allocated)
+    verdict: Verdict = "invalid" if troubles else check.verdict or "pass"
+    note = f"{size} sequences fit ({memory(peak)} reserved), {size + 1} run out of memory"
+    return Judgement(verdict, joined_reasons(troubles) or reason, checks), note
 
 
 def accept_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> CapacityBaseline:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import IO, Any, cast
@@ -33,6 +34,8 @@ _NICENESS_OF_COUNTS = 10
 _ERROR = re.compile(r"^[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE)
 # A list of all that transformers knows is no answer.
 _LONGEST_ERROR, _LONGEST_COUNT_ERROR = 300, 200
+# Whose predicted peaks give a line over micro-batches; larger than where the optimizer's step is the peak.
+_SIZES = (16, 32)
 # What every training needs: none of it is imported here, and the process that predicts imports all.
 _NEEDED = ("torch", "transformers", "accelerate")
 
@@ -206,6 +209,18 @@ def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | Pre
         for spec in specs:
             answer = steps.answer(spec, "its memory cannot be predicted")
             yield answer if isinstance(answer, PredictionError) else dict(answer["parts"])
+
+
+def fitting_batch(spec: Spec, limit_bytes: int) -> int:
+    """The micro-batch whose predicted memory meets the limit; that of ``spec`` where it cannot be predicted."""
+    sums, own = [], spec.micro_batch_size
+    assert isinstance(spec, TrainSpec)  # noqa: S101 - a script is launched
+    for parts in predictions([replace(spec, micro_batch_size=size) for size in _SIZES]):
+        if isinstance(parts, PredictionError):
+            return own
+        sums.append(sum(parts.values()))
+    each = (sums[1] - sums[0]) / (_SIZES[1] - _SIZES[0])
+    return max(1, int(_SIZES[0] + (limit_bytes - sums[0]) / each)) if each > 0 else own
 
 
 class FlopCounts(PredictionProcess):

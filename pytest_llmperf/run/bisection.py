@@ -305,8 +305,8 @@ class Bisector:
         self._watch(f"{candidate.shown}: its environment")
         shown = f"at {candidate.shown}"
         if self._spec.is_script and isinstance(self._history, GitHistory):  # the code that trains is the project's
-            return Turn(candidate.shown, self._spec, shown=shown, tree=self._history.tree(candidate.name))
-        return Turn(candidate.shown, self._spec, self._history.python(candidate), shown)
+            return Turn(name=candidate.shown, spec=self._spec, side=shown, tree=self._history.tree(candidate.name))
+        return Turn(name=candidate.shown, spec=self._spec, side=shown, python=self._history.python(candidate))
 
     @property
     def _left(self) -> float:

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.acceptance import judge_capacity
+from pytest_llmperf.judge.acceptance import judge_fitted
 from pytest_llmperf.judge.baseline import CapacityBaseline
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.launch.prediction import PredictionError, predictions
-from pytest_llmperf.launch.watch import Meter
+from pytest_llmperf.launch.prediction import fitting_batch
 from pytest_llmperf.records.failure import SEARCHING, LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS
-from pytest_llmperf.records.result import CaseResult, Check, Spent, Verdict, joined_reasons
+from pytest_llmperf.records.result import CaseResult, Spent, joined_reasons
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.runner import LaunchRetry, Runner
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.formats import memory
 
 #: Launches that an answer takes where the prediction was good; one that is known, and still right, takes two.
 LAUNCHES = 3
 
 # The third step is the first with nothing new: kernels are compiled, the optimizer has its states.
 _STEPS = 3
-
-# Sizes whose predicted peaks give the line to begin with; larger than where the optimizer's step is the peak.
-_SIZES = (16, 32)
 
 
 @dataclass(frozen=True)
@@ -118,27 +112,21 @@ class MaxBatchSize:
         run = self._caller.run
         # A CPU's resident memory does not come back, so its peaks are no line.
         limit = 0 if run.on_cpu else run.memory_bytes
-        search = Search(known or (self._guess(spec, limit) if limit else spec.micro_batch_size), limit)
+        search = Search(known or self._guess(spec, limit), limit)
         # By the seconds in which something ran; a tiny model in much memory has thousands of sequences.
         end = self._runner.seconds + run.settings.timeout_seconds
         with self._runner.hold(spec.gpus):
             return fit(spec, search, partial(self._launch, retry), lambda _: self._runner.seconds < end)
 
     def _guess(self, spec: Spec, limit_bytes: int) -> int:
-        """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
-        if not isinstance(spec, TrainSpec):
+        """Where predicted memory meets the limit, if there is one; else the spec's own size."""
+        if spec.is_script or not limit_bytes:
             return spec.micro_batch_size
-        meter, sums = Meter(), []
-        with meter.running():
-            for parts in predictions([replace(spec, micro_batch_size=size) for size in _SIZES]):
-                if isinstance(parts, PredictionError):
-                    break
-                sums.append(sum(parts.values()))
-        self._caller.findings.spent += Spent(phases={SEARCHING: meter.seconds})
-        if len(sums) < len(_SIZES):
-            return spec.micro_batch_size
-        each = (sums[1] - sums[0]) / (_SIZES[1] - _SIZES[0])
-        return max(1, int(_SIZES[0] + (limit_bytes - sums[0]) / each)) if each > 0 else spec.micro_batch_size
+        began = time.monotonic()
+        try:
+            return fitting_batch(spec, limit_bytes)
+        finally:
+            self._caller.findings.spent += Spent(phases={SEARCHING: time.monotonic() - began})
 
     def _launch(self, retry: LaunchRetry, spec: Spec, number: int) -> Launch:
         try:
@@ -148,17 +136,10 @@ class MaxBatchSize:
                 raise _SpoiltError
 
     def _judged(self, case: Case, size: int, launch: Launch, baseline: CapacityBaseline | None) -> CaseResult:
-        check, peak = judge_capacity(size, baseline), launch.peak_reserved_bytes
-        reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
         troubles = validity.all_troubles(short(case.specs[0], size), (launch,), self._caller.terms.inactive)
-        if troubles:
-            check = Check(metric=check.metric, value=check.value, unit=check.unit)
-        allocated = METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes)
-        checks = (check, METRICS["peak_reserved_bytes"].check(peak), allocated)
-        verdict: Verdict = "invalid" if troubles else check.verdict or "pass"
-        note = f"{size} sequences fit ({memory(peak)} reserved), {size + 1} run out of memory"
+        judgement, note = judge_fitted(launch, size, baseline, troubles)
         return replace(
-            self._caller.result(case, verdict, joined_reasons(troubles) or reason, checks),
+            self._caller.result(case, judgement.verdict, judgement.reason, judgement.checks),
             launches=(launch,),
             notes=(note, *(f"measured under {fault}" for fault in validity.injected([launch]))),
         )

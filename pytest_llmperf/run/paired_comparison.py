@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.pairs import Bounds, Turns, judge_environments, judge_gain
@@ -26,18 +25,14 @@ Pairs = tuple[tuple[Launch, Launch], ...]
 Scaled = Callable[[Judgement, Sequence[Launch], None], Judgement]
 
 
-@dataclass(frozen=True)
-class Side:
-    """One that takes turns."""
+@dataclass(frozen=True, kw_only=True)
+class Side(Turn):
+    """One of two that take turns."""
 
+    sides: int = 2
     name: str
     """Its spec's id, or its interpreter."""
     spec: Spec
-    python: str = sys.executable
-    shown: str = ""
-    """To people, where its spec does not tell."""
-    tree: Path | None = None
-    """The project at another revision, where a script runs there."""
 
 
 class PairedComparison:
@@ -56,7 +51,7 @@ class PairedComparison:
                 return judgement
             return replace(judgement, reason=f"no bound was given, nothing is held: {judgement.reason}")
 
-        turns = self.take_turns([Side(spec.id, spec) for spec in case.specs], decide)
+        turns = self.take_turns([Side(name=spec.id, spec=spec) for spec in case.specs], decide)
         # What a gain is, a reader wants to know of a ``pass`` too.
         notes = (turns.judgement.reason,) if turns.judgement.verdict == "pass" else ()
         result = self._result(case, turns)
@@ -80,14 +75,14 @@ class PairedComparison:
                 tree = GitHistory(self._caller.run.rootdir).tree(revision)
             except (HistoryError, NotMadeError) as error:
                 raise CaseFailedError(f"--perf-against {python}: {error}") from None
-            other = Side(python, spec, shown=f"at {revision}", tree=tree)
-            sides = [other, Side("the work tree", spec, shown="as it is")]
+            other = Side(name=python, spec=spec, side=f"at {revision}", tree=tree)
+            sides = [other, Side(name="the work tree", spec=spec, side="as it is")]
         else:
             # As short as it can be typed here: a line about a launch has room for little else.
             shown = min(python, os.path.relpath(python), key=len)
             sides = [
-                Side(python, spec, python, f"under {shown}"),
-                Side(sys.executable, spec, shown="under this Python"),
+                Side(name=python, spec=spec, python=python, side=f"under {shown}"),
+                Side(name=sys.executable, spec=spec, side="under this Python"),
             ]
         turns = self.take_turns(sides, decide, fewest=fewest_launches(1, spec))
         result, shared = self._result(case, turns), os.environ.get("PYTHONPATH")
@@ -144,9 +139,8 @@ class PairedComparison:
         launches: dict[int, Launch] = {}
         for place, index in enumerate(order, 1):
             side = sides[index]
-            turn = Turn(side.python, sides=2, side=side.shown, tree=side.tree)
             try:
-                launches[index] = retry.launch(side.spec, 2 * number + place, self._circumstances, turn=turn)
+                launches[index] = retry.launch(side.spec, 2 * number + place, self._circumstances, turn=side)
             except LaunchFailed as error:
                 if side.name == side.spec.id:  # it is named already
                     raise

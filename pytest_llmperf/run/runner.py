@@ -53,13 +53,14 @@ from pytest_llmperf.support.formats import memory
 _LONGEST_NAME = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Turn:
     """Whose a launch is, where several sides take turns and each is launched as often as the others."""
 
     python: str = sys.executable
     sides: int = 1
     side: str = ""
+    """To people, where its spec does not tell."""
     launches: int = 0
     """How many there will be, where that is known beforehand."""
     tree: Path | None = None

@@ -12,10 +12,9 @@ from typing import NoReturn
 import pytest
 
 from pytest_llmperf.judge.pairs import Bounds
-from pytest_llmperf.launch import local
+from pytest_llmperf.launch import local, prediction
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.failure import HELD
-from pytest_llmperf.run import capacity
 from pytest_llmperf.run.findings import DidNotTrainError
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import EAGER, SPEC, Engine
@@ -100,7 +99,7 @@ def test_a_prediction_is_part_of_that_search(engine: Engine, monkeypatch: pytest
         time.sleep(WAITED)
         return ({"activations": spec.micro_batch_size * 2**36 // 12} for spec in specs)
 
-    monkeypatch.setattr(capacity, "predictions", predicted)
+    monkeypatch.setattr(prediction, "predictions", predicted)
     engine.on(replace(MACHINE, gpus=(Gpu(index=0, uuid="GPU-0", name="NVIDIA Z9", memory_bytes=2**36),)))
     engine.fake(most=12)
     engine.run(gpus=1).max_micro_batch(SPEC)

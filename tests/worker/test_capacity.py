@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import predictions
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.result import CaseResult, Check
-from pytest_llmperf.run import capacity
 from tests.worker import engine
 from tests.worker.engine import checks
 from tests.worker.launching import launch
@@ -39,7 +39,7 @@ def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path, monkeypatch: 
         predicted.extend(predictions(specs))
         return iter(predicted)
 
-    monkeypatch.setattr(capacity, "predictions", kept)
+    monkeypatch.setattr(prediction, "predictions", kept)
     first = checks(tmp_path, memory_limit_bytes=LIMIT_BYTES, update="new").max_micro_batch(SPEC).result
     size = largest(first).value
     assert first.verdict == "new"
@@ -47,7 +47,7 @@ def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path, monkeypatch: 
     (path,) = tmp_path.rglob("baselines/*-limit-0.146484gib/*/capacity/*.json")
     assert json.loads(path.read_text())["history"][-1]["metrics"]["max_micro_batch_size"] == size
     # A third of the limit is held by something else: fewer sequences fit, and that is a loss.
-    monkeypatch.setattr(capacity, "predictions", lambda _: iter(predicted))
+    monkeypatch.setattr(prediction, "predictions", lambda _: iter(predicted))
     monkeypatch.setenv("LLMPERF_INJECT", "hold=60000000")
     second = checks(tmp_path, memory_limit_bytes=LIMIT_BYTES).max_micro_batch(SPEC).result
     assert largest(second).value < size

@@ -123,7 +123,7 @@ def take_turns(
     caller: Caller, before: Spec, after: Spec, objective: Objective, goes_on: Callable[[Turns, int], bool]
 ) -> InTurns:
     """Launch two in turns, of timed steps alone, until that many pairs are enough for what they show."""
-    sides, found = [Side(one.id, one) for one in (before, after)], list[str]()
+    sides, found = [Side(name=one.id, spec=one) for one in (before, after)], list[str]()
     noise = caller.policy(after).noise
 
     def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
