@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, StepBaseline, StoredStep
-from pytest_llmperf.judge.store import (
-    BaselineChangedError,
-    BaselineError,
-    Document,
-    Store,
-    file_name,
-    read,
-    uncommitted,
-)
+from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Document, Store, file_name, not_in_git, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
@@ -51,8 +43,10 @@ ANYWHERE = Place(ANY_MACHINE)
 class StepStore:
     """Where static figures are: in the baselines of each machine kind, or in ``<root>/static/<spec id>.json``."""
 
-    def __init__(self, root: Path, machine: str = "") -> None:
-        """``machine`` is the only kind that is looked at, where it is named."""
+    def __init__(self, root: Path, machine: str = "", recorded_by: str = "", *, on_cpu: bool = False) -> None:
+        """``machine`` is the only kind that is looked at, where it is named; ``recorded_by`` and ``on_cpu`` are told of
+        a file that is new."""
+        self._recorded_by, self._on_cpu = recorded_by, on_cpu
         self._machine, self._baselines, self._alone = machine, BaselineStore(root), Store(root, StepBaseline)
 
     def places(self, spec: Spec) -> list[Place]:
@@ -68,24 +62,14 @@ class StepStore:
         alone = read(self._alone.root / ANY_MACHINE / f"{file_name(case)}.json", StepBaseline)
         return alone.spec if alone else None
 
-    def record(  # noqa: PLR0913 - what, where, and on whose word
-        self,
-        places: Sequence[Place],
-        spec: Spec,
-        step: StaticStep,
-        recorded_by: str,
-        *,
-        reason: str,
-        revision: str,
-        on_cpu: bool,
-    ) -> None:
+    def record(self, places: Sequence[Place], spec: Spec, step: StaticStep, reason: str, revision: str) -> None:
         """Keep ``step`` at ``places``; BaselineError: another run changed one, or it cannot be written."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         new = StoredStep(step=step, recorded_at=now, reason=reason, revision=revision)
         for place in places:
-            self._keep(place, spec, new, recorded_by, on_cpu=on_cpu)
+            self._keep(place, spec, new)
 
-    def _keep(self, place: Place, spec: Spec, new: StoredStep, recorded_by: str, *, on_cpu: bool) -> None:
+    def _keep(self, place: Place, spec: Spec, new: StoredStep) -> None:
 
         def change(old: Baseline | None) -> Baseline:
             if old is None or old.static != place.stored:
@@ -96,7 +80,7 @@ class StepStore:
             self._baselines.update(place.machine, spec, change)
             return
         case: dict[str, Any] = {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict()}
-        alone = StepBaseline(**case, recorded_by=recorded_by, static=new, on_cpu=on_cpu)
+        alone = StepBaseline(**case, recorded_by=self._recorded_by, static=new, on_cpu=self._on_cpu)
         self._alone.replace(spec, place.alone, alone)
 
 
@@ -250,4 +234,4 @@ def refuse_unexplained(case: str, result: CaseResult, changed: Sequence[str]) ->
         word = "worse" if result.verdict == "regressed" else "another step"
         raise BaselineError(f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"')
     if changed:
-        raise uncommitted(f"{case}: ", changed)
+        raise not_in_git(f"{case}: ", changed)

@@ -61,7 +61,7 @@ class BaselineError(Exception):
     """A baseline that cannot be read, written or accepted: one line with the file, what is wrong and what to do."""
 
 
-def uncommitted(what: str, changed: Sequence[str]) -> BaselineError:
+def not_in_git(what: str, changed: Sequence[str]) -> BaselineError:
     """``what`` is not recorded, as these files are in no commit."""
     files = f"the working tree has uncommitted changes ({first_n(changed, _MOST_FILES)})"
     return BaselineError(f"{what}{files}; commit them, or say why with --perf-reason")

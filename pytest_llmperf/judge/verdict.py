@@ -146,6 +146,8 @@ WAITS = (
 
 #: Of memory that is reserved, where what is allocated is as before.
 PLACED = "peak memory changes by where the allocator places the same blocks: the peak of allocated bytes is as before"
+#: Which of a check's details are notes of its case too.
+NOTED = (WAITS, PLACED)
 # So many times its tolerance is no more told alone.
 _MUCH = 5.0
 

@@ -14,6 +14,7 @@ from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, Former, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
+from pytest_llmperf.records.failure import COMPARING, FAILED, STEPS
 from pytest_llmperf.records.launch import SOAK_FILE, Asked
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -60,6 +61,11 @@ class LaunchRequest(Asked):
     """``None``: it begins cold."""
     former: Former | None = field(default=None, compare=False)
     """Behind whose end it may begin, and which it becomes; ``None``: it overlaps with none."""
+
+    @property
+    def takes(self) -> str:
+        """What its seconds are of, where no record of it tells."""
+        return COMPARING if self.parity else STEPS if self.soak_seconds else FAILED
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_llmperf.report.text import LaunchLines, Numbered, fold, leaving
-
-if TYPE_CHECKING:
-    from pytest_llmperf.run.run import Run
+from pytest_llmperf.run.run import Run
 
 
 class Console:

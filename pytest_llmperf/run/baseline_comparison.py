@@ -20,12 +20,9 @@ from pytest_llmperf.judge.exact import changed_evidence, count_checks, told_chan
 from pytest_llmperf.judge.policy import Policy, passing_ranges
 from pytest_llmperf.judge.repeats import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.stats import disagreement
-from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import (
-    PLACED,
-    WAITS,
+    NOTED,
     Judgement,
-    PhaseChecks,
     growth_checks,
     horizon,
     is_doubted,
@@ -140,7 +137,7 @@ class BaselineComparison:
             return not spent
         return not any(gpu.uuid.removeprefix("GPU-") in device for gpu in gpus for device in spent)
 
-    def _circumstances(self, baseline: Baseline | None, launch: Launch) -> Circumstances:
+    def _circumstances(self, baseline: Baseline | None, launch: Launch) -> validity.Circumstances:
         is_figure = not validity.are_unusable([launch])
         policy = self._policy.at([launch], baseline) if baseline and is_figure else self._policy
         # Where throughput gates nothing, drift spoils nothing; nor does a CPU's, unless somebody named its tolerance.
@@ -162,7 +159,8 @@ class BaselineComparison:
         extra = () if wrong else self._run.model_flops.figures(spec, launches)
         judgement = judge(launches, baseline, self._policy, (*wrong, *dict.fromkeys(self._retry.spoilt)), extra)
         if judgement.verdict != "invalid":
-            growth, phases = growth_checks(launches, explained, self._policy.rule.budget), self._phase_checks(baseline)
+            growth = growth_checks(launches, explained, self._policy.rule.budget)
+            phases = phase_checks(launches, baseline, self._policy)
             losses = first_loss_checks(launches, explained, spec.passes_per_step)
             undecided = phases.undecided or any(check.verdict == "inconclusive" for check in growth)
             judgement = joined(
@@ -184,14 +182,11 @@ class BaselineComparison:
             how["detail"] = LEARN_ANEW
         return tuple(replace(check, **how) if check in other else check for check in checks)
 
-    def _phase_checks(self, baseline: Baseline | None) -> PhaseChecks:
-        return phase_checks(self._launches, baseline, self._policy)
-
     def _result(self, judgement: Judgement, baseline: Baseline | None) -> CaseResult:
         """Diagnosed by what the newest trace does that the stored one did not, or a rank that all wait for, if new."""
         launches, run = self._launches, self._run
         result = self._caller.result(Case.of(self._spec), judgement.verdict, judgement.reason, judgement.checks)
-        waits = dict.fromkeys(check.detail for check in judgement.checks if check.detail in (WAITS, LEARN_ANEW, PLACED))
+        waits = dict.fromkeys(check.detail for check in judgement.checks if check.detail in (*NOTED, LEARN_ANEW))
         # Whether another session of the baseline would have helped its speed to decide; on a CPU that is noise.
         is_open = any(check.metric == RATE and check.verdict == "inconclusive" for check in judgement.checks)
         is_young = baseline is not None and is_open and baseline.sessions == 1 and not run.on_cpu
@@ -226,13 +221,19 @@ class BaselineComparison:
         launches, notes = self._launches, [*self._retry.notes]
         notes += steps_notes(launches, baseline, self._policy)
         if baseline is None and isinstance(self._spec, TrainSpec) and is_compiled(self._spec):
-            notes += _compiler_notes(launches)  # else a change is told as such
+            for row in METRICS.values():  # else a change is told as such
+                count = max(launch.evidence.get(row.evidence, 0) for launch in launches) if row.note else 0
+                notes += [f"torch_compile {row.note} {count} time(s)"] if count else []
         asks = self._caller.terms.parity or self._run.settings.parity
         if self._spec.is_script and asks:
             notes.append("parity is not asked of a script: what it learns is its own")
         notes += self._held_up(launches)
         unheld = self._scaling.unheld if self._scaling and baseline is None else ""  # else its verdict says so
-        notes += [*filter(None, [unheld]), *self._phase_checks(baseline).notes, *seen_notes(launches, baseline)]
+        notes += [
+            *filter(None, [unheld]),
+            *phase_checks(launches, baseline, self._policy).notes,
+            *seen_notes(launches, baseline),
+        ]
         usual, said = self._run.stored.usual, baseline.spec if baseline else {}
         for name, metric in (("throughput_tolerance", RATE), ("memory_tolerance", MEMORY)):
             then, now = said.get(name) or usual.tolerances[metric], getattr(self._spec, name) or 0.0
@@ -284,12 +285,6 @@ def other_steps(launches: Sequence[Launch], baseline: Baseline | None) -> str:
         return ""
     told = f"recorded at steps={then}, judged at steps={now}: the traced steps are others, and may log or evaluate"
     return f'{told}; take steps={then}, or accept this with --update-baselines --perf-reason "why"'
-
-
-def _compiler_notes(launches: Sequence[Launch]) -> list[str]:
-    noted = {row.note: row.evidence for row in METRICS.values() if row.note}
-    found = {did: max(launch.evidence.get(name, 0) for launch in launches) for did, name in noted.items()}
-    return [f"torch_compile {did} {count} time(s)" for did, count in found.items() if count]
 
 
 def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:

@@ -11,7 +11,6 @@ from itertools import count
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import judge_fitted
 from pytest_llmperf.judge.baseline import CapacityBaseline
-from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.prediction import fitting_batch
 from pytest_llmperf.records.failure import SEARCHING, LaunchFailed
 from pytest_llmperf.records.launch import Launch
@@ -87,13 +86,14 @@ class MaxBatchSize:
         self._caller, self._runner, self._recorder = caller, runner, recorder
 
     def check(self, case: Case, spec: Spec) -> Concluded:
-        baseline = self._recorder.load_capacity(spec)
+        run = self._caller.run
+        baseline = run.store.capacities.load(run.machine_kind, spec)
         self._recorder.prepare(spec, baseline)
         # Clocks and drift say nothing of what fits.
         retry, found = LaunchRetry(self._runner, self._caller.observer.say), None
         try:
             found = self._find(spec, retry, 0 if baseline is None else baseline.size)
-            why_none = _why_none(found, self._caller.run.settings.timeout_seconds)
+            why_none = _why_none(found, run.settings.timeout_seconds)
         except _SpoiltError:
             why_none = joined_reasons(retry.spoilt)
 
@@ -130,7 +130,7 @@ class MaxBatchSize:
 
     def _launch(self, retry: LaunchRetry, spec: Spec, number: int) -> Launch:
         try:
-            return retry.launch(spec, number, lambda launch: Circumstances(validity.neighbours(launch.health)))
+            return retry.launch(spec, number, lambda launch: validity.Circumstances(validity.neighbours(launch.health)))
         finally:
             if retry.spoilt:
                 raise _SpoiltError

@@ -6,24 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal, NoReturn
 
-from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.policy import Policy, Rule
 from pytest_llmperf.judge.run_effects import Terms
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
 from pytest_llmperf.records.results_document import Elsewhere, Planned, Skipped
-from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
+from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Findings, Observer
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.registry import missing_package, small, why_skip
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-
-if TYPE_CHECKING:
-    from pytest_llmperf.judge.baseline import Baseline
-    from pytest_llmperf.run.findings import Findings, Observer
-    from pytest_llmperf.run.run import Run
-
 
 _DRY = "dry run: nothing is launched"
 
@@ -171,7 +167,8 @@ class Caller:
         """What ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's. Twice as
         slow may be a CPU's gate; on a GPU 1 was meant as 1 %, and is a ``CaseFailedError``."""
         run = self.run
-        policy = run.stored.policy(run.rule, run.result_cache.launches)
+        rule = Rule.allowing(run.settings.alarms_a_month, run.num_gates, run.settings.max_launches)
+        policy = run.stored.policy(rule, run.result_cache.launches)
         of_spec = {RATE: spec.throughput_tolerance, MEMORY: spec.memory_tolerance}
         said = {metric: value for metric, value in of_spec.items() if value is not None}
         for named in (run.settings.tolerances, said, self.terms.tolerances):

@@ -110,7 +110,7 @@ class Cases:
         cache = self._run.result_cache
         same = cache.same(spec)
         # By another test it may be recorded by now; a broken file is told before it costs GPU time.
-        baseline = same.baseline if same else self._recorder.load(spec)
+        baseline = same.baseline if same else self._run.store.load(self._run.machine_kind, spec)
         fails = should_run_out(self._caller)
         shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
         asked, is_recorded = self._settings.launches, self._recorder.wants(baseline)
@@ -139,9 +139,7 @@ class Cases:
         launches = same.result.launches if same else ()
         comparison = BaselineComparison(self._caller, self._runner, spec, launches, scaling)
         is_recorded = self._recorder.wants(baseline)
-
-        def judge(baseline: Baseline | None) -> CaseResult:
-            return comparison.run(baseline, is_recorded=is_recorded)
+        judge = partial(comparison.run, is_recorded=is_recorded)
 
         def record(result: CaseResult, baseline: Baseline | None) -> CaseResult:
             return self._recorder.record(spec, result, baseline, comparison.disagreement)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import accept, accept_capacity, describe, refuse_injected
 from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline
-from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError, uncommitted
+from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError, not_in_git
 from pytest_llmperf.judge.verdict import AT_THE_END, NEW
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import CaseResult
@@ -84,20 +84,12 @@ class Recorder:
         self._run, self._settings, self._nodeid = caller.run, caller.run.settings, caller.nodeid
         self._store = caller.run.store
 
-    def load(self, spec: Spec) -> Baseline | None:
-        """``BaselineError``: it cannot be read."""
-        return self._store.load(self._run.machine_kind, spec)
-
     def find(self, spec: Spec) -> Baseline | None:
-        """The same of a case that is only compared with: a file that cannot be read is told where it is used."""
+        """That of a case which is only compared with: a file that cannot be read is told where it is used."""
         try:
-            return self.load(spec)
+            return self._store.load(self._run.machine_kind, spec)
         except BaselineError:
             return None
-
-    def load_capacity(self, spec: Spec) -> CapacityBaseline | None:
-        """The largest micro-batch of ``spec``; ``BaselineError``: it cannot be read."""
-        return self._store.capacities.load(self._run.machine_kind, spec)
 
     def wants(self, baseline: Baseline | CapacityBaseline | None) -> bool:
         return self._settings.update == "all" or (self._settings.update == "new" and baseline is None)
@@ -110,7 +102,7 @@ class Recorder:
         changed = self._run.revision.changed
         # A test that nobody has committed yet is what everybody records first, and replaces nothing.
         if changed and baseline is not None and not self._settings.reason:
-            raise uncommitted(f"{spec.id}: not recorded over what is stored, ", changed)
+            raise not_in_git(f"{spec.id}: not recorded over what is stored, ", changed)
 
     def recorded(
         self,

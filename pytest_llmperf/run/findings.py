@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from pytest_llmperf.records.failure import Progress
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Spent
-from pytest_llmperf.records.results_document import Planned, Skipped
+from pytest_llmperf.records.results_document import Planned, ResultsDocument, Skipped
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.run.options import UsageError as UsageError  # noqa: PLC0414 - found beside the other errors
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import first_n
-
-if TYPE_CHECKING:
-    from pytest_llmperf.records.failure import Progress
-    from pytest_llmperf.records.launch import Launch
-    from pytest_llmperf.records.results_document import ResultsDocument
 
 
 @codec.sparse("held_against", "refused")

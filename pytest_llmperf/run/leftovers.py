@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_llmperf.judge.acceptance import replaced, replaced_line
 from pytest_llmperf.judge.baseline import Baseline, BaselineStore
 from pytest_llmperf.judge.static_steps import entries_of_run
 from pytest_llmperf.judge.store import BaselineError, Document
 from pytest_llmperf.run.findings import ALL, STOPPED, Coverage, file_of
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.spec import read_spec
-
-if TYPE_CHECKING:
-    from pytest_llmperf.run.run import Run
 
 
 def unused_baselines(

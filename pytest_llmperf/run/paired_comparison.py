@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.pairs import Bounds, Turns, judge_environments, judge_gain
@@ -13,7 +14,7 @@ from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.launch.histories import GitHistory, HistoryError, NotMadeError
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.baseline_comparison import beside_verdict, diagnosed, fewest_launches
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.findings import CaseFailedError, Concluded
@@ -21,8 +22,6 @@ from pytest_llmperf.run.runner import LaunchRetry, Runner, Turn
 from pytest_llmperf.settings.spec import Spec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
-#: Of a judgement on launches of one side, against a baseline: with what more GPUs brought.
-Scaled = Callable[[Judgement, Sequence[Launch], None], Judgement]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +40,7 @@ class PairedComparison:
     def __init__(self, caller: Caller, after: Spec, *, bare: bool = False) -> None:
         """``bare``: of timed steps alone."""
         self._caller, self._runner, self._policy = caller, Runner(caller, bare=bare), caller.policy(after)
+        self._figures = caller.run.model_flops.figures
 
     def gain(self, case: Case, bounds: Mapping[str, Bounds]) -> Concluded:
         """Measure what the second spec of ``case`` brings over the first."""
@@ -59,8 +59,9 @@ class PairedComparison:
         result = replace(result, differences=differences, notes=(*notes, *result.notes))
         return Concluded(result=_diagnosed(result, turns), held_against="turns with the other spec")
 
-    def environments(self, case: Case, scaled: Scaled | None = None) -> CaseResult:
-        """The spec of ``case`` here against itself under ``--perf-against``; ``scaled`` judges this side alone."""
+    def environments(self, case: Case, scaled: Callable[..., Judgement] | None = None) -> CaseResult:
+        """The spec of ``case`` here against itself under ``--perf-against``; ``scaled`` adds what more GPUs brought, of
+        this side alone."""
         (spec,), python = case.specs, self._caller.run.settings.against
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
@@ -131,26 +132,21 @@ class PairedComparison:
         judgement = judge(launches, None, self._policy, extra=self._figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
 
-    def _figures(self, spec: Spec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-        return self._caller.run.model_flops.figures(spec, launches)
-
     def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:
         order = (0, 1) if number % 2 == 0 else (1, 0)
         launches: dict[int, Launch] = {}
+        tolerance, experience = self._policy.in_pairs().speed_tolerance, self._caller.run.stored.experience
+        around = partial(validity.circumstances, tolerance=tolerance, experience=experience)
         for place, index in enumerate(order, 1):
             side = sides[index]
             try:
-                launches[index] = retry.launch(side.spec, 2 * number + place, self._circumstances, turn=side)
+                launches[index] = retry.launch(side.spec, 2 * number + place, around, turn=side)
             except LaunchFailed as error:
                 if side.name == side.spec.id:  # it is named already
                     raise
                 message = f"{error.failure.message} (under {side.name})"
                 raise LaunchFailed(error.spec_id, replace(error.failure, message=message)) from None
         return launches[0], launches[1]
-
-    def _circumstances(self, launch: Launch) -> validity.Circumstances:
-        tolerance = self._policy.in_pairs().speed_tolerance
-        return validity.circumstances(launch, tolerance, self._caller.run.stored.experience)
 
 
 def _diagnosed(result: CaseResult, turns: Turns) -> CaseResult:

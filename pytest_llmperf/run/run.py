@@ -17,7 +17,7 @@ from pytest_llmperf.run.hardware import Hardware
 from pytest_llmperf.run.options import Settings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.judge.policy import Rule, StoredOfKind
+    from pytest_llmperf.judge.policy import StoredOfKind
     from pytest_llmperf.launch.prediction import StaticSteps
     from pytest_llmperf.run.case import Caller, CaseTerms
     from pytest_llmperf.run.cases import Cases
@@ -199,12 +199,6 @@ class Run(Hardware):
         from pytest_llmperf.run.history import find_revision
 
         return find_revision(self.rootdir, self.settings.baselines)
-
-    @property
-    def rule(self) -> Rule:
-        from pytest_llmperf.judge.policy import Rule
-
-        return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
 
     @property
     def told(self) -> list[str]:

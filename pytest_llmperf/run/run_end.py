@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.exports import ExportedRun, markdown_page
-from pytest_llmperf.report.results_json import document, write_json
+from pytest_llmperf.report.results_json import RunDocument, document, write_json
 from pytest_llmperf.run.findings import Findings, Observer
 from pytest_llmperf.run.history import keep, project_of
 from pytest_llmperf.run.leftovers import listed, seen, unexplained
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.static_check import record_static
 from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together, skip_lines, unjudged_line
 from pytest_llmperf.support.files import files_digest, write_text
 from pytest_llmperf.support.formats import first_n
-
-if TYPE_CHECKING:
-    from pytest_llmperf.run.run import Run
-
 
 # The exit codes of pytest that say that nothing failed.
 _GREEN = (0, 5)
@@ -88,11 +85,10 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
     if launched and settings.history is not None:
         run.notes += filter(None, [keep(settings.history, values)])
     if settings.report is not None:
-        from pytest_llmperf.report.results_json import RunDocument
         from pytest_llmperf.run.run_page import write_page
 
-        documents = [RunDocument(values)]
-        why_none, without = write_page(settings.report, documents, settings.baselines, history=settings.history)
+        runs = [RunDocument(values)]
+        why_none, without = write_page(settings.report, runs, settings.baselines, history=settings.history)
         run.notes += [f"--perf-report {settings.report}: {line}" for line in without]
         if why_none:
             yield Trouble("--perf-report", [f"--perf-report {why_none}"])

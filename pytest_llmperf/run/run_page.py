@@ -15,18 +15,8 @@ from pytest_llmperf.report.page import Case, Cell, Page, Table, html
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
+from pytest_llmperf.run import page_charts
 from pytest_llmperf.run.history import histories_of
-from pytest_llmperf.run.page_charts import (
-    Baselines,
-    history_section,
-    interval_words,
-    ladder_section,
-    parts_of_name,
-    soak_charts,
-    step_chart,
-    trace_tables,
-    urgency,
-)
 from pytest_llmperf.support import MADE_BY, formats
 from pytest_llmperf.support.files import write_text
 
@@ -36,7 +26,7 @@ _MOST_HOSTS = 4
 
 def page_of(
     documents: Sequence[RunDocument],
-    stored: Baselines,
+    stored: page_charts.Baselines,
     left_out: Sequence[str] = (),
     made_by: str = "",
     histories: Sequence[CaseHistory] = (),
@@ -61,7 +51,7 @@ def page_of(
     ]
     # Of each case on each machine kind, of two runs the last that was named.
     newest = {(result.machine, result.id): result for result in results}
-    sections = (ladder_section([*newest.values()]), history_section(histories))
+    sections = (page_charts.ladder_section([*newest.values()]), page_charts.history_section(histories))
     # Where published figures come from, and how they differ from ours.
     sources = dict.fromkeys(filter(None, (one.record.reference.source for one in results if one.record.reference)))
     return Page(
@@ -156,14 +146,16 @@ def _cells(result: Result) -> dict[str, Cell]:
     return {cell.heading: Cell(cell.text, -math.inf if cell.value is None else cell.value) for cell in cells}
 
 
-def _rows(documents: Sequence[RunDocument], stored: Baselines) -> tuple[Case, ...]:
+def _rows(documents: Sequence[RunDocument], stored: page_charts.Baselines) -> tuple[Case, ...]:
     """Every case, those first that somebody has to look at, and in the order in which they ran among equals."""
     names = headings(documents)
     all_of_them = [(document, result) for document in documents for result in document.results]
     found = list[Case]()
-    for document, result in sorted(all_of_them, key=lambda each: urgency(each[1]))[:MOST_CASES]:
+    for document, result in sorted(all_of_them, key=lambda each: page_charts.urgency(each[1]))[:MOST_CASES]:
         record, number = result.record, len(found)
-        charts = [step_chart(result, stored), *soak_charts(result)] if number < _MOST_CHARTS else []
+        charts = (
+            [page_charts.step_chart(result, stored), *page_charts.soak_charts(result)] if number < _MOST_CHARTS else []
+        )
         cells = {_RUN: Cell(document.source or document.machine), **_cells(result)}
         medians = [formats.seconds(launch.median_step_seconds) for launch in result.launches[:_MOST_SHORT]]
         short = f"median steps: {', '.join(medians)}" if medians else "no launch"
@@ -191,7 +183,7 @@ def _commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], .
     if not (nodeid := result.record.nodeid):
         return ()
     # For a document that does not say how it was run its id tells as much.
-    gpus = (parts_of_name(result.id)[2] or len(document.gpus)) if document.gpus else 0
+    gpus = (page_charts.parts_of_name(result.id)[2] or len(document.gpus)) if document.gpus else 0
     again = shlex.join(document.rerun(nodeid) or ["pytest", nodeid, "--gpus", str(gpus)])
     record = ""
     if result.verdict == "new":
@@ -220,9 +212,9 @@ def _lists(result: Result) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple((title, lines) for title, lines in shown if lines)
 
 
-def _tables(result: Result, stored: Baselines) -> tuple[tuple[str, Table], ...]:
+def _tables(result: Result, stored: page_charts.Baselines) -> tuple[tuple[str, Table], ...]:
     own = (("Exact counts", _counts(result)), ("Figures", _figures(result)), ("Launches", _launches(result)))
-    return tuple((title, table) for title, table in (*own, *trace_tables(result, stored)) if table.rows)
+    return tuple((title, table) for title, table in (*own, *page_charts.trace_tables(result, stored)) if table.rows)
 
 
 def _counts(result: Result) -> Table:
@@ -242,7 +234,7 @@ def _figures(result: Result) -> Table:
                 f"{name} ({_clipped(figure.detail)})" if figure.detail else name,
                 *(formatted(metric, value, figure.unit or "1") for value in values),
                 formats.percent(figure.change),
-                interval_words(figure),
+                page_charts.interval_words(figure),
                 detectable_words(figure),
             )
         )

@@ -21,18 +21,7 @@ from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import OutOfTimeError, listed
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
-from pytest_llmperf.records.failure import (
-    COMPARING,
-    FAILED,
-    OTHER,
-    SOAKED,
-    STEPS,
-    WAITING,
-    Failure,
-    LaunchFailed,
-    Progress,
-    accounted,
-)
+from pytest_llmperf.records.failure import FAILED, OTHER, SOAKED, WAITING, Failure, LaunchFailed, Progress, accounted
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import ParityOrder
 from pytest_llmperf.records.result import CaseResult, Spent
@@ -285,8 +274,7 @@ class _Attempt:
 
     def phases(self) -> Mapping[str, float]:
         """Where its seconds went, as far as a record tells."""
-        request, meter, record = self.request, self.request.meter, dict[str, float]()
-        remainder = COMPARING if request.parity else STEPS if request.soak_seconds else FAILED
+        meter, record, remainder = self.request.meter, dict[str, float](), self.request.takes
         if isinstance(self.outcome, Launch):
             record, remainder = dict(self.outcome.phases), FAILED if self.outcome.phases else OTHER
         return accounted(record, meter.waited_seconds, meter.seconds, remainder)

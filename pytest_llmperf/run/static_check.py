@@ -32,8 +32,8 @@ class StaticCheck:
     ) -> None:
         """What is not said is what the run asks for, the kind of machine that it names, and who calls."""
         self._caller, self._run, settings = caller, caller.run, caller.run.settings
-        self._update, self._recorded_by = update or settings.update, recorded_by or caller.nodeid
-        self._store = StepStore(settings.baselines, machine or settings.machine)
+        self._update, kind, by = update or settings.update, machine or settings.machine, recorded_by or caller.nodeid
+        self._store = StepStore(settings.baselines, kind, by, on_cpu=caller.run.on_cpu)
 
     def check(self, spec: Spec) -> Concluded:
         """Hold the step of ``spec`` against what is stored of it, under every machine kind that has the case.
@@ -88,12 +88,11 @@ class StaticCheck:
         wanted = [place for place in places or [ANYWHERE] if self._wants(place, step)]
         if not wanted:
             return result, ""
-        revision, on_cpu = self._run.revision, self._run.on_cpu
-        why = {"reason": settings.reason, "revision": revision.commit}
+        revision = self._run.revision
         try:
             if not settings.reason and any(place.stored for place in wanted):
                 refuse_unexplained(spec.id, result, revision.changed)
-            self._store.record(wanted, spec, step, self._recorded_by, **why, on_cpu=on_cpu)
+            self._store.record(wanted, spec, step, settings.reason, revision.commit)
         except BaselineError as error:
             return result, f"not recorded: {error}"
         kinds = ", ".join(filter(None, [place.kind for place in wanted]))

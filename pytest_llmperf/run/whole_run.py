@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.policy import Rule
@@ -17,9 +17,7 @@ from pytest_llmperf.records.result import FAILING, CaseResult, Verdict, verdict_
 from pytest_llmperf.records.results_document import Planned, Skipped
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import one_line
-
-if TYPE_CHECKING:
-    from pytest_llmperf.run.run import Run
+from pytest_llmperf.run.run import Run
 
 # Of a loss that is not told apart, and what tells it.
 _UNTOLD = "by their software or by a GPU that nothing else tells of"

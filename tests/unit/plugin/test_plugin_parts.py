@@ -17,7 +17,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.baseline import BaselineStore
-from pytest_llmperf.judge.policy import Rule, StoredOfKind
+from pytest_llmperf.judge.policy import StoredOfKind
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
@@ -346,8 +346,8 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
             calibration=True,
             all_steps=10,
             parity=False,
+            alarms_a_month=1.0,
         ),
-        rule=Rule(),
         stored=StoredOfKind(BaselineStore(Path("none")), "m", on_cpu=False),
         judges_later=False,
         result_cache=SimpleNamespace(launches=[]),
