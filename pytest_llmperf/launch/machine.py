@@ -19,8 +19,13 @@ from pathlib import Path
 import psutil
 
 from pytest_llmperf.launch.device import UNKNOWN, VISIBLE, Gpu, foreign_processes, visible_gpus
+from pytest_llmperf.settings.optimizer import least_copies
+from pytest_llmperf.settings.parallelism import is_sharded
+from pytest_llmperf.settings.precision import bytes_each
+from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import cpu_name, is_at, open_shared, shared_folder
-from pytest_llmperf.support.formats import GIB
+from pytest_llmperf.support.formats import GIB, memory
 
 Say = Callable[[str], None]
 
@@ -66,6 +71,22 @@ def find_machine() -> Machine:
 
 def host_memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
+
+
+def want_of_room(spec: Spec) -> str:
+    """Why training ``spec`` on this host's CPU does not fit into its memory, as far as weights, gradients and states
+    alone can tell. A host that is short of memory swaps, or kills somebody else's process, and neither says why."""
+    geometry = spec.architecture.geometry if isinstance(spec, TrainSpec) else None
+    if not isinstance(spec, TrainSpec) or geometry is None:
+        return ""
+    shards = 1 if is_sharded(spec) else spec.gpus  # each rank has its own, or its share
+    least, host = geometry.weights * bytes_each(spec) * least_copies(spec) * shards, host_memory_bytes()
+    if least <= host:
+        return ""
+    return (
+        f"{spec.id}: training needs at least {memory(least)} for weights, gradients and optimizer states, and this "
+        f"host has {memory(host)}: give a model of fewer layers, or run it on GPUs"
+    )
 
 
 def _kind(gpu: Gpu) -> str:

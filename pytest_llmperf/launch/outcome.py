@@ -17,11 +17,13 @@ from typing import Any, TypeAlias, TypeVar
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.scratch import means_no_room, unwritable
 from pytest_llmperf.launch.script import explained
+from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import SOAKED, Failure, Progress, Room, said
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.learning import ERRORS_FILE, Learning, TrainingErrors
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets
 
@@ -68,6 +70,13 @@ def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> Erro
     return _from_file(folder, ERRORS_FILE, list[TrainingErrors], ended, progress)
 
 
+def unkept_calibrations(run: Path) -> str:
+    """Where calibrations of a run in this folder could not be kept, and why; empty where they could."""
+    with suppress(OSError, ValueError):
+        return (run / OF_THE_RUN / UNKEPT).read_text(encoding="utf-8").strip()
+    return ""
+
+
 def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
     """The failure of a launch that somebody else's clock ended, in the words of ours."""
     return _failure(folder, "timeout", f"{why}, {_where(progress)}", 0)
@@ -76,6 +85,12 @@ def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
 def refused(folder: Path, why: Exception) -> Failure:
     kind = "unwritable" if isinstance(why, OSError) and means_no_room(why) else "never-started"
     return Failure(kind=kind, message=str(why), tail=(), folder=str(folder))
+
+
+def refused_early(spec: Spec) -> Failure | None:
+    """The failure of what is known to be refused by its ranks, before anything is launched."""
+    why = lacks_rows(spec) if isinstance(spec, TrainSpec) else ""
+    return Failure(kind="refused", message=why, tail=(), folder="") if why else None
 
 
 def _from_file(folder: Path, name: str, kind: type[T], ended: Ended, progress: Progress) -> T | Failure:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from pytest_llmperf.launch import fork_servers
@@ -19,7 +19,7 @@ from pytest_llmperf.records.launch import SOAK_FILE, Asked
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.files import cache_folder, write_text
 
 # What an enclosing launch, torchrun or scheduler step set for its own ranks.
 _NOT_INHERITED = frozenset(
@@ -61,6 +61,9 @@ class LaunchRequest(Asked):
     """``None``: it begins cold."""
     former: Former | None = field(default=None, compare=False)
     """Behind whose end it may begin, and which it becomes; ``None``: it overlaps with none."""
+
+    def calibrating(self) -> LaunchRequest:
+        return replace(self, calibrations=cache_folder("calibrations"))
 
     @property
     def takes(self) -> str:

@@ -17,6 +17,7 @@ from pytest_llmperf.plugin.reports import did_not_train, failed
 from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.text import leaving, one_line
 from pytest_llmperf.run.findings import (
+    UNFINISHED,
     CannotRunError,
     CaseFailedError,
     DidNotTrainError,
@@ -24,7 +25,6 @@ from pytest_llmperf.run.findings import (
     RunEndedError,
     UsageError,
 )
-from pytest_llmperf.run.hardware import UNFINISHED
 from pytest_llmperf.run.options import Settings, table
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.support import interpreter

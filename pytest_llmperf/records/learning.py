@@ -320,3 +320,11 @@ def merged_errors(by_rank: Sequence[TrainingErrors]) -> TrainingErrors:
         unknown=tuple(dict.fromkeys(name for one in by_rank for name in one.unknown)),
         lost_updates=max(one.lost_updates for one in by_rank),
     )
+
+
+@dataclass(frozen=True)
+class MadeTrainings:
+    """Those of one launch: what was seen of each, and the folder where the plain form's true gradients lie too."""
+
+    folder: str
+    errors: tuple[TrainingErrors, ...]

@@ -1,4 +1,5 @@
-"""``perf.max_micro_batch``: the largest micro-batch of a spec that fresh launches train, held against its baseline."""
+"""``perf.max_micro_batch``: the largest micro-batch of a spec that fresh launches train, held against its baseline; and
+whether what was declared to run out of memory does."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pytest_llmperf.judge.baseline import CapacityBaseline
 from pytest_llmperf.launch.prediction import fitting_batch
 from pytest_llmperf.records.failure import SEARCHING, LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult, Spent, joined_reasons
+from pytest_llmperf.records.result import CaseResult, joined_reasons
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.run.findings import Concluded
@@ -126,7 +127,7 @@ class MaxBatchSize:
         try:
             return fitting_batch(spec, limit_bytes)
         finally:
-            self._caller.findings.spent += Spent(phases={SEARCHING: time.monotonic() - began})
+            self._caller.findings.spend(phases={SEARCHING: time.monotonic() - began})
 
     def _launch(self, retry: LaunchRetry, spec: Spec, number: int) -> Launch:
         try:
@@ -156,6 +157,25 @@ def _why_none(found: Fitted, seconds: float) -> str:
     if found.launch is None:
         return "not even a micro-batch of 1 trains: it ran out of memory"
     return f"no limit was found up to a micro-batch of {LARGEST}" if found.size >= LARGEST else ""
+
+
+def should_run_out(caller: Caller) -> bool:
+    """Whether the GPUs here have less memory than the case was declared to need."""
+    below = caller.terms.oom_below_gib
+    return below is not None and not caller.run.on_cpu and caller.run.memory_bytes < below * 2**30
+
+
+def runs_out(caller: Caller, runner: Runner, spec: Spec) -> CaseResult:
+    """``pass`` where a launch of ``spec`` runs out of memory that nobody else holds; ``invalid`` where it trains."""
+    case, retry = Case.of(spec), LaunchRetry(runner, caller.observer.say)
+    try:
+        launch = retry.launch(spec, 1, lambda _: validity.Circumstances())
+    except LaunchFailed as error:
+        if error.failure.kind != "oom" or retry.spoilt:
+            raise
+        return caller.result(case, "pass", "ran out of memory, as declared")
+    reason = f"was declared to run out of memory below {caller.terms.oom_below_gib:g} GiB, and trained"
+    return replace(caller.result(case, "invalid", reason), launches=(launch,))
 
 
 # Which size to try next. Pure.

@@ -72,6 +72,9 @@ class Findings:
     told: bool = False
     """Whether a result was sent away already: subtests have reports of their own."""
 
+    def spend(self, **what: Any) -> None:
+        self.spent += Spent(**what)
+
     def take(self, said: str = "") -> dict[str, Any] | None:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
         if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.phases):
@@ -125,6 +128,11 @@ class DidNotTrainError(CaseFailedError):
     def __init__(self, message: str, *, may_train_again: bool = False) -> None:
         super().__init__(message)
         self.may_train_again = may_train_again
+
+
+#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
+#: "try again later".
+UNFINISHED = 75
 
 
 class RunEndedError(Exception):

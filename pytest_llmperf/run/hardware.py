@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.controller import job_key, uses_slurm
-from pytest_llmperf.run.findings import CaseFailedError, Concluded, RunEndedError, UsageError
+from pytest_llmperf.run.findings import UNFINISHED, CaseFailedError, Concluded, RunEndedError, UsageError
 from pytest_llmperf.run.options import Settings
 from pytest_llmperf.support import codec, formats
 from pytest_llmperf.support.files import private_folder
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.device import Gpu
     from pytest_llmperf.launch.machine import Machine
     from pytest_llmperf.launch.site import Site
-
-#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
-#: "try again later".
-UNFINISHED = 75
 
 # GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
 _ANY = 1_000_000

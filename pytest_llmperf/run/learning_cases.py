@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pytest_llmperf.judge.trainings import Parity, judge_parity
-from pytest_llmperf.records.learning import ParityOrder
+from pytest_llmperf.records.failure import Failure, LaunchFailed
+from pytest_llmperf.records.learning import MadeTrainings, ParityOrder
 from pytest_llmperf.records.result import joined_reasons
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.findings import CannotRunError, Concluded
@@ -37,13 +38,23 @@ def _beside_truth(caller: Caller, runner: Runner, spec: TrainSpec) -> Parity:
     known, few, plain = caller.run.result_cache, small(spec), plainest(spec)
     shrinks = few.sequence_length / spec.sequence_length
     order = ParityOrder(gathered=gathered_precision(spec), shrinks=shrinks)
-    truth = known.true_trainings.get((plain.digest, order)) or runner.small_trainings(plain, order)
+    truth = known.true_trainings.get((plain.digest, order)) or _made(caller, runner, plain, order)
     known.true_trainings[plain.digest, order] = truth
     key = few.digest, truth.folder
     if key not in known.training_errors:
         order = ParityOrder(truth=truth.folder, shrinks=shrinks)
-        known.training_errors[key] = runner.small_trainings(few, order).errors
+        known.training_errors[key] = _made(caller, runner, few, order).errors
     return judge_parity(known.training_errors[key], truth.errors)
+
+
+def _made(caller: Caller, runner: Runner, spec: TrainSpec, order: ParityOrder) -> MadeTrainings:
+    """The small trainings that ``order`` asks for, in one launch here; ``LaunchFailed``: nothing is known."""
+    shown = f"{spec.id} parity" if order.truth else f"{spec.id} the plain form's parity"
+    with runner.attempt(spec, shown, shared=True, parity=order, trace=False) as attempt:
+        attempt.outcome = caller.run.site.training_errors(attempt.request, attempt.watch)
+    if isinstance(attempt.outcome, Failure):
+        raise LaunchFailed(spec.id, attempt.outcome)
+    return MadeTrainings(str(attempt.request.folder), tuple(attempt.outcome))
 
 
 def _notes(spec: TrainSpec) -> Iterator[str]:

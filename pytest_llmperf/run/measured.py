@@ -10,7 +10,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import METRIC, Narrow, judge_efficiency
 from pytest_llmperf.judge.verdict import Judgement, joined
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.learning import ParityOrder, TrainingErrors
+from pytest_llmperf.records.learning import MadeTrainings, ParityOrder, TrainingErrors
 from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.case import Caller
@@ -50,14 +50,6 @@ class Measured:
             shared_launches=shared,
         )
         return result, self.refused
-
-
-@dataclass(frozen=True)
-class MadeTrainings:
-    """Those of one launch: what was seen of each, and the folder where the plain form's true gradients lie too."""
-
-    folder: str
-    errors: tuple[TrainingErrors, ...]
 
 
 class ResultCache:

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,28 +15,16 @@ from typing import Any, NoReturn
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.device import Gpu
-from pytest_llmperf.launch.machine import host_memory_bytes
-from pytest_llmperf.launch.outcome import LONGER, broken_off
+from pytest_llmperf.launch.machine import want_of_room
+from pytest_llmperf.launch.outcome import LONGER, broken_off, refused_early, unkept_calibrations
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import OutOfTimeError, listed
 from pytest_llmperf.launch.watch import Meter
-from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import FAILED, OTHER, SOAKED, WAITING, Failure, LaunchFailed, Progress, accounted
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.learning import ParityOrder
-from pytest_llmperf.records.result import CaseResult, Spent
-from pytest_llmperf.records.steady_state import PassingRanges
-from pytest_llmperf.run.case import Caller, Case
-from pytest_llmperf.run.findings import CaseFailedError, LaunchObserver, RunEndedError
-from pytest_llmperf.run.hardware import UNFINISHED
-from pytest_llmperf.run.measured import MadeTrainings
-from pytest_llmperf.settings.optimizer import least_copies
-from pytest_llmperf.settings.parallelism import is_sharded
-from pytest_llmperf.settings.precision import bytes_each
+from pytest_llmperf.run.case import Caller
+from pytest_llmperf.run.findings import UNFINISHED, CaseFailedError, LaunchObserver, RunEndedError
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
-from pytest_llmperf.support.files import cache_folder
-from pytest_llmperf.support.formats import memory
 
 # File systems allow 255 bytes, and a number follows.
 _LONGEST_NAME = 200
@@ -77,46 +65,45 @@ class Runner:
             finally:
                 self._held = None
 
-    def launch(  # noqa: PLR0913 - the facts of one launch
+    def launch(
         self,
         spec: Spec,
         number: int,
         turn: Turn | None = None,
-        passing: PassingRanges | None = None,
         *,
-        all_steps: bool = False,
         soak_seconds: float = 0.0,
         calibrates: Callable[[Sequence[Gpu]], bool] = lambda _: False,
+        **asked: Any,
     ) -> Launch | Failure:
         """Launch ``spec``; ``number`` counts the launches of this case from 1. It may end once it is known to be one of
-        ``passing``, unless it takes ``all_steps``, or is ended after ``soak_seconds``. ``calibrates`` says of its GPUs,
-        of none where srun chooses them, whether they are calibrated in it. A ``CaseFailedError`` where this host's
-        memory cannot hold it, a ``RunEndedError`` where no time, or no node, is left."""
+        ``passing``, unless it takes ``all_steps``, which may be ``asked`` of its request, or is ended after
+        ``soak_seconds``. ``calibrates`` says of its GPUs, of none where srun chooses them, whether they are calibrated
+        in it. A ``CaseFailedError`` where this host's memory cannot hold it, a ``RunEndedError`` where no time, or no
+        node, is left."""
         run, turn = self._run, turn or Turn()
         rounds = max(math.ceil(number / turn.sides), run.settings.launches)
         numbers = number, max(turn.launches, turn.sides * rounds)
         run.settle(spec)
         if spec.is_script and run.settings.memory_limit_bytes and not run.on_cpu:
             raise CaseFailedError(f"{spec.id}: --perf-memory-limit holds no script on a GPU; leave it out")
-        if isinstance(spec, TrainSpec) and run.on_cpu and run.site.is_here:
-            need_room(spec, host_memory_bytes())
-        if isinstance(spec, TrainSpec) and (why := lacks_rows(spec)):
-            return Failure(kind="refused", message=why, tail=(), folder="")
-        asked: dict[str, Any] = {"python": turn.python, "tree": turn.tree, "passing": passing, "all_steps": all_steps}
+        if run.on_cpu and run.site.is_here and (why := want_of_room(spec)):
+            raise CaseFailedError(why)
+        if refusal := refused_early(spec):
+            return refusal
+        asked |= {"python": turn.python, "tree": turn.tree}
         if soak_seconds:
             asked |= {"soak_seconds": soak_seconds, "timeout_seconds": run.launch_seconds + soak_seconds}
-        with self._attempt(spec, f"{spec.id} {turn.side}".rstrip(), numbers, calibrates=calibrates, **asked) as attempt:
+        with self.attempt(spec, f"{spec.id} {turn.side}".rstrip(), numbers, calibrates=calibrates, **asked) as attempt:
             attempt.outcome = run.site.launch(attempt.request, attempt.watch, self._observer.say)
         outcome: Launch | Failure = attempt.outcome
         if isinstance(outcome, Launch):
-            if attempt.request.calibrations is not None and not run.has_told_unkept:
-                with suppress(OSError, ValueError):
-                    why = (run.run_folder / OF_THE_RUN / UNKEPT).read_text(encoding="utf-8").strip()
-                    run.has_told_unkept = True
-                    self._observer.say(
-                        f"calibrations of GPUs cannot be kept in {why}; each run makes its own, some seconds for each "
-                        "GPU (LLMPERF_CACHE_DIR names another cache)"
-                    )
+            is_news = attempt.request.calibrations is not None and not run.has_told_unkept
+            if is_news and (why := unkept_calibrations(run.run_folder)):
+                run.has_told_unkept = True
+                self._observer.say(
+                    f"calibrations of GPUs cannot be kept in {why}; each run makes its own, some seconds for each GPU "
+                    "(LLMPERF_CACHE_DIR names another cache)"
+                )
         elif outcome.lost_nodes and run.settings.resume:  # else nobody would go on with it
             lost = f"node {listed(outcome.lost_nodes)} failed"
             self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
@@ -144,17 +131,8 @@ class Runner:
             raise LaunchFailed(case_id, outcome, **seen)
         return seen
 
-    def small_trainings(self, spec: TrainSpec, order: ParityOrder) -> MadeTrainings:
-        """Make the small trainings that ``order`` asks for, in one launch here; ``LaunchFailed``: nothing is known."""
-        shown = f"{spec.id} parity" if order.truth else f"{spec.id} the plain form's parity"
-        with self._attempt(spec, shown, shared=True, parity=order, trace=False) as attempt:
-            attempt.outcome = self._run.site.training_errors(attempt.request, attempt.watch)
-        if isinstance(attempt.outcome, Failure):
-            raise LaunchFailed(spec.id, attempt.outcome)
-        return MadeTrainings(str(attempt.request.folder), tuple(attempt.outcome))
-
     @contextmanager
-    def _attempt(
+    def attempt(
         self,
         spec: Spec,
         shown: str,
@@ -167,8 +145,8 @@ class Runner:
         """Hardware, and a request of what is ``asked``; what it cost is counted; what ends it from outside fails it."""
         run, meter = self._run, Meter()
         with self._lease(spec.gpus, meter, shared=shared) as gpus, self._observer.launch(shown, *numbers) as live:
-            calibrations = cache_folder("calibrations") if calibrates(gpus) else None
-            request = replace(self._request(spec, gpus, meter), calibrations=calibrations, **asked)
+            request = replace(self._request(spec, gpus, meter), **asked)
+            request = request.calibrating() if calibrates(gpus) else request
             attempt, self.folder = _Attempt(request, live), request.folder
             try:
                 yield attempt
@@ -187,7 +165,7 @@ class Runner:
                 attempt.outcome = attempt.broken_off = broken_off(request.folder, why, attempt.last)
             finally:
                 self.seconds += meter.seconds
-                self._findings.spent += Spent(
+                self._findings.spend(
                     launches=1 if meter.seconds else 0,  # else nothing was started
                     phases=attempt.phases(),
                     gpu_seconds=(0 if run.on_cpu else spec.gpus) * meter.seconds,
@@ -235,7 +213,7 @@ class Runner:
             except OSError as error:
                 raise CaseFailedError(str(error)) from None
             except BaseException as error:
-                self._findings.spent += Spent(phases={WAITING: meter.waited_seconds})
+                self._findings.spend(phases={WAITING: meter.waited_seconds})
                 why = self._observer.ended_from_outside(error)
                 if isinstance(error, KeyboardInterrupt) and not why:
                     self._observer.say("interrupted while it waited for hardware that others hold: nothing is lost")
@@ -278,20 +256,6 @@ class _Attempt:
         if isinstance(self.outcome, Launch):
             record, remainder = dict(self.outcome.phases), FAILED if self.outcome.phases else OTHER
         return accounted(record, meter.waited_seconds, meter.seconds, remainder)
-
-
-def need_room(spec: TrainSpec, host_bytes: int) -> None:
-    """Training on a CPU fits into its host's memory, as far as weights, gradients and states alone can tell. A host
-    that is short of memory swaps, or kills somebody else's process, and neither says why."""
-    if (geometry := spec.architecture.geometry) is None:
-        return
-    shards = 1 if is_sharded(spec) else spec.gpus  # each rank has its own, or its share
-    least = geometry.weights * bytes_each(spec) * least_copies(spec) * shards
-    if least > host_bytes:
-        raise CaseFailedError(
-            f"{spec.id}: training needs at least {memory(least)} for weights, gradients and optimizer states, and this "
-            f"host has {memory(host_bytes)}: give a model of fewer layers, or run it on GPUs"
-        )
 
 
 # What spoilt a launch (heat, somebody else's job) is seldom gone at once.
@@ -341,22 +305,3 @@ class LaunchRetry:
         if isinstance(outcome, Failure):
             raise LaunchFailed(spec.id, outcome)
         return outcome
-
-
-def should_run_out(caller: Caller) -> bool:
-    """Whether the GPUs here have less memory than the case was declared to need."""
-    below = caller.terms.oom_below_gib
-    return below is not None and not caller.run.on_cpu and caller.run.memory_bytes < below * 2**30
-
-
-def runs_out(caller: Caller, runner: Runner, spec: Spec) -> CaseResult:
-    """``pass`` where a launch of ``spec`` runs out of memory that nobody else holds; ``invalid`` where it trains."""
-    case, retry = Case.of(spec), LaunchRetry(runner, caller.observer.say)
-    try:
-        launch = retry.launch(spec, 1, lambda _: Circumstances())
-    except LaunchFailed as error:
-        if error.failure.kind != "oom" or retry.spoilt:
-            raise
-        return caller.result(case, "pass", "ran out of memory, as declared")
-    reason = f"was declared to run out of memory below {caller.terms.oom_below_gib:g} GiB, and trained"
-    return replace(caller.result(case, "invalid", reason), launches=(launch,))

@@ -15,7 +15,7 @@ from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.launch.script import small_form
 from pytest_llmperf.records.failure import OTHER, Failure, LaunchFailed
-from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
+from pytest_llmperf.records.result import VERDICTS, CaseResult
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import conclude, failures
@@ -182,7 +182,7 @@ def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | Pre
             outcome = LocalLauncher().launch(request, live.update)
         finally:
             live.clear()
-            caller.findings.spent += Spent(launches=1, phases={OTHER: request.meter.seconds})
+            caller.findings.spend(launches=1, phases={OTHER: request.meter.seconds})
     if isinstance(outcome, Failure):
         raise LaunchFailed(f"{spec.id}, its small form", outcome)
     if not outcome.trace:

@@ -220,7 +220,7 @@ def test_a_model_of_few_positions_is_named_by_what_it_was_given(
 def test_what_its_host_cannot_hold_is_refused_before_it_starts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.setattr("pytest_llmperf.run.runner.host_memory_bytes", lambda: 8 * 2**30)
+    monkeypatch.setattr("pytest_llmperf.launch.machine.host_memory_bytes", lambda: 8 * 2**30)
     assert main(["check", "model=llama-3.2-1b", "model_precision=fp32", "--gpus", "0"]) == 1
     said = capsys.readouterr().out
     golden(said)

@@ -23,7 +23,6 @@ MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 44_995, 203, 50, 12
 JOINTS = {
     "run/baseline_comparison": 25,
     "run/cases": 19,
-    "run/runner": 24,
 }
 
 # A command has the name of what it is about, a setting its twin in the worker, and a seam its other side.
