@@ -108,9 +108,7 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
 
 def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.report.summary_table import summary_lines, wide_gates
-    from pytest_llmperf.run.whole_run import cost_lines
 
-    whole_run = run.finished.whole_run if run.finished else None
     results, spent = run.findings.results, run.findings.spent
     table = summary_lines(
         results,
@@ -120,9 +118,9 @@ def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
         spent,
         verbose=reporter.verbosity > 0,
     )
-    costs = cost_lines(spent.gpu_seconds)
-    common = whole_run.line if whole_run else ""
-    below = [*costs, *filter(None, [wide_gates(results)])]
+    cost = f"{spent.gpu_seconds / 3600:.3g} GPU-hours in launches" if spent.gpu_seconds > 0 else ""
+    common = run.finished.whole_run.line if run.finished else ""
+    below = filter(None, [cost, wide_gates(results)])
     return [*_folded(filter(None, [common]), reporter), *table, *_folded(below, reporter)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -71,28 +70,23 @@ class BaselineComparison:
     """One spec, launched until it is decided."""
 
     def __init__(
-        self,
-        caller: Caller,
-        runner: Runner,
-        spec: Spec,
-        launches: tuple[Launch, ...] = (),
-        scaling: Scaling | None = None,
+        self, caller: Caller, runner: Runner, spec: Spec, made: Sequence[Launch] = (), scaling: Scaling | None = None
     ) -> None:
-        """``launches`` are those that another test of this run has made of the same spec."""
+        """What was ``made`` are launches of another test of this run, of the same spec."""
         self._caller, self._run, self._spec, self._scaling = caller, caller.run, spec, scaling
         # A strict run passes no loss till its end.
         waits = self._run.judges_later and not self._run.settings.strict
         self._policy = replace(caller.policy(spec), waits=waits)
         self._retry = LaunchRetry(runner, caller.observer.say)
-        self._launches = launches
+        self._launches = tuple(made)
 
     def run(self, baseline: Baseline | None, *, is_recorded: bool = False) -> CaseResult:
         """Launch until there is a verdict; every launch but one that was set aside counts, also an earlier run's."""
         settings = self._run.settings
         fewest = fewest_launches(settings.launches, self._spec) if is_recorded else settings.launches
         most = max(fewest, settings.max_launches)
-        passing = None if is_recorded or fewest > 1 or baseline is None else self._passing(baseline)
         today = datetime.now(timezone.utc).date()
+        passing = None if is_recorded or fewest > 1 or baseline is None else self._passing(baseline, today.isoformat())
         is_whole = is_recorded or takes_all_steps(self._spec.digest, today, settings.all_steps)
         judgement = self._judge(baseline) if self._launches else None
         while judgement is None or (judgement.undecided and len(self._launches) < most):
@@ -117,11 +111,10 @@ class BaselineComparison:
         """Where its launches are too far apart for one of them to be right; such ones are not recorded."""
         return self._disagreement(self._launches)
 
-    def _passing(self, baseline: Baseline) -> PassingRanges | None:
-        run, today = self._run, time.strftime("%Y-%m-%d", time.gmtime())
+    def _passing(self, baseline: Baseline, today: str) -> PassingRanges | None:
         # One GPU has no wider case beside it; all cases of a GPU tell each other of it.
-        is_known = self._policy.knowledge is not None and run.num_gates > 1
-        is_shared = (run.has_floors and run.num_gpus != 1) or is_known
+        is_known = self._policy.knowledge is not None and self._run.num_gates > 1
+        is_shared = (self._run.has_floors and self._run.num_gpus != 1) or is_known
         return passing_ranges(baseline, self._policy, today, is_shared=is_shared)
 
     def _calibrates(self, gpus: Sequence[Gpu]) -> bool:

@@ -113,21 +113,15 @@ class MaxBatchSize:
         run = self._caller.run
         # A CPU's resident memory does not come back, so its peaks are no line.
         limit = 0 if run.on_cpu else run.memory_bytes
-        search = Search(known or self._guess(spec, limit), limit)
+        guess, began = known or spec.micro_batch_size, time.monotonic()
+        if limit and not known and not spec.is_script:
+            guess = fitting_batch(spec, limit)
+            self._caller.findings.spend(phases={SEARCHING: time.monotonic() - began})
+        search = Search(guess, limit)
         # By the seconds in which something ran; a tiny model in much memory has thousands of sequences.
         end = self._runner.seconds + run.settings.timeout_seconds
         with self._runner.hold(spec.gpus):
             return fit(spec, search, partial(self._launch, retry), lambda _: self._runner.seconds < end)
-
-    def _guess(self, spec: Spec, limit_bytes: int) -> int:
-        """Where predicted memory meets the limit, if there is one; else the spec's own size."""
-        if spec.is_script or not limit_bytes:
-            return spec.micro_batch_size
-        began = time.monotonic()
-        try:
-            return fitting_batch(spec, limit_bytes)
-        finally:
-            self._caller.findings.spend(phases={SEARCHING: time.monotonic() - began})
 
     def _launch(self, retry: LaunchRetry, spec: Spec, number: int) -> Launch:
         try:

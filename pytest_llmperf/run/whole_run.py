@@ -198,8 +198,3 @@ def unjudged_line(skipped: Sequence[Skipped]) -> str:
     first, *others = merged_reasons((one.id, one.reason) for one in skipped)
     more = f"; and {len(others)} other reason(s)" if others else ""
     return f"--perf-static: nothing was judged, all {len(skipped)} case(s) were skipped: {first}{more}"
-
-
-def cost_lines(gpu_seconds: float) -> list[str]:
-    """``0.42 GPU-hours in launches``; nothing where no GPU was used."""
-    return [f"{gpu_seconds / _HOUR:.3g} GPU-hours in launches"] if gpu_seconds > 0 else []
