@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,6 +59,12 @@ _LATER = (  # tests/plugin/test_hygiene.py holds it
     "tests.fakes",
     "xdist.remote",
 )
+# Of types that a run reads from files something is made when the first one is read.
+_READ = (
+    "judge.baseline.Baseline judge.baseline._Stored judge.store.Accepted records.calibration.Health "
+    "records.launch.Environment records.launch.Launch records.launch.RankRecord records.result.CaseResult "
+    "records.result.Check records.result.Spent"
+).split()
 
 
 def _line(connection: socket.socket) -> bytes:
@@ -300,13 +307,37 @@ def _run(request: Mapping[str, Any], out: int, err: int, workers: _Workers | Non
         os._exit(code)
 
 
+def _remember_what_is_installed() -> None:
+    """In each fork it is the same; pytest asks for all files of all its plugins."""
+    for name in ("entry_points", "files", "metadata"):
+        own, kept = getattr(metadata.Distribution, name).fget, dict[str, Any]()
+
+        def remembered(self: Any, own: Any = own, kept: dict[str, Any] = kept) -> Any:
+            place = str(self._path)
+            if place not in kept:
+                kept[place] = own(self)
+            return kept[place]
+
+        setattr(metadata.Distribution, name, property(remembered))
+
+
+def _read_records() -> None:
+    codec = importlib.import_module("pytest_llmperf.support.codec")
+    for name in _READ:
+        module, _, kind = f"pytest_llmperf.{name}".rpartition(".")
+        with suppress(ValueError):  # it has no fields
+            codec.read_fields(getattr(importlib.import_module(module), kind), {})
+
+
 def _main(fd: int) -> None:
     import pytest  # noqa: PLC0415 - here, and not where tests import this file
 
+    _remember_what_is_installed()
     # pytest imports its plugins itself, as it does in a process of its own: it rewrites their assertions.
     pytest.main(["--version", "--version", "-p", _EARLIER])
     for name in _LATER:
         importlib.import_module(name)
+    _read_records()
     # What is there already is no garbage of a run's: to go through it again at the end of each is half of its time.
     gc.collect()
     gc.freeze()
