@@ -225,9 +225,7 @@ def changes(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[st
     return (*changed_losses(launches, reference), *changed_evidence(launches, reference))
 
 
-def told_changes(
-    launches: Sequence[Launch], reference: Sequence[Launch], repeats: Repeats | None, *more: str
-) -> tuple[str, ...]:
+def told_changes(launches: Launches, reference: Launches, repeats: Repeats | None, *more: str) -> tuple[str, ...]:
     """The same with what a script's ``repeats`` no more; of that what it was given comes first. ``more``: lines."""
     lines = [*changes(launches, reference), *more, *(repeats.changes(launches, reference) if repeats else ())]
     is_script = launches[-1].is_script

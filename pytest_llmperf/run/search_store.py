@@ -17,8 +17,8 @@ from filelock import FileLock, Timeout
 
 from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
-from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.findings import CaseFailedError
+from pytest_llmperf.run.paired_comparison import Pairs
 from pytest_llmperf.settings.spec import hashed
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import cache_folder
@@ -31,8 +31,6 @@ _PACKAGES = "torch transformers accelerate triton liger-kernel flash-attn torcha
 
 # What changes the speed of a training, of all that a shell may set.
 _PREFIXES = (*PREFIXES, "OMP_", "MKL_", "PYTORCH_", "TORCH", "TRITON_", "LIGER_", "LLMPERF_INJECT")
-
-Pairs = tuple[tuple[Launch, Launch], ...]
 
 
 def surroundings() -> list[Any]:
