@@ -153,21 +153,15 @@ def _identity(launch: Launch) -> tuple[str, str, str]:
     return launch.digest, launch.site, launch.started_at
 
 
-_HOUR = 3600
 _MOST_SKIPS = 4
-
-
-def gpu_hours(planned: Sequence[Planned]) -> float:
-    """What the launches would take, of cases that have a baseline."""
-    return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped) / _HOUR
 
 
 def plan_lines(planned: Sequence[Planned]) -> list[str]:
     """Each case in the order it would run, what all of them would cost, and which would be skipped and why."""
-    hours = gpu_hours(planned)
     reasons = merged_reasons((case.id, case.skipped) for case in planned if case.skipped)
     skipped = [f"      skipped: {line}" for line in reasons]
     planned = [case for case in planned if not case.skipped]
+    hours = sum((case.seconds or 0.0) * case.gpus for case in planned) / 3600  # of those that have a baseline
     lines = []
     for number, case in enumerate(planned, 1):
         where = f"{case.gpus} GPU(s)" if case.gpus else "CPU"
