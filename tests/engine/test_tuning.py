@@ -359,6 +359,19 @@ def test_time_is_never_exceeded(engine: Engine, world: World, monkeypatch: pytes
     assert tuning.winner is not None
 
 
+def test_a_trial_is_neither_traced_nor_inspected(engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, plain = list[tuple[bool, bool]](), world.launch
+
+    def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        asked.append((request.trace, request.inspect))
+        return plain(request, watch)
+
+    monkeypatch.setattr(world, "launch", launch)
+    tuning = _tuned(engine, axes={"optimizer": ["adamw_torch", "adamw_torch_fused"]})
+    assert len(asked) >= len(tuning.tried) == 2
+    assert {*asked} == {(False, False)}
+
+
 def test_a_trial_that_would_leave_its_own_proofs_no_time_is_ended(
     engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +428,14 @@ def test_what_fails_in_turns_is_no_tie(engine: Engine, world: World, golden: Gol
     assert not any("possible in time" in note for note in found.notes)
     world.outcome = lambda spec: "error" if spec.optimizer == "adamw_torch_fused" else ""
     assert _two_in_turns(engine)[1]().winner == slow
+
+
+def test_what_turns_do_not_tell_apart_is_a_tie_and_what_they_do_is_none(engine: Engine, world: World) -> None:
+    assert _two_in_turns(engine)[1]().ties == []
+    world.step_seconds = lambda spec: 0.001  # type: ignore[method-assign]
+    _, decided, fast, slow = _two_in_turns(engine)
+    found = decided()
+    assert (found.winner, found.ties) == (fast, [slow])
 
 
 def test_turns_with_what_was_not_active_count_for_nothing(engine: Engine, world: World, golden: Golden) -> None:
@@ -749,6 +770,24 @@ class TestScripts:
         assert found.winner.micro_batch_size == 16
         assert found.too_large == 3
         assert world.launched[0].digest == world.launched[1].digest  # which shows what of its losses repeats
+
+    @pytest.mark.parametrize(("seconds", "launches"), [(10.0, 2), (60.0, 1)])
+    def test_whether_its_losses_repeat_is_asked_where_there_is_time(
+        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, launches: int
+    ) -> None:
+        self._world(world)
+        now, plain = [0.0], world.launch
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+        def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+            now[0] += seconds
+            made = plain(request, watch)
+            return replace(made, wall_seconds=seconds) if isinstance(made, Launch) else made
+
+        monkeypatch.setattr(world, "launch", launch)
+        space = self._space(engine, 'batch = [1]\nflag = [""]\n')
+        Tuner(engine.caller(gpus=0), _of_space(space, seconds=240.0), lambda *_: None).run()
+        assert len(world.launched) == launches
 
     def test_the_winner_s_own_case_takes_the_steps_that_its_test_will(self, engine: Engine, world: World) -> None:
         self._world(world)

@@ -283,10 +283,12 @@ def by_case(results: Sequence[PastResult]) -> dict[str, list[PastResult]]:
     return {name: [one for one in results if one.id == name] for name in dict.fromkeys(one.id for one in results)}
 
 
-def test_cases_at_the_power_limit_tell_nothing_of_those_below_it() -> None:
+@pytest.mark.parametrize("clock", [1980.0, 0.0])
+def test_cases_at_the_power_limit_tell_nothing_of_those_below_it_or_of_which_that_is_unknown(clock: float) -> None:
     results = nights(40, 8, lambda _: 0)
+    clocks = {"llama-case0-gpus1": clock}
     below = [
-        replace(one, launches=tuple(replace(each, sm_clock_mhz=1980.0) for each in one.launches))
+        replace(one, launches=tuple(replace(each, sm_clock_mhz=clocks.get(one.id, 1980.0)) for each in one.launches))
         if one.id in ("llama-case0-gpus1", "llama-case1-gpus1", "llama-case2-gpus1", "llama-case3-gpus1")
         else one
         for one in results

@@ -28,7 +28,7 @@ from pytest_llmperf.judge.gpu_panel import (
     unit_of,
 )
 from pytest_llmperf.judge.policy import Policy, Rule, decide, least_tolerance, passing_ranges
-from pytest_llmperf.judge.run_effects import CommonChange, common_change, judged_later
+from pytest_llmperf.judge.run_effects import MOST, CommonChange, common_change, judged_later
 from pytest_llmperf.judge.stats import Difference, Spread, log_of, quantile
 from pytest_llmperf.judge.verdict import judge, speed_check
 from pytest_llmperf.records.calibration import Calibration
@@ -199,6 +199,7 @@ def test_a_calibration_that_no_chip_can_give_is_none(
     without = [replace(each, ranks=tuple(replace(rank, calibration=None) for rank in each.ranks)) for each in case]
     found, alone = (stats.difference(each, calibrated[0], informed) for each in (with_it, without))
     assert (found.error < alone.error) == believed
+    assert same(found, alone) != believed
     # Nor does one that a baseline keeps keep others from being judged.
     broken = [[_scaled_calibration(calibrated[0][0], times), *calibrated[0][1:]], *calibrated[1:]]
     assert math.isfinite(least_tolerance(stats.difference(without, broken[0], known(broken))))
@@ -535,6 +536,8 @@ def test_three_per_cent_in_all_cases_are_found_with_calibrations(calibrated_worl
     assert (found.cases, found.gpus) == (10, 1)
     assert found.verdict(0.02, RULE) == "regressed"
     assert found.verdict(0.04, RULE) == "pass"
+    just = replace(found, together=MOST)
+    assert (just.is_news, just.verdict(0.02, RULE)) == (True, "regressed")
     faster = changed_by(informed, night(calibrated_world, UNSEEN + 8, calibrated=True, slower=-slower))
     assert faster.verdict(0.02, RULE) == "improved"
 

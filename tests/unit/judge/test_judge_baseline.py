@@ -435,6 +435,11 @@ def refused(text: str) -> str:
 
 
 class TestAccepting:
+    def test_an_acceptance_whose_launches_are_gone_or_were_never_kept_holds_none(self) -> None:
+        entry = replace(BASELINE.anchor, launches=len(BASELINE.launches))
+        assert replace(BASELINE, history=(entry, entry)).held == [(entry, BASELINE.launches)]
+        assert replace(BASELINE, history=(entry, replace(entry, launches=0))).held == []
+
     def test_the_first_is_the_anchor(self) -> None:
         assert BASELINE.history == (BASELINE.anchor,)
         assert BASELINE.anchor.metrics["step_seconds"] == pytest.approx(0.1)

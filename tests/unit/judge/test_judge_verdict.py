@@ -390,6 +390,9 @@ class TestInvalid:
         judgement = judge([launch()], BASELINE, POLICY, extra=[Check(metric=metric, value=value, unit="1")])
         assert (judgement.verdict, judgement.reason) == ("invalid", reason)
 
+    def test_all_of_the_chip_is_possible(self) -> None:
+        assert judge([launch()], BASELINE, POLICY, extra=[Check(metric="mfu", value=1.0, unit="1")]).verdict == "pass"
+
 
 class TestPolicy:
     def test_an_unknown_metric_names_the_nearest(self, golden: Golden) -> None:

@@ -104,6 +104,16 @@ class TestJudged:
         (line,) = troubles(replace(found, tensors=(long, *found.tensors[1:])))
         golden(line)
 
+    def test_of_a_wrong_direction_and_a_wrong_length_the_larger_is_told(self) -> None:
+        found = training()
+
+        def told(norm: float, cosine: float) -> str:
+            both = TensorError(kind=GRADIENT, tensor="a", step=1, true_norm=1, norm=norm, cosine=cosine, error=0.5)
+            return troubles(replace(found, tensors=(both, *found.tensors[1:])))[0]
+
+        assert "times as long as it should be" in told(norm=1.5, cosine=0.995)
+        assert "points elsewhere" in told(norm=1.05, cosine=0.9)
+
     def test_a_lost_gradient_and_one_that_is_no_number(self, golden: Golden) -> None:
         found = training()
         lost = tensor(GRADIENT, "a", 1, 1.0, norm=0.0)

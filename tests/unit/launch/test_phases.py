@@ -181,3 +181,9 @@ class TestKept:
         assert codec.read(Launch, json.loads(json.dumps(values))).phases == {"start": 1.0, "steps": 2.0}
         assert "phases" not in codec.plain(launch_of(SPEC))
         assert codec.read(Launch, {**values, "phases": {}}).phases == {}
+
+
+def test_what_has_made_no_step_has_trained_for_no_time() -> None:
+    begun = Progress(phase="training", reached={"training": 100.0})
+    assert begun.trained_seconds == 0.0
+    assert replace(begun, step=1, stepped=104.0).trained_seconds == 4.0

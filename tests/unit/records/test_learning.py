@@ -324,3 +324,9 @@ def test_what_is_none_of_it_is_refused(golden: Golden) -> None:
     with pytest.raises(ValueError, match="nonsense") as raised:
         codec.read(Launch, values)
     golden(raised)
+
+
+def test_what_was_not_clipped_or_had_no_gradient_has_no_factor_to_be_held_to() -> None:
+    whole = replace(SOUND, clip_factors=(1.0, 1.0))
+    for found in (replace(whole, max_norm=0.0), replace(whole, gradient_norm=0.0)):
+        assert list(unlearnt(SPEC, launch(found))) == []

@@ -85,3 +85,10 @@ class TestUneven:
         assert not [line for line in troubles(self.FREE, self.launch(60, 40, 64, 20)) if "tokens a step" in line]
         (line,) = [line for line in troubles(self.FREE, self.launch(70, 65, 66, 67)) if "tokens a step" in line]
         assert line.startswith("67 tokens")
+
+
+def test_a_launch_is_on_a_node_where_all_its_ranks_are_on_one() -> None:
+    launch = launch_of(SPEC)
+    assert launch.is_on_a_node
+    first, second = launch.ranks
+    assert not replace(launch, ranks=(first, replace(second, host="another"))).is_on_a_node

@@ -171,3 +171,9 @@ def test_it_always_answers(times: list[float], warmup: int) -> None:
 
 def test_ten_thousand_steps_are_quick() -> None:
     assert find_steady(noisy(10_000), 4).error < 1e-4
+
+
+@pytest.mark.parametrize(("slow", "are_two"), [({10, 13}, False), ({10, 13, 16}, True)])
+def test_the_rarer_of_two_speeds_has_a_seventh_of_the_steps_at_least(slow: set[int], are_two: bool) -> None:
+    times = [each * (1.05 if index in slow else 1.0) for index, each in enumerate(noisy(20, spread=0.0002))]
+    assert find_steady(times, 0).bimodal == are_two
