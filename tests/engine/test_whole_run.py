@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,15 +37,24 @@ UNSEEN = 99
 RATE = "tokens_per_second_per_gpu"
 
 
+@cache
+def _before() -> tuple[World, Cases, Knowledge]:
+    """The world as its history leaves it, that history, and what it tells of GPUs: learnt once."""
+    world = World(seed=9)
+    stored = world.history(launches=6, gpus=16)
+    knowledge = Knowledge.of(stored)
+    assert knowledge is not None
+    return world, stored, knowledge
+
+
 class Night:
     """One run on a GPU that no baseline knows, where case 0 may be slower than it was."""
 
     def __init__(self, engine: Engine) -> None:
         engine.on(GPUS)
-        self.engine, self.world = engine, World(seed=9)
-        self.stored: Cases = self.world.history(launches=6, gpus=16)
-        self.knowledge = Knowledge.of(self.stored)
-        assert self.knowledge is not None
+        self.engine = engine
+        world, self.stored, self.knowledge = _before()
+        self.world = deepcopy(world)
         self.machine = self.context().machine_kind
         keep(
             engine.path / "baselines",
