@@ -17,6 +17,7 @@ import pytest
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
+from tests.slurm.agents import ASK
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -67,7 +68,8 @@ else:
         print(f"NodeName={name} NodeAddr=127.0.0.1 State={state} Gres={node.get('gres', '(null)')}")
 """
 
-_PYTHON = """
+_PYTHON = (
+    """
 plan = json.loads(pathlib.Path(PLAN).read_text())
 name = os.environ["SLURMD_NODENAME"]
 node = plan["nodes"].get(name, {})
@@ -82,9 +84,12 @@ if module.endswith("slurm.cluster"):
 elif sys.argv[3:4] == ["server"]:
     os.write(2, b"no fork servers here\\n")  # at once: other nodes write there too
     sys.exit(1)
-elif sys.argv[3:4] == ["agent"]:
+elif sys.argv[3:4] == ["agent"] and not AGENTS:
     os.execv(REAL, [REAL, *sys.argv[1:]])
-else:
+elif sys.argv[3:4] == ["agent"]:
+"""
+    + ASK.removeprefix("\n")
+    + """else:
     folder = pathlib.Path(sys.argv[-1])
     (folder / f"environment-{name}.json").write_text(json.dumps(dict(os.environ)))
     if "reached" in plan and name == next(iter(plan["nodes"])):
@@ -113,6 +118,7 @@ else:
         late = f"sleep {plan.get('late', 0)}; {copy}"
         subprocess.Popen(["sh", "-c", late])
 """
+)
 
 # Every step that was ever begun is still there, as one may be whose srun had to be killed.
 _SQUEUE = """
@@ -128,15 +134,15 @@ with pathlib.Path(CANCELLED).open("a") as cancelled:
 
 _HEAD = """#!{python}
 import itertools, json, os, pathlib, signal, subprocess, sys, time
-PLAN, CALLS, CANCELLED, REAL = {plan!r}, {calls!r}, {cancelled!r}, {python!r}
+PLAN, CALLS, CANCELLED, REAL, AGENTS = {plan!r}, {calls!r}, {cancelled!r}, {python!r}, {agents!r}
 """
 
 
 class FakeSlurm:
-    """The commands on ``PATH``, and the allocation's variables."""
+    """The commands on ``PATH``, and the allocation's variables; ``agents``: where agents are forked, if anywhere."""
 
-    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._home, self._monkeypatch = home, monkeypatch
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, agents: str = "") -> None:
+        self._home, self._monkeypatch, self._agents = home, monkeypatch, agents
         self._plan: dict[str, Any] = {}
         self.python = home / "bin" / "fake-python"
         (home / "bin").mkdir()
@@ -191,6 +197,7 @@ class FakeSlurm:
     def _script(self, name: str, body: str) -> None:
         path = self._home / "bin" / name
         files = {"plan": "plan.json", "calls": "calls.txt", "cancelled": "cancelled.txt"}
-        head = _HEAD.format(python=sys.executable, **{word: str(self._home / file) for word, file in files.items()})
+        places = {word: str(self._home / file) for word, file in files.items()}
+        head = _HEAD.format(python=sys.executable, agents=self._agents, **places)
         path.write_text(head + body)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)

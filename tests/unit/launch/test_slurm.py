@@ -38,6 +38,7 @@ from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.golden import Golden
+from tests.slurm.agents import agents
 from tests.slurm.fakes import FakeSlurm
 
 pytestmark = pytest.mark.processes
@@ -46,10 +47,16 @@ SPEC = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16)
 GPUS: dict[str, object] = {"gpus": 4}
 
 
+@pytest.fixture(scope="module")
+def forked_agents() -> Iterator[str]:
+    with agents() as address:
+        yield address
+
+
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_agents: str) -> FakeSlurm:
     monkeypatch.setattr(step_outcome, "_LAST_WORDS_SECONDS", 0.5)
-    return FakeSlurm(tmp_path, monkeypatch)
+    return FakeSlurm(tmp_path, monkeypatch, forked_agents)
 
 
 @pytest.fixture
