@@ -63,7 +63,7 @@ _LATER = (  # tests/plugin/test_hygiene.py holds it
 _READ = (
     "judge.baseline.Baseline judge.baseline._Stored judge.store.Accepted records.calibration.Health "
     "records.launch.Environment records.launch.Launch records.launch.RankRecord records.result.CaseResult "
-    "records.result.Check records.result.Spent"
+    "records.result.Check records.result.Spent records.results_document.ResultsDocument"
 ).split()
 
 
@@ -327,6 +327,7 @@ def _read_records() -> None:
         module, _, kind = f"pytest_llmperf.{name}".rpartition(".")
         with suppress(ValueError):  # it has no fields
             codec.read_fields(getattr(importlib.import_module(module), kind), {})
+    importlib.import_module("pytest_llmperf.settings.registry").Evidence.read({})
 
 
 def _main(fd: int) -> None:
