@@ -101,3 +101,12 @@ def test_small_trainings_are_refused_where_launches_are_not_here(engine: Engine,
     with pytest.raises(CannotRunError, match="this machine alone"):
         checks.same_training(SPEC)
     assert pods.asked == []
+
+
+def test_a_job_is_one_also_where_its_launches_start_on_its_own_node(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert engine.caller(gpus=0).run.in_job is False
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert engine.caller(gpus=0, launcher="local").run.in_job is True
