@@ -26,11 +26,11 @@ def no_gate_of_speed(rates: Iterable[Check | Figure]) -> str:
     """Why cases of these ``rates`` fail only when they are several times slower, and what holds there all the same."""
     # Scatter of few launches moves a limit beyond its tolerance.
     gates = ((one.times_slower, (one.baseline or 0.0) / (one.limit or math.inf)) for one in rates)
-    wide = [max(times, limit) for times, limit in gates if times is not None]
-    if not wide:
+    if not (wide := [max(times, limit) for times, limit in gates if times is not None]):
         return ""
+    least = float(f"{min(wide):.2g}")  # of 152 that is 150, and not 1.5e+02
     return (
-        f"CPU: speed is not gated (a case fails only when it is at least {min(wide):.2g} times slower). Counts and "
+        f"CPU: speed is not gated (a case fails only when it is at least {least:g} times slower). Counts and "
         "losses are exact: more copies, waits or collectives fail, another difference fails with --perf-strict"
     )
 

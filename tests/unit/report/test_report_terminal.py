@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
 from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Check, Reference, Spent, Verdict
-from pytest_llmperf.report.summary_table import summary_lines
+from pytest_llmperf.report.summary_table import no_gate_of_speed, summary_lines
 from pytest_llmperf.support.formats import GIB
 from tests.examples import examples
 from tests.golden import Golden
@@ -283,6 +283,12 @@ def test_notes_that_tell_a_range_themselves_are_not_one(golden: Golden) -> None:
     results = [case("pass", name, notes=(note,)) for name, note in notes.items()]
     lines = summary_lines([*results, case("pass", "c", notes=(notes["b"],))], None, color=False)
     golden(lines)
+
+
+@pytest.mark.parametrize(("limit", "told"), [(1.0, "4"), (0.1137, "8.8"), (1 / 152, "150")])
+def test_how_much_slower_still_passes_is_a_number_that_people_write(limit: float, told: str) -> None:
+    rate = Check(metric="tokens_per_second_per_gpu", value=1.0, unit="1/s", baseline=1.0, tolerance=3.0, limit=limit)
+    assert f"at least {told} times slower" in no_gate_of_speed([rate])
 
 
 def test_where_speed_is_no_gate_nothing_says_what_it_would_detect() -> None:
