@@ -365,8 +365,7 @@ def mean(values: Sequence[float | None]) -> float:
 def disturbances(looks: Sequence[Look]) -> list[str]:
     """A line for each thing that makes figures of that time the room's, the board's or a neighbour's."""
     lines = []
-    most = max((look.num_foreign for look in looks), default=0)
-    if most:
+    if most := max((look.num_foreign for look in looks), default=0):
         lines.append(f"{most} other process(es) on the GPU")
     bits = 0
     for look in looks:

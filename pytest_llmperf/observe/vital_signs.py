@@ -141,8 +141,7 @@ class LastWords:
         try:
             from pytest_llmperf.observe.places import recorded  # noqa: PLC0415 - torch is there by now, or none
 
-            trace = recorded(sys.modules.get("torch.distributed"))
-            if trace:
+            if trace := recorded(sys.modules.get("torch.distributed")):
                 part = self._trace.with_name(f".{self._trace.name}")
                 part.write_bytes(trace)
                 part.replace(self._trace)
@@ -244,8 +243,7 @@ class Headroom:
         """Return what there was at least, once something failed, and what the GPU has."""
         self.look()
         rooms = [room for room in (self.least,) if room is not None]
-        gpu = _gpu()
-        if gpu is not None:
+        if (gpu := _gpu()) is not None:
             with suppress(RuntimeError):  # the context is lost
                 rooms.append(gpu.room())
         return tuple(rooms)

@@ -233,8 +233,7 @@ class Collector:
         if is_case(item):
             report.llmperf_case = True  # type: ignore[attr-defined]
             item.stash.setdefault(reports.FINDINGS, Findings())
-        findings = item.stash.get(reports.FINDINGS, None)
-        if findings is not None:
+        if (findings := item.stash.get(reports.FINDINGS, None)) is not None:
             with self.session.outcomes():
                 reports.attach(self.session, item, call, report, findings)
         if self.session.unfinished and hasattr(item.config, "workerinput"):

@@ -197,8 +197,7 @@ def unused_settings(config: Mapping[str, Any], model: PreTrainedModel) -> Iterat
         method = quantization.get("quant_method", "") if isinstance(quantization, Mapping) else ""
         kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
         yield f"its configuration's quantization_config ({method or 'no method'}) is not applied: weights are {kinds}"
-    unused = sorted(_unused(config, model))
-    if unused:
+    if unused := sorted(_unused(config, model)):
         more = f" and {len(unused) - _MOST} more" if len(unused) > _MOST else ""
         yield f"its configuration has settings that {built} does not use: {', '.join(unused[:_MOST])}{more}"
 

@@ -19,7 +19,7 @@ from pytest_llmperf.run.tuning.trials import Compared, Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import ScriptSpace, Space, default_axes, read_axes
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
 from pytest_llmperf.support import codec, formats, user_input
 
 NODEID = "llmperf tune"
@@ -99,6 +99,8 @@ def _model_space(arguments: argparse.Namespace, gpus: int) -> Space:
     # A CPU takes short sequences, as the suite's cases for it do.
     usual = {"micro_batch_size": _MICRO_BATCH_SIZE, **({} if gpus else {"sequence_length": _CPU_LENGTH})}
     base, batch = TrainSpec(model=arguments.model, **{**usual, **given}), arguments.global_batch
+    if batch is None and (why := lacks_rows(base)):  # where it begins
+        raise CaseError(f"{base.id}: {why}")
     if arguments.space is not None:
         for option, value in (("--global-batch", batch), ("--allow", arguments.allow)):
             if value:

@@ -295,8 +295,7 @@ class GpuFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is functional.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
-        answer = _answer(function, args)
-        if answer is not None:
+        if (answer := _answer(function, args)) is not None:
             if function in _WAITS:
                 self._called(_WAITS[function])
             return answer

@@ -265,6 +265,5 @@ class _Replay:
         if self._allocator.allocated_bytes > self._peak:
             self._peak = self._allocator.allocated_bytes
             self.at_peak = {part: num_bytes for part, num_bytes in self._parts.items() if num_bytes}
-            rounding = self._peak - sum(self.at_peak.values())
-            if rounding:
+            if rounding := self._peak - sum(self.at_peak.values()):
                 self.at_peak["rounding"] = rounding

@@ -30,8 +30,7 @@ def arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
 
 def check_values(spec: TrainSpec) -> Mapping[str, Any]:
     """RefusedError: TrainingArguments does not take one of its values."""
-    given = values(spec, OPEN[0])
-    if given:
+    if given := values(spec, OPEN[0]):
         try:
             _Checked(output_dir="", use_cpu=True, report_to="none", **given)
         except (TypeError, ValueError, NotImplementedError) as error:

@@ -124,11 +124,9 @@ def kept_operators() -> Iterator[Any]:
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
         "_scaled_dot_product_cudnn_attention"
     ).split():
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is not None:
+        if (packet := getattr(torch.ops.aten, name, None)) is not None:
             yield packet.default
-    flash = getattr(torch.ops.flash_attn, "_flash_attn_forward", None)
-    if flash is not None:
+    if (flash := getattr(torch.ops.flash_attn, "_flash_attn_forward", None)) is not None:
         yield flash.default
 
 

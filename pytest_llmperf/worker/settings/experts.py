@@ -31,8 +31,7 @@ def _mixtures(model: nn.Module) -> list[Any]:
 
 
 def _seen(training: Training) -> ExpertsEvidence:
-    mixtures = _mixtures(training.model)
-    if not mixtures:
+    if not (mixtures := _mixtures(training.model)):
         return ExpertsEvidence()
     # Liger gives a module a forward pass of its own.
     names = {str(each.config._experts_implementation) for each in mixtures if "forward" not in vars(each)}  # noqa: SLF001

@@ -108,6 +108,17 @@ def test_what_is_wrong_with_a_command_or_its_words_is_said_in_one_line(
     assert not (tmp_path / ".llmperf").exists()
 
 
+def test_a_text_of_too_few_rows_is_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    Path("small.txt").write_text("a few words")
+    assert main(["tune", "llama-tiny", "data=text", "text=small.txt", "--gpus", "0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the text gives 0 rows" in line
+
+
 def test_a_command_needs_its_axes_and_something_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:

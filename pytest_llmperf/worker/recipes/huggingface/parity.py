@@ -157,6 +157,5 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
             of_seed = replace(one, seed=seed)
             seen = train(of_seed)
             truth = truth or Truth.load(folder / f"truth-{seed}.pt", seen.device)
-            found = from_ranks(errors_of(form, of_seed, seen, truth))
-            if found:
+            if found := from_ranks(errors_of(form, of_seed, seen, truth)):
                 yield learning.merged_errors(found)
