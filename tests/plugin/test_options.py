@@ -187,6 +187,13 @@ def test_a_site_may_name_its_machine(project: Project) -> None:
     assert {path.relative_to(project.path).parts[1] for path in project.baselines} == {"marenostrum5-acc-cpu"}
 
 
+@pytest.mark.parametrize("name", ["site/h100", ".h100"])
+def test_a_machine_whose_name_is_a_folders_is_refused(project: Project, name: str) -> None:
+    result = project.run("-o", f"perf_machine={name}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*perf_machine = {name}: it names a folder*"])
+
+
 def test_a_dry_run_shows_order_and_cost_and_launches_nothing(project: Project) -> None:
     project.record()
     result = project.run("--perf-dry-run", "--perf-launches", "2")

@@ -16,6 +16,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changed_evidence, changes
 from pytest_llmperf.judge.repeats import changed_losses, first_loss_checks
 from pytest_llmperf.judge.store import parse, text_of
+from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.registry import lost
 from pytest_llmperf.support import codec
@@ -82,6 +83,11 @@ class TestEvidence:
         old = launch(setup={"functions": then}, versions={"transformers": "5.22"})
         new = launch(setup={"functions": now}, versions={"transformers": "5.23"})
         assert any("functions f" in line for line in changed_evidence([new], [old])) is is_told
+
+    def test_another_power_limit_is_different_where_both_are_known(self) -> None:
+        high, low, unknown = (replace(launch(), health=Health(power_limit_watts=each)) for each in (700.0, 450.0, 0.0))
+        assert low.differences(high) == ("power limit: 450 W -> 700 W",)
+        assert high.differences(high) == high.differences(unknown) == unknown.differences(high) == ()
 
     def test_what_a_launch_forces_is_different_as_it_was_found(self, golden: Golden) -> None:
         then, now = (launch(found={"matmul_precision": each}) for each in ("highest", "high"))

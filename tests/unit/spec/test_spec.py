@@ -21,7 +21,7 @@ from pytest_llmperf.settings.arguments import known_arguments
 from pytest_llmperf.settings.attention import ATTENTIONS
 from pytest_llmperf.settings.data import OF_A_TEXT
 from pytest_llmperf.settings.lora import unmade_flops_per_token
-from pytest_llmperf.settings.optimizer import OPTIMIZERS
+from pytest_llmperf.settings.optimizer import OPTIMIZERS, least_copies
 from pytest_llmperf.settings.precision import PRECISIONS
 from pytest_llmperf.settings.train_spec import SpecError, precision_fields
 from tests.golden import Golden
@@ -447,3 +447,16 @@ def test_each_setting_that_makes_kernels_says_so(values: dict[str, Any]) -> None
     plain = replace(SPEC, liger=False)
     assert not plain.compiles
     assert replace(plain, **values).compiles
+
+
+@pytest.mark.parametrize(
+    ("values", "copies"),
+    [
+        ({"optimizer": "adamw_torch"}, 4),
+        ({"optimizer": "paged_adamw_8bit"}, 2),
+        ({"optimizer": "sgd"}, 2),
+        ({"lora": True, "lora_base": "as_is"}, 1),
+    ],
+)
+def test_a_weight_has_a_gradient_and_the_states_of_its_optimizer(values: dict[str, Any], copies: float) -> None:
+    assert least_copies(replace(SPEC, **values)) == copies
