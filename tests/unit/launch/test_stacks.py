@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -200,6 +201,13 @@ class Kept:
     """What a training forgets to let go."""
 
 
+@pytest.fixture
+def _young() -> None:
+    """What other tests have left is not looked through: seconds of a worker that has run thousands."""
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_young")
 def test_objects_that_became_more_have_their_kind_and_the_variable_that_leads_to_them() -> None:
     before = Objects().look()
     mine = SimpleNamespace(history=[Kept() for _ in range(200)])
@@ -211,6 +219,7 @@ def test_objects_that_became_more_have_their_kind_and_the_variable_that_leads_to
     assert not any(kind.startswith("Kept") for kind in grown(Objects().look(), 1))
 
 
+@pytest.mark.usefixtures("_young")
 def test_what_is_kept_is_found_among_more_that_is_as_new_and_that_no_container_has() -> None:
     old, history = [Kept() for _ in range(1000)], [Kept() for _ in range(40)]
     before = Objects().look()
