@@ -197,7 +197,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "it ended": {"steps": 5, "after": "print('bye'); sys.exit(3)"},
     "it was killed": {"each": "step == 5 and (time.sleep(1.5), os.kill(os.getpid(), 9))"},
     "it has no optimizer": {"each": "loss.backward(); time.sleep(0.1); continue", "seconds": 25.0},
-    "it hangs before it trains": {"before": "def load():\n    time.sleep(100)\nload()", "seconds": 6.0},
+    "it hangs before it trains": {"before": "def load():\n    time.sleep(100)\nload()", "seconds": 20.0},
     "it hangs": {"each": "step == 10 and time.sleep(100)", "seconds": 25.0, "fields": {"steps": 20}},
     "torchrun finds no script": {"command": "bash -c '" + TORCHRUN.replace("train", "other") + "'"},
     "python -I": {"command": "python -I train.py", "steps": 2},

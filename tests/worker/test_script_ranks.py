@@ -22,15 +22,29 @@ pytestmark = pytest.mark.torchrun
 
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2 ranks.py"
+#: Seconds between a step's end by the script's clock and by ours, where nothing holds the rank up.
+AT_ONCE = 0.002
 Trained: TypeAlias = tuple[Launch, list[list[list[float]]]]
 
 
 def trained(words: str, folder: Path, env: dict[str, str] | None = None, **fields: Any) -> Trained:
-    """The record, and each rank's own: when its steps ended, their losses, and their tokens."""
+    """The record, and each rank's own: when its steps ended, their losses, and their tokens.
+
+    A busy host may hold a rank up between its clock and ours: then twice again at most. Steps that were taken for
+    others are off each time.
+    """
+    found = once(words, folder, env or {}, **fields)
+    for place in (folder / "again", folder / "once-more"):
+        if any(sorted(apart)[1] >= AT_ONCE for apart in clocks_apart(*found)):
+            found = once(words, place, env or {}, **fields)
+    return found
+
+
+def once(words: str, folder: Path, env: dict[str, str], **fields: Any) -> Trained:
     home = folder / "home"
     shutil.copytree(FOLDER, home)
     command = f"python {words}"
-    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **(env or {})}
+    variables = {"OWN_CLOCK": str(folder / "clock"), "OMP_NUM_THREADS": "1", **env}
     variables |= {"PYTHONPATH": str(QUICK)}  # nothing is compiled, and only who says SHARDS shards
     given = {"gpus": 2, "steps": 10, "warmup_steps": 2, **fields}
     spec = ScriptSpec(command=command, env=variables, cwd=str(home), **given)
@@ -84,16 +98,23 @@ def test_ranks_that_the_script_spawns_are_one_record(tmp_path: Path) -> None:
     assert [(tmp_path / "home" / f"seed-{rank}").read_text() for rank in range(2)] == ["7", "8"]
 
 
-def assert_is(record: Launch, own: list[list[list[float]]]) -> None:
-    assert [rank.rank for rank in record.ranks] == [0, 1]
-    for rank, lines in zip(record.ranks, own, strict=True):
-        assert len(rank.step_seconds) == 10
-        assert rank.tokens_per_step == lines[2][2]
-        apart = sorted(
+def clocks_apart(record: Launch, own: list[list[list[float]]]) -> list[list[float]]:
+    """Of each rank by how many seconds its timed steps are apart by its clock and by ours."""
+    return [
+        [
             abs(end[0] - begin[0] - seen)
             for begin, end, seen in zip(lines[1:], lines[2:], rank.step_seconds[2:], strict=False)
-        )
-        assert apart[1] < 0.002, apart
+        ]
+        for rank, lines in zip(record.ranks, own, strict=True)
+    ]
+
+
+def assert_is(record: Launch, own: list[list[list[float]]]) -> None:
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    for rank, lines, apart in zip(record.ranks, own, clocks_apart(record, own), strict=True):
+        assert len(rank.step_seconds) == 10
+        assert rank.tokens_per_step == lines[2][2]
+        assert sorted(apart)[1] < AT_ONCE, apart
     assert record.tokens_per_step == sum(int(lines[2][2]) for lines in own)
     assert record.losses == pytest.approx([line[1] for line in own[0][:10]], abs=1e-6)
     assert record.trace.steps == 3, record.trace.none
