@@ -6,7 +6,7 @@ with a column ``text``), a single file, or a folder of ``.txt`` files; or the on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EILSEQ
 from functools import cache, cached_property, lru_cache
@@ -82,12 +82,13 @@ class TextFiles:
         return fingerprint.of_files((kind, path) for path in self.files)
 
     @property
-    def row_bytes(self) -> list[int] | None:
+    def row_bytes(self) -> Sequence[int] | None:
         """Of each row; an ``OSError`` where one is no UTF-8. ``None`` of parquet, whose package may be missing."""
         if self.is_parquet:
             return None
-        found = [each for path in self.files for each in _row_bytes(path.absolute(), path.stat().st_mtime_ns)]
-        return [found[place] for place in self.split.of(len(found))]
+        found = _row_bytes(*((path.absolute(), path.stat().st_mtime_ns) for path in self.files))
+        meant = self.split.of(len(found))
+        return found[meant.start : meant.stop]
 
     @property
     def slug(self) -> str:
@@ -101,12 +102,15 @@ def paragraphs(path: Path) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def _row_bytes(path: Path, _mtime_ns: int) -> tuple[int, ...]:
-    """Read once, as for its fingerprint."""
-    try:
-        return tuple(len(row.encode()) for row in paragraphs(path))
-    except UnicodeDecodeError as error:
-        raise OSError(EILSEQ, f"from byte {error.start} on it is no UTF-8; save it as that", str(path)) from None
+def _row_bytes(*files: tuple[Path, int]) -> tuple[int, ...]:
+    """Of files, each with its time: read once, as for its fingerprint. Each spec of a search asks for all rows."""
+    found = list[int]()
+    for path, _ in files:
+        try:
+            found += (len(row.encode()) for row in paragraphs(path))
+        except UnicodeDecodeError as error:
+            raise OSError(EILSEQ, f"from byte {error.start} on it is no UTF-8; save it as that", str(path)) from None
+    return tuple(found)
 
 
 def resolve_text(text: str | None, split: str) -> TextFiles:
