@@ -402,12 +402,22 @@ def grown(before: Objects, steps: int, among: Container[str] | None = None) -> d
 def _newest(kind: str, holders: Sequence[tuple[Sequence[object], int]]) -> Sequence[object]:
     """Of those that came into the holder which got most of them. By age alone gradients would be newer, of which each
     step makes as many again; so it is where no holder grows."""
-    came = [[one for one in held[-more:] if type(one).__name__ == kind] for held, more in holders]
+    came = [[one for one in _with_parts(held[-more:]) if type(one).__name__ == kind] for held, more in holders]
     kept = max(came, key=len, default=[])
     aged = [] if kept else [gc.get_objects(generation) for generation in range(3)]
     return kept[-_LOOKED_FOR:] or [
         one for each in aged for one in [one for one in each if type(one).__name__ == kind][-_LOOKED_FOR:]
     ]
+
+
+def _with_parts(came: Sequence[object]) -> Iterator[object]:
+    """Each with what it has: a loss is often kept beside the number of its step."""
+    for one in came:
+        yield one
+        if type(one) is dict:
+            yield from one.values()
+        elif type(one) is tuple or type(one) is list:
+            yield from one
 
 
 def _held_by(found: Sequence[object]) -> str:

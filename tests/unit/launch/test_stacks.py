@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -202,9 +203,11 @@ class Kept:
 
 
 @pytest.fixture
-def _young() -> None:
+def _young() -> Iterator[None]:
     """What other tests have left is not looked through: seconds of a worker that has run thousands."""
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("_young")
@@ -229,3 +232,15 @@ def test_what_is_kept_is_found_among_more_that_is_as_new_and_that_no_container_h
     name = "test_what_is_kept_is_found_among_more_that_is_as_new_and_that_no_container_has"
     assert f"Kept in 'history' of {name}() in test_stacks.py" in found, found
     assert (len(old), len(gradients)) == (1000, 300)
+
+
+@pytest.mark.usefixtures("_young")
+@pytest.mark.parametrize("kept", [lambda one: (1, one), lambda one: {"loss": one}, lambda one: [one]])
+def test_what_is_kept_beside_the_number_of_its_step_is_found_too(kept: Callable[[Kept], object]) -> None:
+    old, history = [Kept() for _ in range(1000)], list[object]()
+    before = Objects().look()
+    history += [kept(Kept()) for _ in range(3)]
+    found = grown(before, 2, among={"Kept"})
+    name = "test_what_is_kept_beside_the_number_of_its_step_is_found_too"
+    assert f"Kept in 'history' of {name}() in test_stacks.py" in found, found
+    assert len(old) == 1000
