@@ -97,6 +97,11 @@ def _kind(gpu: Gpu) -> str:
     return f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib{lowered}"
 
 
+def is_of_kind(name: str, kind: str) -> bool:
+    """Whether a GPU, or a CPU, of this ``name`` makes a machine of this ``kind``."""
+    return re.fullmatch(rf"(cpu-)?{_slug(name)}-\d+(gib|c)(-.*)?", kind) is not None
+
+
 def _slug(name: str) -> str:
     plain = re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"

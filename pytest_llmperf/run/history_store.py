@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from pytest_llmperf.judge.exact import choices
 from pytest_llmperf.launch.device import Gpu
-from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.machine import Machine, is_of_kind
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY
@@ -268,13 +268,14 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
     revision = commit.commit + "+" * (commit.changed > 0) if commit and commit.commit else ""
     where = records[0].environment
     environment = {**where.versions, "driver": where.driver}
-    # Of a night of unlike machines only its launches tell which they were on.
-    kind = document.record.machine.kind or document.record.kind or ("" if where.driver else "cpu-") + where.gpu
+    # Of a night of unlike machines only its launches tell which they were on: by the kind that their other runs have.
+    kinds = {one.kind for one in document.record.machines.values() if is_of_kind(where.gpu, one.kind)}
+    unnamed = kinds.pop() if len(kinds) == 1 else ("" if where.driver else "cpu-") + where.gpu
     versions = {name: one_line(environment[name]) for name in (*_VERSIONS, *_OTHERS) if environment.get(name)}
     counted = {name: result.figure(name).value for name in COUNTED}
     return PastResult(
         run=run,
-        machine=kind,
+        machine=document.record.machine.kind or document.record.kind or unnamed,
         id=result.id,
         digest=told.digest,
         nodeid=told.nodeid,

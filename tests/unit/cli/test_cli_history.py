@@ -359,11 +359,11 @@ def test_of_a_merged_night_of_unlike_machines_each_is_apart(llmperf: Run, tmp_pa
     for values, name in zip(runs, ("Xeon", "EPYC"), strict=True):
         for launch in values["results"][0]["launches"]:
             launch["environment"] |= {"gpu": name, "driver": ""}
-    cases, machines = [values["results"][0] for values in runs], {"a": {"kind": "cpu-a-2c"}, "b": {"kind": "cpu-b-2c"}}
+    cases, machines = [values["results"][0] for values in runs], {"a": {"kind": "cpu-xeon-2c"}, "b": {"kind": "named"}}
     merged = {**runs[0], "machine": {}, "machines": machines, "results": cases}
     code, output, errors = llmperf("history", cases[0]["id"], "--from", written(tmp_path / "merged.json", merged))
     assert (code, errors) == (0, "")
     assert [line.split(": ")[0].split(" on ")[1] for line in output.splitlines() if " on cpu-" in line] == [
-        "cpu-Xeon",
+        "cpu-xeon-2c",
         "cpu-EPYC",
     ]

@@ -28,7 +28,7 @@ from pytest_llmperf.judge.stats import Spread
 from pytest_llmperf.launch import device, local, machine, outcome, process
 from pytest_llmperf.launch.device import Gpu, select
 from pytest_llmperf.launch.local import LocalLauncher
-from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.machine import Machine, is_of_kind
 from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.watch import HealthWatch
 from pytest_llmperf.observe import vital_signs as heartbeat
@@ -84,6 +84,9 @@ class TestMachine:
         assert Machine(gpus=GPUS, cpu_name="", cores=1).gpu_kind == "nvidia-h200-140gib"
         kind = Machine(gpus=(), cpu_name="Intel(R) Xeon(R) CPU E5-2690 v4 @ 2.60GHz", cores=8).cpu_kind
         assert kind == "cpu-intel-xeon-e5-2690-v4-8c"
+        assert is_of_kind("Intel(R) Xeon(R) CPU E5-2690 v4 @ 2.60GHz", kind)
+        assert is_of_kind("NVIDIA H200", "nvidia-h200-140gib-500w")
+        assert not is_of_kind("NVIDIA H100", "nvidia-h100-nvl-94gib")
 
     @pytest.mark.parametrize(
         ("limit", "kind"),
