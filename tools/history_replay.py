@@ -332,7 +332,7 @@ def main() -> None:
     tables.add_option(parser)
     arguments = parser.parse_args()
     folder: Path = arguments.baselines
-    cases = BaselineStore(folder.parent).launches(folder.name)
+    cases = [one.launches for one in BaselineStore(folder.parent).baselines(folder.name)]
     known = scattering([folder.name], folder.parent)[folder.name]
     knowledge = Knowledge.of(cases)
     if knowledge is None:

@@ -264,9 +264,6 @@ class BaselineStore(Store[Baseline]):
                 troubles.append(str(error).splitlines()[0])
         return found
 
-    def launches(self, machine: str) -> list[tuple[Launch, ...]]:
-        return [baseline.launches for baseline in self.baselines(machine)]
-
     def entries(self, machine: str) -> dict[Path, Document]:
         """Every baseline of ``machine``, in the order of their paths; BaselineError: a file that cannot be read."""
         found = dict[Path, Document]()

@@ -68,7 +68,7 @@ def test_its_file_comes_back_and_is_no_baseline_of_launches(tmp_path: Path) -> N
     store.capacities.update("machine", SPEC, lambda _: baseline(37))
     assert store.capacities.load("machine", SPEC) == baseline(37)
     assert store.capacities.load("machine", replace(SPEC, micro_batch_size=9)) == baseline(37)
-    assert store.launches("machine") == []
+    assert store.baselines("machine") == []
     assert [(entry.id, entry.digest) for entry in store.entries("machine").values()] == [
         (SPEC.capacity_id, SPEC.capacity_digest)
     ]

@@ -322,7 +322,7 @@ def test_a_copy_that_somebody_left_counts_for_nothing(store: BaselineStore, name
     path.with_name(name).write_bytes(path.read_bytes())
     store.update("m", SPEC, adding(0.1001))
     assert [*store.entries("m")] == [path]
-    assert [len(launches) for launches in store.launches("m")] == [2]
+    assert [len(one.launches) for one in store.baselines("m")] == [2]
 
 
 def test_a_largest_micro_batch_stands_beside_its_launches(store: BaselineStore) -> None:

@@ -28,7 +28,7 @@ def test_a_change_point_near_the_change_is_found_and_others_are_false() -> None:
 
 
 def test_only_the_cases_that_change_are_slower_and_from_there_on() -> None:
-    results = nights(BaselineStore(BASELINES).launches(MACHINE))
+    results = nights([one.launches for one in BaselineStore(BASELINES).baselines(MACHINE)])
     digest, own = max(by_case(results).items(), key=lambda item: len(item[1]))
     moved = by_case(slower(results, {digest: 3}, 2.0))
     assert [now.step_seconds / then.step_seconds for now, then in zip(moved.pop(digest), own, strict=True)] == (
@@ -55,5 +55,5 @@ def test_the_tables_have_a_row_for_each_rule_and_change() -> None:
     model = Model(loadings={"0" * 16: Model().loading("")})
     rows = list(simulated(model, Scattering(NOISE), 1, 1))
     assert len({row[:3] for row in rows}) == len(rows) > len(HOSTS) * 9 * 2
-    launches = BaselineStore(BASELINES).launches(MACHINE)
+    launches = [one.launches for one in BaselineStore(BASELINES).baselines(MACHINE)]
     assert len(list(replayed(launches, scattering([MACHINE], BASELINES)[MACHINE], 1))) > 10
