@@ -75,9 +75,9 @@ class Space:
     def candidates(self) -> Candidates:
         """Each combination as a spec; of a space of more than ``MOST``, so many of them and its recipes."""
         found, refused = dict[Spec, None](), Counter[str]()
-        combinations = self._combinations()
+        combinations, values = self._combinations(), self.values(self.base)
         for choices in combinations:
-            made = self._made(choices)
+            made = self._made(choices, values)
             if isinstance(made, Spec):
                 found[made] = None
             else:
