@@ -274,7 +274,7 @@ class _Steps:
         for column, what in ((3, _OTHERS), (1, ", in its loader"), (2, ", in garbage collection")):
             if b[column] - a[column] >= _MOST_OF_IT * (b[0] - a[0]):
                 return what
-        clocks = [self._clock(*(self.diary.kept[each[[0, -1]], 4])) for each in (before, after)]
+        clocks = [self._clock(self.diary.kept[each, 4]) for each in (before, after)]
         if all(clocks) and math.log(clocks[0] / clocks[1]) >= _MOST_OF_IT * math.log(b[0] / a[0]):
             return f", at a GPU clock of {clocks[1]:.0f} MHz after {clocks[0]:.0f}"
         what = self._work_or_wait(b[6] - a[6], b[0] - a[0])
@@ -287,7 +287,8 @@ class _Steps:
         work = _WORK if self.rule.on_cpu else _EITHER
         return work if computed >= _MOST_OF_IT * longer else _A_WAIT
 
-    def _clock(self, start: float, end: float) -> float:
+    def _clock(self, times: Array) -> float:
+        start, end = times.min(), times.max()
         known = [one.clock_mhz for one in self.sensed if one.clock_mhz and start <= one.time <= end]
         return float(np.median(known)) if known else 0.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.run.findings import Concluded, DidNotTrainError
+from pytest_llmperf.run.findings import CannotRunError, Concluded, DidNotTrainError
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import FakeLauncher
 from tests.golden import Golden
@@ -34,6 +34,12 @@ def test_one_sequence_less_is_a_loss(engine: Engine) -> None:
     concluded = largest(engine)
     assert (concluded.result.verdict, concluded.held_against) == ("regressed", "12 sequences")
     assert concluded.result.reason == "max_micro_batch_size 11, baseline 12"
+
+
+def test_without_a_limit_a_cpu_is_not_filled(engine: Engine) -> None:
+    with pytest.raises(CannotRunError, match="give this run a limit with --perf-memory-limit"):
+        engine.run().max_micro_batch(SPEC)
+    assert engine.launches == []
 
 
 def test_what_is_stored_and_still_right_is_only_confirmed(engine: Engine) -> None:

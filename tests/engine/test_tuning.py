@@ -393,6 +393,24 @@ def test_a_trial_that_would_leave_its_own_proofs_no_time_is_ended(
     assert left[len(tuning.tried) - 1] >= proof_seconds(tuning.winner, 5.0)
 
 
+def test_trials_leave_the_turns_of_the_best_their_time(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others hold the hardware while the third trial waits, until little more is left than the end takes."""
+    now, plain, given = [0.0], world.launch, 320.0
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        now[0] = max(now[0] + 1.0, given - 53.0 if len(world.launched) == 2 else 0.0)
+        made = plain(request, watch)
+        return replace(made, wall_seconds=1.0) if isinstance(made, Launch) else made
+
+    monkeypatch.setattr(world, "launch", launch)
+    tuning = _tuned(engine, seconds=given)
+    assert tuning.left > 0
+    assert any(tuning.winner in (one.first, one.second) for one in tuning.compared)
+
+
 def test_time_is_over_while_it_waits_for_what_others_hold(engine: Engine, world: World, golden: Golden) -> None:
     with machine.lease_cpu(print):
         tuning = _tuned(engine, seconds=0.5)

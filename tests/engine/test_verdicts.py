@@ -16,8 +16,11 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CaseFailedError, DidNotTrainError
+from pytest_llmperf.settings.spec import ScriptSpec
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.golden import Golden
+
+_APART = {"evidence": {"other_ranks": {"torch_compile": {"1": "False"}}}}
 
 
 def test_a_slowdown_beyond_the_tolerance_fails(engine: Engine) -> None:
@@ -84,6 +87,16 @@ def test_what_the_compiler_did_is_a_note_of_a_new_case_and_a_change_of_others(
         engine.fake(evidence={name: times})
         result = engine.check(compiled).result
         assert (result.verdict, result.changed) == ("pass", changed)
+
+
+@pytest.mark.parametrize(("recorded", "told"), [(({}, _APART), False), ((_APART, {}), True)])
+def test_where_ranks_of_a_script_disagree_is_told_unless_they_did_when_it_was_last_recorded(
+    engine: Engine, recorded: tuple[Any, ...], told: bool
+) -> None:
+    script = ScriptSpec(command="python train.py", steps=8, warmup_steps=2)
+    engine.fake(sequence=[*recorded, _APART])
+    assert engine.run(update="all", reason="start").check(script).result.updated
+    assert any("rank 1 has" in line for line in engine.run().check(script).result.notes) is told
 
 
 def test_a_micro_batch_of_several_has_its_own_seconds(engine: Engine) -> None:

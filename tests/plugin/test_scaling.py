@@ -104,6 +104,13 @@ def test_a_floor_is_held_without_a_baseline_of_it(project: Project, floor: float
         assert len(project.baselines) == 1
 
 
+def test_a_wide_case_alone_that_asks_for_no_floor_is_judged_by_itself(project: Project) -> None:
+    project.pytester.makepyfile(test_mine=WIDTHS)
+    project.run("-k", "2", "--update-baselines=new").assert_outcomes(passed=1, deselected=2)
+    (result,) = project.results("-k", "2").values()
+    assert result["verdict"] == "pass"
+
+
 def test_a_floor_without_anything_to_hold_it_over_is_not_a_pass(project: Project, golden: Golden) -> None:
     project.pytester.makepyfile(test_mine=FLOOR.format(floor=0.5))
     first = project.run("-k", "2", "--update-baselines=new")

@@ -64,6 +64,13 @@ def test_whatever_the_peaks_tell_the_tries_are_bounded(answer: int, guess: int, 
     assert tries <= 4 + 3.5 * math.log2(max(answer, guess) + 1)
 
 
+def test_one_size_that_fits_tells_what_each_more_takes() -> None:
+    search = Search(guess=16, limit_bytes=10)
+    search.note(16, None)
+    search.note(4, 4)
+    assert search.next() == 10
+
+
 @pytest.mark.parametrize(
     ("answer", "told", "untold"),
     # As one launch of 257 trained, which one process had told not to. With nothing else known it took, one by one and

@@ -135,6 +135,12 @@ class TestJudged:
         plain = [replace(one, tensors=(*one.tensors, replace(noise, error=1e-12))) for one in PLAIN]
         assert troubles(replace(found, tensors=(*found.tensors, noise)), plain=plain) == ()
 
+    def test_a_weight_that_moves_neither_as_it_is_nor_as_it_should_is_no_difference(self) -> None:
+        plain = [replace(one, tensors=(*one.tensors, tensor(UPDATE, "still", 1, 1e-6))) for one in PLAIN]
+        still = replace(tensor(UPDATE, "still", 1, 0.0), true_norm=0.0, norm=0.0)
+        found = training()
+        assert troubles(replace(found, tensors=(*found.tensors, still)), plain=plain) == ()
+
     def test_products_in_another_type_are_told_though_they_are_closer(self, golden: Golden) -> None:
         plain = [replace(one, form=OWN, product_types={"q_proj": "bfloat16"}) for one in PLAIN]
         (line,) = troubles(training(times=0.1, form=OWN), plain=plain)

@@ -120,6 +120,18 @@ def test_what_never_trains_is_not_tried_again_and_again() -> None:
     assert search.in_order()[0] == _number(size="64", attention="flash", compile="layers")
 
 
+def test_what_one_choice_brings_is_not_hoped_of_another_of_its_axis() -> None:
+    """Flash is the best beside the one norm and cannot be had beside the other; eager is the worst."""
+    choices = [{"attention": one, "norm": norm} for norm in "xy" for one in ("sdpa", "flash", "eager")]
+    del choices[4]
+    ones = [1] * len(choices)
+    search = Search(Field(choices, "", ones, ones, ones, [0.0] * len(choices)), steps=7)
+    for number, log in enumerate((0.0, -0.2, 0.1, -0.5)):
+        search.tell(number, Outcome(log, step_seconds=0.1))
+    assert search.left == [4]
+    assert not list(search.promising(600.0))
+
+
 def test_two_choices_that_fail_together_keep_neither_from_the_best() -> None:
     search, order = _searched(lambda one: (one["norm"], one["compile"]) == ("on", "layers"))
     assert search.in_order()[0] == _number(size="64", attention="flash", norm="on")
