@@ -414,10 +414,8 @@ def _with_parts(came: Sequence[object]) -> Iterator[object]:
     """Each with what it has: a loss is often kept beside the number of its step."""
     for one in came:
         yield one
-        if type(one) is dict:
-            yield from one.values()
-        elif type(one) is tuple or type(one) is list:
-            yield from one
+        if type(one) in {tuple, list, dict}:
+            yield from gc.get_referents(one)
 
 
 def _held_by(found: Sequence[object]) -> str:

@@ -359,6 +359,17 @@ def test_time_is_never_exceeded(engine: Engine, world: World, monkeypatch: pytes
     assert tuning.winner is not None
 
 
+def test_of_a_text_only_the_batches_are_tried_that_it_has_rows_for(engine: Engine, world: World) -> None:
+    """Three rows, and a start that takes eight."""
+    (engine.path / "three.txt").write_text("a" * 3 * 64)
+    base = replace(BASE, data="text", text=str(engine.path / "three.txt"), sequence_length=64, micro_batch_size=8)
+    found = _tuned(engine, axes={"micro_batch_size": [1, 2, 8, 16]}, base=base)
+    assert {spec.micro_batch_size for spec in world.launched} == {1, 2}
+    assert found.winner is not None
+    assert found.winner.micro_batch_size == 2
+    assert sum(number for why, number in found.refused.items() if "the text gives 3 rows" in why) == 2
+
+
 def test_a_trial_is_neither_traced_nor_inspected(engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, plain = list[tuple[bool, bool]](), world.launch
 

@@ -83,7 +83,13 @@ def _space(arguments: argparse.Namespace, rootdir: Path, gpus: int) -> Space:
     """What is searched; CaseError: what cannot be asked for; ValueError: a model, or a space."""
     if arguments.objective == "energy" and not gpus:
         raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
-    return _script_space(arguments, rootdir, gpus) if arguments.script else _model_space(arguments, gpus)
+    if arguments.script:
+        return _script_space(arguments, rootdir, gpus)
+    space = _model_space(arguments, gpus)
+    if all(map(lacks_rows, nearest := [space.base, *space.neighbours(space.base)])):
+        least = min(nearest, key=lambda one: one.sequences_per_step)
+        raise CaseError(f"{least.id}: {lacks_rows(least)}")
+    return space
 
 
 def _model_space(arguments: argparse.Namespace, gpus: int) -> Space:
@@ -99,8 +105,6 @@ def _model_space(arguments: argparse.Namespace, gpus: int) -> Space:
     # A CPU takes short sequences, as the suite's cases for it do.
     usual = {"micro_batch_size": _MICRO_BATCH_SIZE, **({} if gpus else {"sequence_length": _CPU_LENGTH})}
     base, batch = TrainSpec(model=arguments.model, **{**usual, **given}), arguments.global_batch
-    if batch is None and (why := lacks_rows(base)):  # where it begins
-        raise CaseError(f"{base.id}: {why}")
     if arguments.space is not None:
         for option, value in (("--global-batch", batch), ("--allow", arguments.allow)):
             if value:

@@ -20,7 +20,7 @@ from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure, lacks_rows
 
 # Of the time given, what the trials leave for the end at least, and at most; and the launches of its turns.
 _END_SHARE, _END_MOST, _TURNS_LAUNCHES = 0.15, 0.5, 2
@@ -267,7 +267,7 @@ class Tuner:
         candidates = found.space.candidates()
         found.refused, found.unseen = candidates.refused, candidates.unseen
         for spec in candidates.specs:
-            why = self._caller.why_not(spec)
+            why = self._caller.why_not(spec) or (isinstance(spec, TrainSpec) and lacks_rows(spec)) or None
             runnable += [spec] if why is None else []
             if why := why or (known_failure(spec) if isinstance(spec, TrainSpec) else None):
                 found.refused[why.removeprefix(f"{spec.id}: ").replace(spec.id, "it")] += 1

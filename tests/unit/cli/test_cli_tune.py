@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli.answer import main
-from pytest_llmperf.cli.commands.tune import document, page, winners_test
+from pytest_llmperf.cli.answer import arguments_parser, main
+from pytest_llmperf.cli.commands.tune import _space, document, page, winners_test
 from pytest_llmperf.judge.tuning import OBJECTIVES, Trial, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
@@ -117,6 +117,11 @@ def test_a_text_of_too_few_rows_is_no_start(
     assert main(["tune", "llama-tiny", "data=text", "text=small.txt", "--gpus", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "the text gives 0 rows" in line
+    Path("small.txt").write_text("a" * 2 * 64)
+    Path("s.toml").write_text("[axes]\nmicro_batch_size = [2, 4]")
+    words = ["llama-tiny", "data=text", "text=small.txt", "--space", "s.toml"]
+    asked = arguments_parser().parse_args(["tune", *words])
+    assert _space(asked, tmp_path, 0).size == 2, "where it begins is too large, and another one is not"
 
 
 def test_a_command_needs_its_axes_and_something_is_searched(
