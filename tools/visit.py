@@ -1,6 +1,6 @@
 """A visit to a GPU host by a plan: lanes of commands side by side, each on GPUs of its own, within a time.
 
-    python -m tools.visit tools/visits/two-gpus.toml --out DIRECTORY --seconds 570 [--from NAME] [--rehearse]
+    python -m tools.visit tools/visits/two-gpus-1.toml --out DIRECTORY --seconds 570 [--from NAME] [--rehearse]
 
 A plan is a TOML file of ``[[lane]]`` tables, each with ``gpus`` (``CUDA_VISIBLE_DEVICES``) and ``steps``, tables of
 ``name``, ``seconds`` at most, ``run`` and, where wanted, ``env``. ``{out}`` and ``{baselines}`` in a command are
@@ -34,7 +34,8 @@ else:
     import tomli as tomllib
 
 REPOSITORY = Path(__file__).parents[1]
-_GRACE_SECONDS = 15.0
+# As a shell says it of a program that is not there.
+_GRACE_SECONDS, _NOT_STARTED = 15.0, 127
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -79,9 +80,13 @@ class Lane:
     def _call(self, step: dict[str, Any], seconds: float) -> int:
         environment = self._environment | {name: str(value) for name, value in step.get("env", {}).items()}
         with (self._out / f"{step['name']}.log").open("wb") as log:
-            called = subprocess.Popen(
-                self.command(step), cwd=REPOSITORY, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
+            try:
+                called = subprocess.Popen(
+                    self.command(step), cwd=REPOSITORY, env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            except OSError as error:  # no such program: the lane's other steps are run all the same
+                log.write(f"{error}\n".encode())
+                return _NOT_STARTED
             for wait, sent in ((seconds, signal.SIGINT), (_GRACE_SECONDS, signal.SIGKILL)):
                 try:
                     return called.wait(wait)
@@ -133,6 +138,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args(words)
     plan, until = read_plan(given.plan), time.monotonic() + given.seconds
+    known = [step["name"] for rows in plan["lane"] for step in rows["steps"]]
+    if given.begin and given.begin not in known:
+        parser.error(f"--from {given.begin}: no step of {given.plan} has this name, expected one of {', '.join(known)}")
     given.out.mkdir(parents=True, exist_ok=True)
     for rows in plan["lane"]:
         names = [step["name"] for step in rows["steps"]]

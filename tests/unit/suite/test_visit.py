@@ -23,7 +23,10 @@ steps = [
 
 [[lane]]
 gpus = 2
-steps = [{ name = "fails", seconds = 20, run = "false" }]
+steps = [
+    { name = "not-there", seconds = 20, run = "no-such-program" },
+    { name = "fails", seconds = 20, run = "false" },
+]
 """
 
 
@@ -35,10 +38,17 @@ def test_steps_run_within_their_time_and_all_they_leave_is_packed(
     plan.write_text(PLAN)
     assert visit.main([str(plan), "--out", str(out), "--seconds", "60"]) == 0
     codes = {row["name"]: row["code"] for row in json.loads((out / "visit.json").read_text())}
-    assert codes == {"too-long": -2, "told": 0, "stores": 0, "no-time-left": None, "fails": 1}
+    assert codes == {"too-long": -2, "told": 0, "stores": 0, "no-time-left": None, "not-there": 127, "fails": 1}
     assert (out / "told.log").read_text() == "gpus 0,1 5\n"
     with tarfile.open(out / "visit.tgz") as packed:
         assert {"told.log", "visit.json", "lane-0/baselines/new.json"} <= {*packed.getnames()}
+
+
+def test_a_step_to_begin_with_is_one_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    with pytest.raises(SystemExit):
+        visit.main([str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), "--seconds", "60", "--from", "told2"])
+    assert "--from told2: no step of" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
