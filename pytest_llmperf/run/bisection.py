@@ -273,7 +273,7 @@ class Bisector:
     def _failed(self, candidate: Candidate, failure: Failure) -> Step:
         if self._left <= _NEXT_TO_NOTHING:
             return self._out_of_time(candidate, "time was over")
-        reason = f"{failure.reason}; logs: {failure.folder}"
+        reason = "; logs: ".join(filter(None, [failure.reason, failure.folder]))  # what is refused early has none
         if failure.message.endswith(f"(under {self._good.shown})"):
             raise CaseFailedError(f"--good {self._good.shown}: {reason}")
         if failure.kind == "unwritable":  # no other candidate would fare better
