@@ -254,6 +254,13 @@ def test_what_grows_at_first_alone_is_no_leak() -> None:
     assert judged(diary(steady(6000), process={"host_bytes": settles, "allocated_bytes": settles})).findings == ()
 
 
+def test_what_stays_as_it_is_for_a_third_of_the_steps_does_not_only_grow() -> None:
+    def rests(number: int) -> int:
+        return 20 + min(number, max(1500, number - 2000)) // 100
+
+    assert judged(diary(steady(6000), process={"open_files": rests})).findings == ()
+
+
 def test_a_leak_is_found_where_steps_become_longer_meanwhile() -> None:
     seconds = [step * (10 if number >= 3000 else 1) for number, step in enumerate(steady(6000))]
     found = judged(diary(seconds, process={"threads": lambda number: number // 50}))
