@@ -305,6 +305,15 @@ def test_a_choice_that_takes_a_trial_more_than_its_time_is_tried_no_third_time(e
     assert 1 <= sum(one.trial.kind == "timeout" for one in tuning.tried) <= 2
 
 
+def test_in_a_short_search_what_is_compiled_is_tried_and_what_times_kernels_is_not(
+    engine: Engine, world: World
+) -> None:
+    modes = ["default", "max-autotune"]
+    tuning = _tuned(engine, axes={"torch_compile": [False, True], "torch_compile_mode": modes}, seconds=300.0)
+    tried = {(one.spec.torch_compile, one.spec.torch_compile_mode) for one in tuning.tried}
+    assert tried == {(False, "default"), (True, "default")}
+
+
 def test_what_was_not_active_is_no_winner(engine: Engine, world: World, golden: Golden) -> None:
     world.unsound = lambda spec: spec.optimizer == "adamw_torch_fused"
     tuning = _tuned(engine)
