@@ -376,7 +376,7 @@ class Diary(Measurement):
                 line, now = self._line(), time.monotonic() - began
                 if before is None and now >= min(_COUNTED_FROM * asked, _COUNTED_FROM_SECONDS):
                     before = Objects().look(), self._num_passed
-                is_last = before is not None and now >= asked - min(_COUNTED_FROM * asked, _LAST_SECONDS)
+                is_last = before is not None and now >= asked - min(2 * _COUNTED_FROM * asked, _LAST_SECONDS)
                 if before and is_last:
                     line["grown"] = grown(before[0], max(1, self._num_passed - before[1]))
                 with suppress(OSError):  # a full disk ends the training itself

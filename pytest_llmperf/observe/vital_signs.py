@@ -21,6 +21,7 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -364,12 +365,12 @@ class Objects:
 
     def __init__(self) -> None:
         # There before anybody looks: each is an object, too.
-        self.kinds, self._ids, self._lengths = Counter[str](), array("Q"), array("Q")
+        self.kinds, self._ids, self._lengths = Counter[type](), array("Q"), array("Q")
 
     def look(self) -> Objects:
         """See what there is now."""
         known = gc.get_objects()
-        self.kinds.update(type(each).__name__ for each in known)
+        self.kinds.update(map(type, known))
         holders = [each for each in known if type(each) in _HOLDERS]
         self._ids.extend(map(id, holders))
         self._lengths.extend(map(len, holders))
@@ -377,37 +378,33 @@ class Objects:
 
     def growing(self) -> list[tuple[Sequence[object], int]]:
         """What each holder has now that has more, and by how many."""
-        lengths = dict(zip(self._ids, self._lengths, strict=True))
-        holders = [each for each in gc.get_objects() if type(each) in _HOLDERS and id(each) in lengths]
-        return [
-            ([*(each.values() if isinstance(each, dict) else each)], len(each) - lengths[id(each)])
-            for each in holders
-            if len(each) > lengths[id(each)]
+        before = dict(zip(self._ids, self._lengths, strict=True))
+        held = [
+            each for each in gc.get_objects() if type(each) in _HOLDERS and len(each) > before.get(id(each), len(each))
         ]
+        return [([*(each.values() if isinstance(each, dict) else each)], len(each) - before[id(each)]) for each in held]
 
 
-def grown(before: Objects, steps: int, among: Container[str] | None = None) -> dict[str, float]:
+def grown(before: Objects, steps: int, among: Container[type] | None = None) -> dict[str, float]:
     """By kind, with the variable that leads to the newest, how many more there are a step than ``before``: of one in
     two steps at least, and ``among`` some kinds only."""
-    now = Counter(type(each).__name__ for each in gc.get_objects())
-    more = (now - before.kinds).most_common(_MOST_KINDS if among is None else None)
+    more = (Counter(map(type, gc.get_objects())) - before.kinds).most_common(_MOST_KINDS if among is None else None)
     found = {kind: number / steps for kind, number in more if number > steps / 2 and (among is None or kind in among)}
     found = dict([*found.items()][:_MOST_KINDS])
     holders = before.growing() if found else []
     newest = {kind: _newest(kind, holders) for kind in found}
     del holders
-    return {f"{kind}{_held_by(newest[kind])}": round(number, 1) for kind, number in found.items()}
+    return {f"{kind.__name__}{_held_by(newest[kind])}": round(number, 1) for kind, number in found.items()}
 
 
-def _newest(kind: str, holders: Sequence[tuple[Sequence[object], int]]) -> Sequence[object]:
+def _newest(kind: type, holders: Sequence[tuple[Sequence[object], int]]) -> Sequence[object]:
     """Of those that came into the holder which got most of them. By age alone gradients would be newer, of which each
     step makes as many again; so it is where no holder grows."""
-    came = [[one for one in _with_parts(held[-more:]) if type(one).__name__ == kind] for held, more in holders]
+    came = [[one for one in _with_parts(held[-more:]) if type(one) is kind] for held, more in holders]
     kept = max(came, key=len, default=[])
     aged = [] if kept else [gc.get_objects(generation) for generation in range(3)]
-    return kept[-_LOOKED_FOR:] or [
-        one for each in aged for one in [one for one in each if type(one).__name__ == kind][-_LOOKED_FOR:]
-    ]
+    aged = [[one for one in each if type(one) is kind][-_LOOKED_FOR:] for each in aged]
+    return kept[-_LOOKED_FOR:] or [*chain.from_iterable(aged)]
 
 
 def _with_parts(came: Sequence[object]) -> Iterator[object]:

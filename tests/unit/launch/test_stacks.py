@@ -240,7 +240,7 @@ def test_what_is_kept_beside_the_number_of_its_step_is_found_too(kept: Callable[
     old, history = [Kept() for _ in range(1000)], list[object]()
     before = Objects().look()
     history += [kept(Kept()) for _ in range(3)]
-    found = grown(before, 2, among={"Kept"})
+    found = grown(before, 2, among={Kept})
     name = "test_what_is_kept_beside_the_number_of_its_step_is_found_too"
     assert f"Kept in 'history' of {name}() in test_stacks.py" in found, found
     assert len(old) == 1000
