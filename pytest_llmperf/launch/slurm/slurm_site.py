@@ -177,7 +177,7 @@ class SlurmLauncher:
                 *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint(nodes[0], folder)}", f"--rdzv-id={folder.name}"),
             ]
         return [
-            *(python, "-m", "pytest_llmperf.launch.slurm.node", "agent", str(folder), f"{seconds:.0f}"),
+            *(python, "-m", "pytest_llmperf.launch.slurm.node", "agent", str(folder), str(math.ceil(seconds))),
             *offer,
             "--",
             # ``@node@`` becomes the node's name.
