@@ -83,7 +83,8 @@ def _repeats(old: Baseline, new: Baseline, kept: Sequence[Launch]) -> Repeats | 
         return new.repeats
     # What is traced behind another number of steps may log, where the other did not.
     is_alike = len(kept[-1].step_seconds) == len(new.launches[-1].step_seconds)
-    return Repeats.of(new.launches, old.repeats, kept, old.trace.trace if old.trace and is_alike else None)
+    same = [one for one in kept if one.sources == new.launches[-1].sources]  # before them a change may be accepted
+    return Repeats.of(new.launches, old.repeats, same, old.trace.trace if old.trace and is_alike else None)
 
 
 _MOST_CHANGES = 3

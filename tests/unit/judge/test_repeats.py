@@ -149,6 +149,16 @@ class TestFound:
         assert anew
         assert (anew.launches, anew.ranges) == (2, {})
 
+    def test_launches_from_before_an_accepted_change_take_nothing_from_what_is_exact_since(self) -> None:
+        edited = launch(losses=tuple(loss / 2 for loss in LOSSES), counts=counts(gemm=101.0), tokens_per_step=64)
+        edited = replace(edited, evidence={**EVIDENCE, "setup": {"sources": {"train.py": "2"}}})
+        accepted = recorded(edited, edited, old=recorded(launch(), launch()), reason="because")
+        again = recorded(edited, edited, old=accepted, reason="a second session")
+        assert len(again.launches) == 6
+        assert accepted.repeats
+        assert again.repeats == replace(accepted.repeats, launches=4)
+        assert set(again.repeats.counts) == {*verdicts(again, edited)}
+
 
 class TestHeld:
     def test_the_same_launch_changes_nothing(self) -> None:
