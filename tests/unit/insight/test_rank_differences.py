@@ -91,6 +91,13 @@ def test_what_a_rank_did_before_is_no_news() -> None:
     assert "rank 0 " in line
 
 
+def test_what_a_rank_did_each_third_step_is_no_news_of_a_baseline_that_was_stored() -> None:
+    now = merged([rank(logs=1 / 3), rank()])
+    as_stored = [replace(one, more={key: round(each, 6) for key, each in one.more.items()}) for one in now.by_rank]
+    assert any(one.more for one in now.by_rank)
+    assert odd_ranks(replace(now, by_rank=tuple(as_stored)), now) == ()
+
+
 def test_an_exchange_of_one_rank_is_told_by_its_number_and_not_by_its_bytes() -> None:
     sends = [TraceRow("exchange", "send", 1.0, 0.0), TraceRow("payload", "send", 4096.0, 0.0)]
     one = rank()
