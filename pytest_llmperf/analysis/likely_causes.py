@@ -135,7 +135,7 @@ def _recomputed(then: Rows, now: Rows) -> Iterator[str]:
         if forward < 1.5:  # noqa: PLR2004 - of most layers, or of a few
             yield f"{forward - 1:.0%} of forward kernels once more: a part of the model runs twice, or is recomputed"
         else:
-            yield "forward kernels once more: activations are recomputed (gradient checkpointing), or a model runs twice"
+            yield "forward kernels once more: activations are recomputed (gradient checkpointing) or a model runs twice"
     elif 0.5 <= forward < 1 and 0.5 < products < 1:  # noqa: PLR2004
         yield "forward kernels less often: activations are not recomputed as they were (gradient checkpointing)"
 

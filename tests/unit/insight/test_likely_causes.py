@@ -127,7 +127,7 @@ RECOMPUTED: Names = {
         (
             WHOLE,
             RECOMPUTED,
-            ("forward kernels once more: activations are recomputed (gradient checkpointing), or a model runs twice",),
+            ("forward kernels once more: activations are recomputed (gradient checkpointing) or a model runs twice",),
         ),
         (
             RECOMPUTED,
@@ -158,7 +158,7 @@ def test_operators_of_a_cpu_are_recomputed_as_kernels_are(golden: Golden) -> Non
     attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
     once = {"aten::mm": 45.0, attention: 2, f"{attention}_backward": 2, "aten::silu": 2, "aten::silu_backward": 2}
     again = {**once, "aten::mm": 59, attention: 4, "aten::silu": 4}
-    said = ("forward kernels once more: activations are recomputed (gradient checkpointing), or a model runs twice",)
+    said = ("forward kernels once more: activations are recomputed (gradient checkpointing) or a model runs twice",)
     assert likely_causes(trace_of({"operator": once}), trace_of({"operator": again})) == said
     # Of eight layers one, which is not what checkpointing does: its own words would mislead.
     deep = {"aten::mm": 100.0, attention: 8, f"{attention}_backward": 8}

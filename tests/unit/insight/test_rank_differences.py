@@ -93,7 +93,12 @@ def test_what_a_rank_did_before_is_no_news() -> None:
 
 def test_what_a_rank_did_each_third_step_is_no_news_of_a_baseline_that_was_stored() -> None:
     now = merged([rank(logs=1 / 3), rank()])
-    as_stored = [replace(one, more={key: round(each, 6) for key, each in one.more.items()}) for one in now.by_rank]
+    as_stored = [
+        replace(
+            one, apart={kind: {name: round(more, 6) for name, more in rows.items()} for kind, rows in one.apart.items()}
+        )
+        for one in now.by_rank
+    ]
     assert any(one.more for one in now.by_rank)
     assert odd_ranks(replace(now, by_rank=tuple(as_stored)), now) == ()
 
