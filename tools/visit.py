@@ -148,6 +148,8 @@ def main(words: Sequence[str]) -> int:
     lanes = [Lane(number, rows, given.out, until) for number, rows in enumerate(plan["lane"])]
     if given.rehearse:
         return rehearsed(lanes, plan)
+    # In the background of a shell Ctrl-C is ignored, which a command would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threads = [threading.Thread(target=lane.run) for lane in lanes]
     for thread in threads:
         thread.start()

@@ -230,7 +230,7 @@ def test_what_is_kept_is_found_among_more_that_is_as_new_and_that_no_container_h
     gradients = [SimpleNamespace(of=Kept()) for _ in range(300)]  # each by itself, and newer than what is kept
     found = grown(before, 2)
     name = "test_what_is_kept_is_found_among_more_that_is_as_new_and_that_no_container_has"
-    assert f"Kept in 'history' of {name}() in test_stacks.py" in found, found
+    assert any(kind.startswith(f"Kept in 'history' of {name}()") for kind in found), found
     assert (len(old), len(gradients)) == (1000, 300)
 
 
@@ -242,5 +242,5 @@ def test_what_is_kept_beside_the_number_of_its_step_is_found_too(kept: Callable[
     history += [kept(Kept()) for _ in range(3)]
     found = grown(before, 2, among={Kept})
     name = "test_what_is_kept_beside_the_number_of_its_step_is_found_too"
-    assert f"Kept in 'history' of {name}() in test_stacks.py" in found, found
+    assert any(kind.startswith(f"Kept in 'history' of {name}()") for kind in found), found
     assert len(old) == 1000
