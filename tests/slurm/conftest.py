@@ -68,6 +68,14 @@ def nodes(slurm: Slurm) -> Slurm:
     return ready(slurm)
 
 
+@pytest.fixture
+def patient(slurm: Slurm) -> Iterator[Slurm]:
+    """A SLURM that gives no node up within the test."""
+    slurm.give_up_after(300)
+    yield slurm
+    slurm.give_up_after(10)
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A suite with baselines of both its cases, and the job on both nodes that recorded them."""

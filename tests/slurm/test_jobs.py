@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from tests.slurm.cluster import Slurm
 from tests.slurm.conftest import Recorded, Suite
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
@@ -179,8 +180,9 @@ def test_two_jobs_at_once_do_not_meet(light_suite: Suite) -> None:
 
 
 @pytest.mark.wide
-def test_a_controller_that_restarts_costs_no_case(light_suite: Suite) -> None:
-    suite, slurm = light_suite, light_suite.slurm
+def test_a_controller_that_restarts_costs_no_case(light_suite: Suite, patient: Slurm) -> None:
+    # On a loaded host nodes answer a controller that is back after more than ten seconds, and would be given up.
+    suite, slurm = light_suite, patient
     suite.steps(300)
     job = suite.submit("-k", "gpus2", "--perf-launches", "2", "--perf-max-launches", "2")
     suite.until(job, lambda: suite.training("gpus2"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,16 +15,7 @@ from tests.slurm.test_nightly import logs, submit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 
-_PATIENT_SECONDS = 300
 _TWICE = f"{PLAIN} --perf-launches 2 --perf-max-launches 2"
-
-
-@pytest.fixture
-def patient(slurm: Slurm) -> Iterator[Slurm]:
-    """A SLURM that gives no node up within these tests."""
-    slurm.give_up_after(_PATIENT_SECONDS)
-    yield slurm
-    slurm.give_up_after(10)
 
 
 def lose(suite: Suite, node: str, how: str) -> None:
