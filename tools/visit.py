@@ -1,13 +1,14 @@
 """A visit to a GPU host by a plan: lanes of commands side by side, each on GPUs of its own, within a time.
 
-    python -m tools.visit tools/visits/two-gpus-1.toml --out DIRECTORY --seconds 570 [--from NAME] [--rehearse]
+    python -m tools.visit tools/visits/two-gpus-1.toml... --out DIRECTORY --seconds 570 [--from NAME] [--rehearse]
 
 A plan is a TOML file of ``[[lane]]`` tables, each with ``gpus`` (``CUDA_VISIBLE_DEVICES``) and ``steps``, tables of
-``name``, ``seconds`` at most, ``run`` and, where wanted, ``env``. ``{out}`` and ``{baselines}`` in a command are
-filled in: a lane has its own copy of ``baselines/``, its own cache and leases, so that lanes do not wait for one
-another, and keeps them over calls. A step for which too little time is left is not begun; one that takes longer gets
-Ctrl-C, as a user would press. DIRECTORY has a log of each step, ``visit.json`` and ``visit.tgz`` of all of it with the
-baselines that the lanes changed. ``--rehearse`` prints what would run, and makes a dry run of each pytest.
+``name``, ``seconds`` at most, ``run`` and, where wanted, ``env``. A second plan beside it takes the next GPUs.
+``{out}`` and ``{baselines}`` in a command are filled in: a lane has its own copy of ``baselines/``, its own cache and
+leases, so that lanes do not wait for one another, and keeps them over calls. A step for which too little time is left
+is not begun; one that takes longer gets Ctrl-C, as a user would press, and counts as a failure, as one that was not
+begun does. DIRECTORY has a log of each step, ``visit.json`` and ``visit.tgz`` of all of it with the baselines that
+the lanes changed. ``--rehearse`` prints what would run, and makes a dry run of each pytest.
 """
 
 from __future__ import annotations
@@ -38,10 +39,16 @@ REPOSITORY = Path(__file__).parents[1]
 _GRACE_SECONDS, _NOT_STARTED = 15.0, 127
 
 
-def read_plan(path: Path) -> dict[str, Any]:
-    """The lanes of a plan."""
-    plan: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return plan
+def read_plans(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """The lanes of some plans; those of each have the GPUs after those of the plan before."""
+    lanes, before = list[dict[str, Any]](), 0
+    for path in paths:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))["lane"]
+        for lane in found:
+            lane["gpus"] = [int(gpu) + before for gpu in str(lane["gpus"]).split(",")]
+        before = 1 + max(gpu for lane in found for gpu in lane["gpus"])
+        lanes += found
+    return lanes
 
 
 class Lane:
@@ -55,7 +62,7 @@ class Lane:
             shutil.copytree(REPOSITORY / "baselines", self.baselines)
         self._environment = {
             **os.environ,
-            "CUDA_VISIBLE_DEVICES": str(plan["gpus"]),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan["gpus"])),
             "LLMPERF_CACHE_DIR": str(self.home / "cache"),
             "LLMPERF_LEASE_DIR": str(self.home / "leases"),
             "PYTHONUNBUFFERED": "1",
@@ -95,10 +102,10 @@ class Lane:
             return called.wait()
 
 
-def rehearsed(lanes: Sequence[Lane], plan: dict[str, Any]) -> int:
+def rehearsed(lanes: Sequence[Lane], plans: Sequence[dict[str, Any]]) -> int:
     """Print each command; of a pytest's the cases that it would launch. The number of commands that are refused."""
     wrong = 0
-    for lane, rows in zip(lanes, plan["lane"], strict=True):
+    for lane, rows in zip(lanes, plans, strict=True):
         for step in rows["steps"]:
             words = lane.command(step)
             print(f"lane {lane.number}, {step['seconds']:4} s: {shlex.join(words)}")
@@ -131,23 +138,24 @@ def packed(out: Path, lanes: Sequence[Lane]) -> None:
 def main(words: Sequence[str]) -> int:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plan", type=Path)
+    parser.add_argument("plan", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--from", dest="begin", default="", help="skip what comes before the step of this name")
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args(words)
-    plan, until = read_plan(given.plan), time.monotonic() + given.seconds
-    known = [step["name"] for rows in plan["lane"] for step in rows["steps"]]
+    plans, until = read_plans(given.plan), time.monotonic() + given.seconds
+    known = [step["name"] for rows in plans for step in rows["steps"]]
     if given.begin and given.begin not in known:
-        parser.error(f"--from {given.begin}: no step of {given.plan} has this name, expected one of {', '.join(known)}")
+        where = ", ".join(map(str, given.plan))
+        parser.error(f"--from {given.begin}: no step of {where} has this name, expected one of {', '.join(known)}")
     given.out.mkdir(parents=True, exist_ok=True)
-    for rows in plan["lane"]:
+    for rows in plans:
         names = [step["name"] for step in rows["steps"]]
         rows["steps"] = rows["steps"][names.index(given.begin) if given.begin in names else 0 :]
-    lanes = [Lane(number, rows, given.out, until) for number, rows in enumerate(plan["lane"])]
+    lanes = [Lane(number, rows, given.out, until) for number, rows in enumerate(plans)]
     if given.rehearse:
-        return rehearsed(lanes, plan)
+        return rehearsed(lanes, plans)
     # In the background of a shell Ctrl-C is ignored, which a command would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threads = [threading.Thread(target=lane.run) for lane in lanes]
@@ -158,7 +166,7 @@ def main(words: Sequence[str]) -> int:
     done = [row for lane in lanes for row in lane.done]
     (given.out / "visit.json").write_text(json.dumps(done, indent=1), encoding="utf-8")
     packed(given.out, lanes)
-    return 0
+    return int(any(row["code"] is None or row["code"] == _NOT_STARTED or row["code"] < 0 for row in done))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ def test_ranks(perf: Perf) -> None:
     perf.script(f"torchrun --nproc-per-node 2 {SCRIPT}", name=f"faulty-ranks-{SIZE}")
 
 
+def test_dpo(perf: Perf) -> None:
+    """TRL's DPO, whose own package asks for many tensors' contents a step."""
+    perf.script(f"{sys.executable} {Path(__file__).with_name('dpo.py')} --size {SIZE}", name=f"dpo-{SIZE}")
+
+
 def test_soak(perf: Perf) -> None:
     """Minutes, judged against themselves."""
     minutes = float(os.environ.get("SOAK_MINUTES", "0.4"))

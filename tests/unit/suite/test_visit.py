@@ -36,12 +36,18 @@ def test_steps_run_within_their_time_and_all_they_leave_is_packed(
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     plan, out = tmp_path / "plan.toml", tmp_path / "out"
     plan.write_text(PLAN)
-    assert visit.main([str(plan), "--out", str(out), "--seconds", "60"]) == 0
+    assert visit.main([str(plan), "--out", str(out), "--seconds", "60"]) == 1
     codes = {row["name"]: row["code"] for row in json.loads((out / "visit.json").read_text())}
     assert codes == {"too-long": -2, "told": 0, "stores": 0, "no-time-left": None, "not-there": 127, "fails": 1}
     assert (out / "told.log").read_text() == "gpus 0,1 5\n"
     with tarfile.open(out / "visit.tgz") as packed:
         assert {"told.log", "visit.json", "lane-0/baselines/new.json"} <= {*packed.getnames()}
+
+
+def test_a_second_plan_has_the_gpus_after_those_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    lanes = visit.read_plans([tmp_path / "plan.toml"] * 2)
+    assert [lane["gpus"] for lane in lanes] == [[0, 1], [2], [3, 4], [5]]
 
 
 def test_a_step_to_begin_with_is_one_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +61,7 @@ def test_a_step_to_begin_with_is_one_of_the_plan(tmp_path: Path, capsys: pytest.
     "plan", sorted((visit.REPOSITORY / "tools" / "visits").glob("*.toml")), ids=lambda path: path.stem
 )
 def test_a_plan_of_ours_fits_a_call_and_names_each_step_once(plan: Path) -> None:
-    for lane in visit.read_plan(plan)["lane"]:
+    for lane in visit.read_plans([plan]):
         names = [step["name"] for step in lane["steps"]]
         assert len({*names}) == len(names)
         assert all(step["seconds"] <= 600 for step in lane["steps"])
