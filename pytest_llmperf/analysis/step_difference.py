@@ -388,7 +388,6 @@ def short_kernel(name: str) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A change."""
     text = f"{seconds * 1000:+.2f} ms" if abs(seconds) < _SMALL else f"{seconds * 1000:+.1f} ms"
     # Neither sign is true of what rounds to nothing.
     return "0.00 ms" if text in ("+0.00 ms", "-0.00 ms") else text

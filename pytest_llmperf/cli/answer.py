@@ -151,7 +151,6 @@ def arguments_parser() -> CommandParser:
 
 
 def add_shared(parser: argparse.ArgumentParser, front: str) -> None:
-    """Add the options of a run's settings that ``front`` has."""
     add_to_command(parser, (one for _, one in options_of(Settings)), front)
     parser.set_defaults(front=front)
 

@@ -37,8 +37,6 @@ AnyStored = Stored[Baseline] | Stored[CapacityBaseline]
 
 @dataclass(frozen=True)
 class Shelf:
-    """What one folder of baselines holds."""
-
     root: Path
     every: Sequence[AnyStored]
     broken: Mapping[Path, str]

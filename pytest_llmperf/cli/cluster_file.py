@@ -203,7 +203,6 @@ class ClusterFile:
         return bool(self.value("cluster", "on_cpu"))
 
     def check(self) -> None:
-        """Refuse a value that cannot serve, alone or beside the others."""
         for section, keys in KEYS.items():
             for key in keys:
                 self.value(section, key)

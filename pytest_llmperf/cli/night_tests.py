@@ -181,8 +181,6 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Ended:
-    """How pytest ended at one width."""
-
     exit_code: int
     told: str
 

@@ -71,8 +71,6 @@ CALIBRATED_SESSIONS = 3
 @codec.sparse()
 @dataclass(frozen=True, kw_only=True)
 class Baseline(Document):
-    """What a case is held against."""
-
     launches: tuple[Launch, ...]
     anchor: Accepted
     history: tuple[Accepted, ...]
@@ -213,8 +211,6 @@ CAPACITY_METRIC = "max_micro_batch_size"
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityBaseline(Document):
-    """What the largest micro-batch of a spec is held against."""
-
     anchor: Accepted
     history: tuple[Accepted, ...]
 

@@ -62,8 +62,6 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Turns:
-    """How two sides did."""
-
     pairs: tuple[tuple[Launch, Launch], ...]
     judgement: Judgement
     notes: tuple[str, ...]

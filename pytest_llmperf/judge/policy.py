@@ -174,6 +174,11 @@ class Policy:
     def for_cpu(cls) -> Policy:
         return cls(_tolerances("cpu"), _CPU_NOISE)
 
+    def disagreement(self, launches: Sequence[Launch]) -> str:
+        """As ``stats`` tells it, of launches whose rate gates."""
+        tolerance = self.tolerances.get(RATE)
+        return "" if tolerance is None else stats.disagreement(launches, self.noise, tolerance)
+
     @property
     def speed_tolerance(self) -> float:
         """Of throughput; without end where that gates nothing."""

@@ -189,8 +189,6 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a test asks of its efficiency."""
-
     at_least: float | None = None
     tolerance: float | None = None
     """Fraction by which it may fall below the baseline's; ``None``: as throughput may."""

@@ -90,8 +90,6 @@ class Sensed:
 
 @dataclass(frozen=True)
 class SoakRule:
-    """By what it is judged."""
-
     tolerance: float
     """By which steps may become longer, a fraction."""
     noise: Spread
@@ -107,8 +105,6 @@ class SoakRule:
 
 @dataclass(frozen=True)
 class Diary:
-    """The entries of one rank."""
-
     entries: Sequence[Entry]
 
     @cached_property
@@ -397,7 +393,6 @@ def _grown(diary: Diary, name: str, least: float) -> tuple[float, float, float] 
 
 
 def _series(diary: Diary, sensed: Sequence[Sensed]) -> dict[str, tuple[float | None, ...]]:
-    """For a picture."""
     steps, entries = diary.steps, diary.entries
     ends = np.linspace(diary.began, entries[-1].time, min(_POINTS, len(entries)) + 1)
     parts = np.split(steps[:, 0], np.searchsorted(steps[:, 4], ends[1:-1]))

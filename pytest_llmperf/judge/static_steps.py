@@ -119,10 +119,6 @@ def _asking(step: StaticStep) -> Mapping[str, float]:
     return {name: count for name, count in step.operators.items() if name.startswith("c10d::") and not step.flops}
 
 
-def _exchanges(step: StaticStep) -> Mapping[str, float]:
-    return {name: count for name, (count, _) in step.exchanges.items()} or _asking(step)
-
-
 def _others(step: StaticStep) -> Mapping[str, float]:
     known = {*_COPIES, *_WAITS, *_asking(step)}
     return {name: count for name, count in step.operators.items() if name not in known}
@@ -133,7 +129,11 @@ def _others(step: StaticStep) -> Mapping[str, float]:
 _FIGURES: Mapping[str, tuple[Callable[[StaticStep], Mapping[str, float]], Verdict, Verdict]] = {
     "synchronisations_per_step": (_among(_WAITS), "regressed", "changed"),
     "copies_per_step": (_among(_COPIES), "regressed", "changed"),
-    "collectives_per_step": (_exchanges, "regressed", "changed"),
+    "collectives_per_step": (
+        lambda step: {name: count for name, (count, _) in step.exchanges.items()} or _asking(step),
+        "regressed",
+        "changed",
+    ),
     "collective_bytes_per_step": (
         lambda step: {name: size for name, (_, size) in step.exchanges.items()},
         "regressed",

@@ -259,7 +259,6 @@ class Search:
         self._failures: Counter[tuple[str, str]] = Counter()
 
     def tell(self, number: int, outcome: Outcome) -> None:
-        """A trial was made."""
         choices, is_first = self._field.choices[number].items(), number not in self.outcomes
         best = next(iter(self.in_order()), None)
         self.outcomes[number] = outcome

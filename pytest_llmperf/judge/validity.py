@@ -17,7 +17,7 @@ from pytest_llmperf.records.result import USUAL
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.records.trace import UNWANTED
 from pytest_llmperf.settings.data import is_uneven
-from pytest_llmperf.settings.registry import LEARNING, Evidence, contradictions, undeclarable
+from pytest_llmperf.settings.registry import LEARNING, Evidence, contradictions, lost, undeclarable
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.codec import flat
@@ -54,10 +54,17 @@ def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset())
     return (*found, *disagreements(launch.evidence, launch.seen))
 
 
-def all_troubles(spec: Spec, launches: Sequence[Launch], inactive: frozenset[str]) -> tuple[str, ...]:
-    """The same of several, each line once."""
-    lines = (line for launch in launches for line in troubles(spec, launch, inactive))
-    return tuple(dict.fromkeys(lines))
+def all_troubles(
+    spec: Spec, launches: Sequence[Launch], inactive: frozenset[str], explained: Sequence[Launch] = ()
+) -> tuple[str, ...]:
+    """The same of several, each line once, and what a setting did in a baseline's (``explained``) and does no more."""
+    lines = dict.fromkeys(line for launch in launches for line in troubles(spec, launch, inactive))
+    now, then = ([each.seen for each in some] for some in (launches, explained))
+    return (*lines, *(lost(spec, now, then, inactive) if isinstance(spec, TrainSpec) else ()))
+
+
+def holds_learning(inactive: frozenset[str]) -> bool:
+    return LEARNING not in inactive
 
 
 def are_unusable(launches: Sequence[Launch]) -> bool:

@@ -261,7 +261,9 @@ def _exact(metric: Metric, check: Check, launches: Sequence[Launch], held: Held,
 def horizon(launches: Sequence[Launch]) -> tuple[Sequence[Launch], str]:
     """Those that took all their steps; where none did all of them, and how many of its steps one has seen."""
     whole = [launch for launch in launches if not launch.planned_steps]
-    return (whole, "") if whole else (launches, launches[-1].seen_steps)
+    newest = launches[-1]
+    seen = f"{len(newest.step_seconds)} of {newest.planned_steps} steps seen"
+    return (whole, "") if whole else (launches, seen)
 
 
 def within_tolerance(launches: Sequence[Launch]) -> str:

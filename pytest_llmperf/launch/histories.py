@@ -165,8 +165,6 @@ PLACE = "{version}"
 
 @dataclass(frozen=True)
 class GitHistory:
-    """Commits of the project that ``folder`` is in."""
-
     folder: Path
     paths: Sequence[str] = ()
     """Folders of the project that are put on the path; its own, and ``src`` where there is one, if none is given."""

@@ -41,8 +41,6 @@ _REMIND_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use."""
-
     gpus: tuple[Gpu, ...]
     cpu_name: str
     cores: int

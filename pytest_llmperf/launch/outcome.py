@@ -44,7 +44,6 @@ _UNUSABLE = (OSError, ValueError, TypeError, KeyError)
 
 
 def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch | Failure:
-    """The launch in ``folder``, or why there is none."""
     found = _from_file(folder, RECORD_FILE, Launch, ended, progress)
     if isinstance(found, Failure):
         # What was measured before a later step failed, or hung, on any rank: that costs what such steps show alone.
@@ -94,7 +93,6 @@ def refused_early(spec: Spec) -> Failure | None:
 
 
 def _from_file(folder: Path, name: str, kind: type[T], ended: Ended, progress: Progress) -> T | Failure:
-    """The record in the file ``name``, or why there is none."""
     if ended.is_soaked:
         return Failure(kind=SOAKED, message="its minutes are over", tail=(), folder=str(folder))
     if ended.returncode != 0 or ended.timed_out:

@@ -160,8 +160,6 @@ def why_none(spec: Spec) -> str | None:
 
 
 class StaticSteps(PredictionProcess):
-    """The steps of specs, each asked for once."""
-
     def __init__(self, ranks_per_node: int = 0, *, operators: bool = True) -> None:
         super().__init__()
         self._asked_for = partial(step_request, operators=operators, ranks_per_node=ranks_per_node)

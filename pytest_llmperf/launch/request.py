@@ -37,8 +37,6 @@ _OURS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFL
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest(Asked):
-    """What to launch, on what, and where to leave its files."""
-
     spec: Spec
     folder: Path
     """Made by the launcher; holds request, logs and records."""

@@ -59,8 +59,6 @@ def small_form(spec: ScriptSpec, home: Path, root: Path, seconds: float) -> Laun
 
 @dataclass(frozen=True)
 class ScriptLaunch:
-    """One launch of a script, whose request is written."""
-
     spec: ScriptSpec
     folder: Path
     work: Path

@@ -297,7 +297,6 @@ def _world_size() -> int:
 
 
 def _of_all(value: float, device: torch.device) -> float:
-    """The largest of any rank."""
     if _world_size() == 1:
         return value
     largest = torch.tensor(value, device=device, dtype=torch.float64)

@@ -227,7 +227,6 @@ class Headroom:
         return self._limit_bytes > 0
 
     def look(self) -> Room:
-        """Return what the host gives now."""
         if self.is_capped:
             held = _held_bytes()[_DATA] - self._held_before
             room = Room("its limit", self._limit_bytes, max(0, self._limit_bytes - held))
@@ -368,7 +367,6 @@ class Objects:
         self.kinds, self._ids, self._lengths = Counter[type](), array("Q"), array("Q")
 
     def look(self) -> Objects:
-        """See what there is now."""
         known = gc.get_objects()
         self.kinds.update(map(type, known))
         holders = [each for each in known if type(each) in _HOLDERS]

@@ -210,11 +210,6 @@ class Launch:
         return found
 
     @property
-    def seen_steps(self) -> str:
-        """How many of its steps it took, where it ended before the last; else empty."""
-        return f"{len(self.step_seconds)} of {self.planned_steps} steps seen" if self.planned_steps else ""
-
-    @property
     def allocated_growth(self) -> float | None:
         """Bytes that a step leaves behind, at least, on the worst rank; ``None`` where nothing counted them."""
         grown = (growth(rank.allocated_bytes[self.warmup_steps :]) for rank in self.ranks)

@@ -21,8 +21,6 @@ _TESTS_FAILED = 1  # pytest's own exit code, of which the cases tell
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedCase:
-    """One case."""
-
     result: Result
     name: str
     """Its id; with its digest where another case of the machine has the same id."""
@@ -85,8 +83,6 @@ class ExportedCase:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedRun:
-    """The run of a document."""
-
     cases: tuple[ExportedCase, ...] = ()
     troubles: tuple[str, ...] = ()
     """What fails the run and is no case's, a line each; tests that failed by themselves are among them."""

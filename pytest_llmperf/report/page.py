@@ -62,8 +62,6 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page."""
-
     anchor: str
     title: str
     lines: tuple[str, ...] = ()
@@ -102,8 +100,6 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A run, or several."""
-
     title: str
     runs: tuple[tuple[tuple[str, str], ...], ...] = ()
     """What each was, and where: names and values."""

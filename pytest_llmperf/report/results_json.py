@@ -120,8 +120,6 @@ def shown(record: _Stored) -> _Stored:
 
 @dataclass(frozen=True)
 class Result:
-    """A case."""
-
     record: StoredResult
     machine: str
 
@@ -167,8 +165,6 @@ def _launches(records: Sequence[Any]) -> tuple[Launch, ...]:
 
 
 class RunDocument:
-    """One run."""
-
     def __init__(self, values: Mapping[str, Any], source: str = "") -> None:
         """``source``: its file's name, where several are told of."""
         self.source = source

@@ -42,8 +42,6 @@ _NEXT_TO_NOTHING = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionOrder:
-    """What a bisection is asked for."""
-
     by: By | None = None
     """``None``: by the first in which the ends differ."""
     seconds: float = 3600.0
@@ -69,8 +67,6 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection:
-    """The result of a bisection."""
-
     good: Candidate
     bad: Candidate
     num_candidates: int

@@ -120,6 +120,11 @@ def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
     return tuple(one for one in space.neighbours(spec) if one.digest != spec.digest)
 
 
+def fewest_launches(asked: int, spec: Spec) -> int:
+    """How many launches tell what of ``spec`` is exact, ``asked`` at least: of a script that is seen in two."""
+    return max(asked, 2) if spec.is_script else asked
+
+
 @dataclass(frozen=True, kw_only=True)
 class CaseTerms:
     """The terms of a test's markers, or of whoever else asks for a case."""

@@ -16,9 +16,9 @@ from pytest_llmperf.judge.pairs import Bounds
 from pytest_llmperf.judge.soak import INTERRUPTED, SoakRule, judge_folder
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import PLANNED, CaseResult
-from pytest_llmperf.run.baseline_comparison import BaselineComparison, fewest_launches
+from pytest_llmperf.run.baseline_comparison import BaselineComparison
 from pytest_llmperf.run.capacity import LAUNCHES, MaxBatchSize, runs_out, should_run_out
-from pytest_llmperf.run.case import Caller, Case, neighbours
+from pytest_llmperf.run.case import Caller, Case, fewest_launches, neighbours
 from pytest_llmperf.run.conclusion import Recorder, conclude, earlier, failures
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded
 from pytest_llmperf.run.learning_cases import parity

@@ -23,8 +23,6 @@ from pytest_llmperf.support.formats import first_n
 @codec.sparse("held_against", "refused")
 @dataclass(frozen=True, kw_only=True)
 class Concluded:
-    """One case, concluded or planned."""
-
     result: CaseResult
     held_against: str = "none"
     """For people: how much of a baseline, or what took turns with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.run_effects import METRIC, Narrow, judge_efficiency
 from pytest_llmperf.judge.verdict import Judgement, joined
+from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import MadeTrainings, ParityOrder, TrainingErrors
 from pytest_llmperf.records.metrics import METRICS
@@ -16,6 +18,9 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.conclusion import Recorder
 from pytest_llmperf.settings.spec import Spec, is_narrower
+
+# What spoils a calibration once may be over; what does so twice stays.
+_CALIBRATION_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,6 @@ class Measured:
 
 
 class ResultCache:
-    """The cases that this process has judged, in their order."""
-
     def __init__(self) -> None:
         self._measured: list[Measured] = []
         # What a small training of one case did serves every other case that asks for the same.
@@ -89,6 +92,19 @@ class ResultCache:
             return None
         best = min(found, key=lambda one: one.spec.gpus)
         return Narrow(gpus=best.spec.gpus, launches=best.result.launches, baseline=best.baseline, in_this_run=True)
+
+
+def calibrates(caller: Caller, made: Sequence[Launch], gpus: Sequence[Gpu]) -> bool:
+    """Unless launches of the run, or those that were ``made``, have tried in vain on one of ``gpus``: another is not
+    worth its seconds."""
+    if caller.run.on_cpu or not caller.run.settings.calibration:
+        return False
+    ranks = (rank for launch in (*caller.run.result_cache.launches, *made) for rank in launch.ranks)
+    tries = Counter(rank.place.device for rank in ranks if rank.calibration and rank.calibration.trouble)
+    spent = [device for device, count in tries.items() if count >= _CALIBRATION_TRIES]
+    if not gpus:  # srun chooses them, and may choose these
+        return not spent
+    return not any(gpu.uuid.removeprefix("GPU-") in device for gpu in gpus for device in spent)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,6 @@ class OptionError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One entry of the table."""
-
     flag: str = ""
     """On the command line; empty: only the ini file says it."""
     help: str = ""

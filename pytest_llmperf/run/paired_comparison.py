@@ -15,8 +15,8 @@ from pytest_llmperf.launch.histories import GitHistory, HistoryError, NotMadeErr
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.run.baseline_comparison import beside_verdict, diagnosed, fewest_launches
-from pytest_llmperf.run.case import Caller, Case
+from pytest_llmperf.run.case import Caller, Case, fewest_launches
+from pytest_llmperf.run.diagnosis import beside_verdict, diagnosed
 from pytest_llmperf.run.findings import CaseFailedError, Concluded
 from pytest_llmperf.run.runner import LaunchRetry, Runner, Turn
 from pytest_llmperf.settings.spec import Spec
@@ -26,8 +26,6 @@ Pairs = tuple[tuple[Launch, Launch], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Side(Turn):
-    """One of two that take turns."""
-
     sides: int = 2
     name: str
     """Its spec's id, or its interpreter."""

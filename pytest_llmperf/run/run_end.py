@@ -35,8 +35,6 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a run ended."""
-
     exit_code: int
     whole_run: WholeRun
     troubles: Sequence[Trouble]

@@ -59,8 +59,6 @@ def search_folder(name: str, key: Sequence[Any]) -> Path:
 
 @dataclass(frozen=True)
 class KeptPairs:
-    """The pairs of one candidate."""
-
     candidate: str
     failure: str = ""
     """Why it did not train; empty where nothing is known of that."""

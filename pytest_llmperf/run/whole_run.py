@@ -38,8 +38,6 @@ class LateVerdict:
 
 @dataclass(frozen=True)
 class WholeRun:
-    """The verdict on a whole run."""
-
     results: Sequence[CaseResult]
     """Each by what all of the run knows."""
     regressed: Sequence[LateVerdict] = ()

@@ -64,8 +64,6 @@ class Split:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files of one split of one text."""
-
     name: str
     """Of the folder or file, for an id; empty of the text that ships here."""
     split: Split
@@ -283,8 +281,6 @@ _PYARROW = Package("pyarrow", "pyarrow, which reads parquet", "'pytest-llmperf[t
 
 @dataclass(frozen=True)
 class DataEvidence:
-    """What was read, and who fetched it."""
-
     data: Mapping[str, Any] | None = None
     """Of a text what it says and how it was cut; random tokens tell nothing."""
     epochs: float | None = None

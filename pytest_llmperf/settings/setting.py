@@ -115,8 +115,6 @@ def at_default(*names: str) -> Fields:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting, all of it."""
-
     name: str
     """Of its twin's file in the worker, and of its evidence."""
     fields: Sequence[str]

@@ -287,8 +287,6 @@ INJECT = "LLMPERF_INJECT"
 
 @dataclass(frozen=True)
 class Injection:
-    """What to burn and to hold."""
-
     slow: float = 0.0
     """Share of the step time, added to each step."""
     hold: int = 0

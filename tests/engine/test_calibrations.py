@@ -15,8 +15,7 @@ from pytest_llmperf.launch.request import LaunchRequest, write_request
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT, Calibration
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.run.baseline_comparison import BaselineComparison
-from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.measured import calibrates
 from pytest_llmperf.worker.folder import Request
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher, launch_of
@@ -98,11 +97,11 @@ def test_two_in_vain_on_one_gpu_are_the_last_there_and_others_go_on(engine: Engi
         record = launch_of(SPEC)
         return replace(record, ranks=(replace(record.ranks[0], device=device, calibration=calibration),))
 
-    def calibrates(*launches: Launch) -> list[bool]:
-        comparison = BaselineComparison(caller, Runner(caller), SPEC, launches)
-        return [comparison._calibrates([Gpu(0, f"GPU-{name}", "NVIDIA H200", 2**37)]) for name in ("a1", "b2")]
+    def told(*launches: Launch) -> list[bool]:
+        gpus = [Gpu(0, f"GPU-{name}", "NVIDIA H200", 2**37) for name in ("a1", "b2")]
+        return [calibrates(caller, launches, [gpu]) for gpu in gpus]
 
     troubled = launch("NVIDIA H200 a1", "another process on the GPU")
-    assert calibrates(troubled) == [True, True]
-    assert calibrates(troubled, troubled) == [False, True]
-    assert calibrates(*[launch("NVIDIA H200 a1", "")] * 3) == [True, True]
+    assert told(troubled) == [True, True]
+    assert told(troubled, troubled) == [False, True]
+    assert told(*[launch("NVIDIA H200 a1", "")] * 3) == [True, True]

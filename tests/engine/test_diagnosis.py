@@ -10,7 +10,7 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
-from pytest_llmperf.run.baseline_comparison import diagnosed
+from pytest_llmperf.run.diagnosis import diagnosed
 from pytest_llmperf.run.findings import DidNotTrainError
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import SPEC, Engine

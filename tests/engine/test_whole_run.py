@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.judge.beside_baseline import ONE_SESSION
 from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.policy import Policy, Rule
 from pytest_llmperf.judge.verdict import WAITS
@@ -19,7 +20,6 @@ from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Verdict
 from pytest_llmperf.run import cases, whole_run
-from pytest_llmperf.run.baseline_comparison import ONE_SESSION
 from pytest_llmperf.run.options import Settings
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.whole_run import WholeRun, judged_together

@@ -171,7 +171,6 @@ def _history(arguments: argparse.Namespace) -> History:
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
     found = named(arguments.specs, arguments.perf_baselines, arguments.machine, arguments.script)
     specs = [one.spec for one in found]
     if len(specs) != 1:

@@ -91,7 +91,6 @@ class Check:
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    """What cannot be had is refused before anything is launched."""
     found = named(arguments.specs, arguments.perf_baselines, arguments.machine, arguments.script)
     specs = [one.spec for one in found]
     run = asked_run(arguments)

@@ -61,8 +61,6 @@ def predictions(cases: Sequence[Named], troubles: list[str]) -> Iterator[Predict
 
 
 def page(one: Prediction) -> list[str]:
-    """What is predicted, part by part, and what was measured."""
-
     def fact(name: str, num_bytes: int | None, text: str) -> str:
         return f"  {name:14}  {formats.memory(num_bytes, 2):>10}  {text}"
 

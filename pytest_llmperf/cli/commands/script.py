@@ -162,7 +162,6 @@ def _quoted(value: object) -> str:
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    """What cannot be had is refused before anything is launched."""
     if arguments.hook_path:
         return Answer([str(HOOKS)], for_programs=True)
     if arguments.install_hook or arguments.remove_hook:

@@ -137,7 +137,6 @@ def _script_space(arguments: argparse.Namespace, rootdir: Path, gpus: int) -> Sp
 
 
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
-    """What cannot be had is refused, mostly by a CaseError, before anything is launched."""
     if bool(arguments.model) == bool(arguments.script) and "=" not in arguments.model:
         arguments.usage("expected a MODEL or --script COMMAND, one of them")
     run, troubles = asked_run(arguments, update="new" if arguments.record else None), list[str]()
@@ -181,7 +180,6 @@ _MOST = 8
 
 
 def page(tuning: Tuning, *, on_cpu: bool = False) -> Iterator[str]:
-    """The winner first, then what it rests on."""
     yield from _winner(tuning, tuning.winner) if tuning.winner is not None else ("no winner",)
     counts = (
         (tuning.too_large, "of those looked at do not fit"),

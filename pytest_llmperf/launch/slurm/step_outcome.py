@@ -122,7 +122,6 @@ Outcome: TypeAlias = Launch | Failure
 
 
 def gather(folder: Path, spec: Spec, nodes: Sequence[str], ended: Ended, progress: Progress) -> Outcome | Aftermath:
-    """The launch in ``folder``, or why there is none."""
     clean = ended.returncode == 0 and not ended.timed_out
     wait_for(
         lambda: (

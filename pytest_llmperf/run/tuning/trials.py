@@ -141,8 +141,6 @@ def take_turns(
 
 @dataclass(frozen=True)
 class Tried:
-    """A configuration and its trial."""
-
     spec: Any
     trial: Trial
     was_kept: bool = False
@@ -151,8 +149,6 @@ class Tried:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two configurations that took turns on the same hardware."""
-
     first: Any
     second: Any
     turns: Turns

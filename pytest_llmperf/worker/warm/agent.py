@@ -113,7 +113,6 @@ def _end_with_the_ranks() -> None:
 
 
 def run_rank(order: Order, agent: int) -> None:
-    """One rank, in a process that torchrun's agent has forked."""
     import numpy as np  # noqa: PLC0415 - all of this was imported by the server
     import torch  # noqa: PLC0415
 

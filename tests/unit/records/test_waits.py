@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.waits import data_wait
+from pytest_llmperf.judge.beside_baseline import steps_notes
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.run.baseline_comparison import steps_notes
 from pytest_llmperf.run.derived_metrics import ModelFlops
 from tests.fakes import launch_of, trace_of
 
@@ -42,7 +42,9 @@ def test_where_no_launch_has_a_trace_nobody_knows() -> None:
 def test_a_verdict_tells_how_long_a_step_waits_for_data(data: float, notes: list[str]) -> None:
     trace = replace(trace_of({"kernel": {"gemm": 50}}), data_seconds=data, step_seconds=0.05 + data)
     launch = replace(launch_of(SPEC), trace=trace)
-    assert [line for line in steps_notes([launch], None, Policy.for_gpu()) if "data" in line] == notes
+    assert [
+        line for line in steps_notes([launch], None, Policy.for_gpu(), data_wait([launch])) if "data" in line
+    ] == notes
     shown = {check.metric: check for check in ModelFlops().figures(SPEC, (launch,))}
     seconds, share = shown["data_wait_seconds"], shown["data_wait_share"]
     assert (seconds.value, share.value, seconds.gates or share.gates) == (data, data / (0.05 + data), False)

@@ -205,8 +205,6 @@ class WatchedTrainer(Trainer):
 
 @dataclass(eq=False)
 class StepMarks(TrainerCallback):
-    """Says where steps begin and end."""
-
     observed: ObservedTraining
     inspection: Inspection | None
 
