@@ -29,6 +29,8 @@ _DEVIATIONS, _LEAST = 8.0, 1e-3
 _SAME_LOSS = 5e-9
 # Another kernel, or a loss that is rounded to bf16 no more, moves the first loss of a training by no more than this.
 _ROUNDING = 2**-8
+# Of other samples by so much: a batch that is split otherwise draws others, and one that is made once stays as it is.
+_OTHER_SAMPLES = 0.05
 # A sum over ranks of steps that are unlike is this far from a whole number.
 _FRACTION = 1e-3
 
@@ -208,19 +210,24 @@ def _beyond_band(launches: Launches, stored: Launches) -> Iterator[str]:
         yield f"{steps}: {fmean(means):.6g} -> {now[-1]:.6g}, expected {low:.4g} to {high:.4g}"
 
 
-def unlike_losses(losses: Losses, known: Losses, again: Losses, tokens: int, known_tokens: int) -> str:
+def unlike_losses(
+    losses: Losses, known: Losses, again: Losses, more: float = 1.0, *, is_same_batch: bool = True
+) -> str:
     """How the ``losses`` of a short launch are not those that another configuration of its script is known to have, and
-    had again; empty where they are, or where nobody knows. Other ``tokens`` a step are other data (decision 77)."""
+    had again; empty where they are, or where nobody knows. So many times ``more`` tokens a step, or a batch that may be
+    put together otherwise, are other samples (decision 77)."""
     if not losses or not known:
         return ""
     repeats = bool(again) and math.isclose(known[0], again[0], rel_tol=_SAME_LOSS)
-    if repeats and tokens == known_tokens and not math.isclose(losses[0], known[0], rel_tol=_ROUNDING):
+    is_same_batch = is_same_batch and more == 1
+    if repeats and is_same_batch and not math.isclose(losses[0], known[0], rel_tol=_ROUNDING):
         return f"its first loss is {losses[0]:.6g}, expected {known[0]:.6g}"
     mean, usual, *other = (fmean(each[len(each) // 2 :]) for each in (losses, known, again) if each)
     # From step to step, which leaves out what is learnt; fewer tokens scatter by more.
-    sd = math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(known)) / 2 * max(1.0, known_tokens / tokens))
+    sd = math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(known)) / 2 * max(1.0, 1 / more))
     apart = max((abs(each - usual) for each in other), default=0.0)
-    slack = max(_DEVIATIONS * sd / math.sqrt(len(known) / 4), _DEVIATIONS * apart, _ROUNDING * abs(usual))
+    least = abs(usual) * (_ROUNDING if is_same_batch else _OTHER_SAMPLES)
+    slack = max(_DEVIATIONS * sd / math.sqrt(len(known) / 4), _DEVIATIONS * apart, least)
     if abs(mean - usual) <= slack:
         return ""
     steps = f"the mean loss of its last {len(losses) - len(losses) // 2} steps"

@@ -79,10 +79,10 @@ class Trial:
     def joules_per_token(self) -> float | None:
         return self.power_watts * self.seconds_per_token or None
 
-    def unlike(self, held: Trial) -> str:
+    def unlike(self, held: Trial, *, is_same_batch: bool) -> str:
         """How it learns otherwise than ``held``, another of its script; empty where it does not, or nobody knows."""
-        tokens = self.tokens_per_step, held.tokens_per_step
-        return unlike_losses(self.losses, held.losses, held.losses_again, *tokens)
+        more = self.tokens_per_step / held.tokens_per_step
+        return unlike_losses(self.losses, held.losses, held.losses_again, more, is_same_batch=is_same_batch)
 
     @classmethod
     def of(cls, launch: Launch, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()) -> Trial:
@@ -132,7 +132,8 @@ OBJECTIVES: Mapping[str, Objective] = {
     )
 }
 
-# Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie.
+# Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie, as are those closer than
+# launches of one scatter.
 _CONFIDENT, _TIE = 0.975, 0.005
 # What peak memory is taken to differ by itself, beside what is seen of that.
 _MEMORY_ERROR = 0.003
@@ -147,6 +148,8 @@ class Turns:
     wide: float
     """Half of the interval's width."""
     pairs: int
+    alike: float = _TIE
+    """Closer than this they are a tie."""
 
     @property
     def low(self) -> float:
@@ -163,11 +166,13 @@ class Turns:
             return "second"
         if self.low > 0:
             return "first"
-        return "tie" if max(abs(self.low), abs(self.high)) <= _TIE else ""
+        return "tie" if max(abs(self.low), abs(self.high)) <= self.alike else ""
 
 
-def turns_of(pairs: Pairs, objective: Objective, noise: Noise) -> Turns | None:
-    """What ``pairs`` show; ``None`` where one of them does not tell what the objective is about."""
+def turns_of(pairs: Pairs, objective: Objective, noise: Noise, *, ends_anywhere: bool = False) -> Turns | None:
+    """What ``pairs`` show; ``None`` where one of them does not tell what the objective is about. ``ends_anywhere``: it
+    is asked after each pair. Of such looks one is counted for each doubling: 7 of 100 that are alike are told apart in
+    24 pairs, and 20 where none is."""
     logs = []
     for pair in pairs:
         costs = [objective.log_of(Trial.of(launch)) for launch in pair]
@@ -177,14 +182,17 @@ def turns_of(pairs: Pairs, objective: Objective, noise: Noise) -> Turns | None:
     if not objective.is_of_time:
         return Turns(fmean(logs), _MEMORY_ERROR + (max(logs) - min(logs)) / 2, len(pairs))
     of_time = stats.paired_difference(pairs, noise)  # power scatters no more than time does
-    return Turns(fmean(logs), stats.quantile(_CONFIDENT, of_time.df) * of_time.error, len(pairs))
+    looks = 1 + math.log2(len(pairs)) if ends_anywhere else 1
+    wide = stats.quantile(1 - (1 - _CONFIDENT) / looks, of_time.df) * of_time.error
+    return Turns(fmean(logs), wide, len(pairs), max(_TIE, noise.launch.sd))
 
 
 #: How much a trial compiles: nothing but Triton's kernels; layers or a model; or these, with tilings measured.
 PLAIN, COMPILED, AUTOTUNED = range(3)
 
-#: Configurations closer than this, as a fraction, are told apart by turns and not by trials.
-CLOSE = 0.015
+#: Configurations closer than this, as a fraction, are told apart by turns and not by trials; and those closer than so
+#: many standard errors.
+CLOSE, _DEVIATIONS = 0.015, 2.0
 
 # Seconds of a trial outside of its steps, before any is known.
 _FIRST = (3.0, 15.0, 120.0)
@@ -218,6 +226,8 @@ class Outcome:
     step_seconds: float = 0.0
     outside_seconds: float | None = None
     """What it took beside its steps, where it was made now."""
+    error: float = 0.0
+    """How much ``log`` would scatter from launch to launch."""
     is_spoilt: bool = False
     """Whether what was around it may have made it what it is: its figure ranks nowhere, and may be made anew once."""
 
@@ -255,17 +265,16 @@ class Search:
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
-        self._again: set[int] = set()
+        self._made: Counter[int] = Counter()
         self._failures: Counter[tuple[str, str]] = Counter()
 
     def tell(self, number: int, outcome: Outcome) -> None:
-        choices, is_first = self._field.choices[number].items(), number not in self.outcomes
-        best = next(iter(self.in_order()), None)
+        choices, best = self._field.choices[number].items(), next(iter(self.in_order()), None)
         self.outcomes[number] = outcome
-        self._again.discard(number)
+        self._made[number] += 1
         if outcome.is_spoilt:
-            self._again |= {number} if is_first else set()
-        elif outcome.log is not None:  # whatever it has is not to blame
+            return
+        if outcome.log is not None:  # whatever it has is not to blame
             for choice in choices:
                 self._failures.pop(choice, None)
             if outcome.outside_seconds is not None:
@@ -280,7 +289,8 @@ class Search:
         return [number for number in range(len(self._field.choices)) if self._is_left(number)]
 
     def _is_left(self, number: int) -> bool:
-        return (number not in self.outcomes or number in self._again) and number not in self.excluded
+        most = 1 if number in self.outcomes and self.outcomes[number].is_spoilt else 0
+        return self._made[number] <= most and number not in self.excluded
 
     def as_large(self, number: int) -> list[int]:
         """It, and those that differ from it by a larger micro-batch alone."""
@@ -293,9 +303,11 @@ class Search:
         return sorted(logs, key=lambda number: logs[number])
 
     def close_to_best(self) -> list[int]:
-        """The best first, and those measured that are within ``CLOSE`` of it."""
+        """The best first, and those measured that are as close to it as ``CLOSE``, or as the trials of both scatter."""
         logs, order = self._logs(), self.in_order()
-        return [number for number in order if logs[number] - logs[order[0]] <= CLOSE]
+        errors = {number: self.outcomes[number].error for number in order}
+        within = {number: max(CLOSE, _DEVIATIONS * math.hypot(errors[order[0]], errors[number])) for number in order}
+        return [number for number in order if logs[number] - logs[order[0]] <= within[number]]
 
     def outside(self, compiles: int) -> float:
         """What a trial is expected to take beside its steps, by the others; seconds."""
@@ -317,7 +329,7 @@ class Search:
         if not logs:
             yield from sorted((number for number in self.left if number), key=self._far)
             return
-        best, again = self.in_order()[0], dict.fromkeys(self._again - self.excluded, self._beliefs.untried)
+        best, again = self.in_order()[0], dict.fromkeys(filter(self._is_left, self.outcomes), self._beliefs.untried)
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
         for gains in (self._gains(best) | again, self._gains_afar(best)):
             costs = {number: self.outside(field.compiles[number]) + each * field.tokens[number] for number in gains}
@@ -335,10 +347,10 @@ class Search:
         own, found = self._field.choices[best], dict[int, float]()
         sizes, each = self._size_gains(best), self._choice_gains(best)
 
-        def step(gain: float, *changes: tuple[str, str]) -> bool:
-            number = self._beside(own, *changes)
+        def step(gain: float, *changes: tuple[str, str], at: int = best) -> bool:
+            number = self._beside(self._field.choices[at], *changes)
             if number is not None and self._is_left(number):
-                extra = self._field.wastes[number] - self._field.wastes[best]
+                extra = self._field.wastes[number] - self._field.wastes[at]
                 found[number] = max(found.get(number, -math.inf), gain - max(0.0, extra))
             return number is not None
 
@@ -349,11 +361,8 @@ class Search:
                     step(gain + min(more, self._beliefs.elsewhere), choice, size)
         plain = next((n for n in self.in_order() if self._field.compiles[n] == PLAIN), best)
         for choice, (gain, is_known) in each.items():  # what it does beside that one, for a few seconds, it may do here
-            beside = self._field.choices[plain]
-            number = None if is_known or plain == best else self._beside(beside, choice)
-            if number is not None and beside.get(choice[0]) == own.get(choice[0]) and self._is_left(number):
-                extra = self._field.wastes[number] - self._field.wastes[plain]
-                found[number] = gain * self._beliefs.beside_plain - max(0.0, extra)
+            if not is_known and plain != best and self._field.choices[plain].get(choice[0]) == own.get(choice[0]):
+                step(gain * self._beliefs.beside_plain, choice, at=plain)
         exists = {choice: step(gain, choice) for choice, (gain, _) in each.items()}
         for (one, (gain, is_known)), (other, (more, is_too)) in combinations(each.items(), 2):
             if one[0] != other[0] and ((is_known and is_too) or not (exists[one] and exists[other])):

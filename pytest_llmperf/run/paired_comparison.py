@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.pairs import Bounds, Turns, judge_environments, judge_gain
@@ -130,21 +131,22 @@ class PairedComparison:
         judgement = judge(launches, None, self._policy, extra=self._figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
 
-    def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:
-        order = (0, 1) if number % 2 == 0 else (1, 0)
+    def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Any, ...]:
+        """Launches of all ``sides``, in their order, of which a search has more than two."""
+        order = range(len(sides))[:: 1 if number % 2 == 0 else -1]
         launches: dict[int, Launch] = {}
         tolerance, experience = self._policy.in_pairs().speed_tolerance, self._caller.run.stored.experience
         around = partial(validity.circumstances, tolerance=tolerance, experience=experience)
         for place, index in enumerate(order, 1):
             side = sides[index]
             try:
-                launches[index] = retry.launch(side.spec, 2 * number + place, around, turn=side)
+                launches[index] = retry.launch(side.spec, len(sides) * number + place, around, turn=side)
             except LaunchFailed as error:
                 if side.name == side.spec.id:  # it is named already
                     raise
                 message = f"{error.failure.message} (under {side.name})"
                 raise LaunchFailed(error.spec_id, replace(error.failure, message=message)) from None
-        return launches[0], launches[1]
+        return tuple(launches[index] for index in range(len(sides)))
 
 
 def _diagnosed(result: CaseResult, turns: Turns) -> CaseResult:

@@ -61,11 +61,8 @@ class Space:
             if not axis.choices:
                 raise SpecError(f"space: axis {axis.name!r} has no choice, expected one at least")
             for name in axis.fields:
-                if name in setter:
-                    raise SpecError(
-                        f"space: axes {setter[name]!r} and {axis.name!r} both set {name}, expected one of them"
-                    )
-                setter[name] = axis.name
+                if (first := setter.setdefault(name, axis.name)) != axis.name:
+                    raise SpecError(f"space: axes {first!r} and {axis.name!r} both set {name}, expected one of them")
 
     @property
     def size(self) -> int:

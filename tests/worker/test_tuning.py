@@ -95,6 +95,42 @@ for _ in range(100):
 """
 
 
+_NAP = """
+import argparse, time, torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--ms", type=int)
+parser.add_argument("--name")
+arguments = parser.parse_args()
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+for _ in range(100):
+    tokens = torch.randint(0, 64, (8, 32))
+    time.sleep(arguments.ms / 1000)
+    nn.functional.cross_entropy(net(tokens).flatten(0, 1), (tokens.flatten() + 1) % 64).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_time_that_trials_leave_is_spent_on_turns_and_the_faster_one_is_found(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_NAP)
+    (tmp_path / "space.toml").write_text('ms = [80, 60]\nname = ["a", "b"]\n')
+    search = _tune(tmp_path, "--json", of=("--script", "python train.py --ms {ms} --name {name}"), minutes="3")
+    out, err = search.communicate(timeout=300)
+    assert search.returncode == 0, err
+    found = json.loads(out)
+    assert "--ms 60" in found["winner"]["spec"]["command"]
+    assert found["compared"]
+    assert {one["second"] for one in found["compared"]} == {found["winner"]["id"]}
+    undecided = {one["id"] for one in found["undecided"]}
+    for one in found["compared"]:  # of one pair nothing is decided
+        assert one["pairs"] > 1 or one["first"] in undecided
+    assert not undecided or found["seconds"] > 90.0
+
+
 def test_the_words_of_a_command_are_searched_and_what_it_finds_is_recorded_as_its_case(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     (tmp_path / "space.toml").write_text('batch = [2, 64]\nflag = ["", "--summed"]\n')

@@ -15,7 +15,7 @@ from pytest_llmperf.cli.asked_run import Terminal, asked_run, searching, usage_e
 from pytest_llmperf.cli.asked_run import settings as named_settings
 from pytest_llmperf.cli.baseline_folder import chosen_settings
 from pytest_llmperf.judge.tuning import OBJECTIVES, Trial
-from pytest_llmperf.run.tuning.trials import Compared, Tuning
+from pytest_llmperf.run.tuning.trials import Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import ScriptSpace, Space, default_axes, read_axes
 from pytest_llmperf.settings.spec import Spec
@@ -100,8 +100,7 @@ def _model_space(arguments: argparse.Namespace, gpus: int) -> Space:
         if value is not None and name in pairs and pairs[name] != max(1, value):
             option = "--" + name.replace("_", "-")
             raise CaseError(f"{name}={pairs[name]} is given beside {option} {value}, expected one of them")
-    given: dict[str, Any] = {"gpus": max(1, gpus), **pairs}
-    given |= {} if length is None else {"sequence_length": length}
+    given = {"gpus": max(1, gpus), **pairs, **({} if length is None else {"sequence_length": length})}
     # A CPU takes short sequences, as the suite's cases for it do.
     usual = {"micro_batch_size": _MICRO_BATCH_SIZE, **({} if gpus else {"sequence_length": _CPU_LENGTH})}
     base, batch = TrainSpec(model=arguments.model, **{**usual, **given}), arguments.global_batch
@@ -213,15 +212,17 @@ def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
             about = "" if trial.ranks and before.ranks else "about "
             gain = f"{about}{math.exp(then - now):.2f} times what {tuning.begun_at.id} gives"
         yield f"  {gain}, where the search began"
-    if winner != tuning.begun_at and not tuning.compared:
-        yield "  no turns were taken: this rests on one trial of each"
-    for one in tuning.compared:
-        turns = one.turns
+    for (first, second), turns in tuning.compared.items():
         what = {"second": "is better", "first": "is worse", "tie": "is a tie"}.get(turns.verdict, "was not told apart")
         cost, low, high = (formats.percent(math.expm1(log)) for log in (turns.log, turns.low, turns.high))
-        against = f"cost {cost} ({low} to {high}) of {one.first.id}, {formats.counted(turns.pairs, 'pair')}"
-        yield f"  in turns: {one.second.id} {what}: {against}"
-    yield from (f"  a tie with {tie.id}" for tie in tuning.ties)
+        against = f"cost {cost} ({low} to {high}) of {first.id}, {formats.counted(turns.pairs, 'pair')}"
+        yield f"  in turns: {second.id} {what}: {against}"
+    if tuning.rivals:
+        ids = ", ".join(one.id for one in tuning.rivals[:_MOST]) + ", ..." * (len(tuning.rivals) > _MOST)
+        yield f"  not decided: turns have not told it yet from {ids}; give more --minutes"
+    elif not tuning.ended and len(tuning.tried) > 1:
+        took_turns = any(winner in pair for pair in tuning.compared)
+        yield f"  decided: {'by turns with all that' if took_turns else 'no other'} came as near as trials scatter"
     if not tuning.left:
         yield "  everything that fits was tried"
     like = "; its losses are like those of where the search began" if trial is not None and trial.losses else ""
@@ -258,19 +259,18 @@ def document(tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
         "seconds_given": tuning.seconds_given,
         "begun_at": _spec(tuning.begun_at, tuning),
         "winner": None if tuning.winner is None else _spec(tuning.winner, tuning),
-        "ties": [_spec(spec, tuning) for spec in tuning.ties],
-        "compared": [_compared(one) for one in tuning.compared],
+        "ties": [_spec(other, tuning) for (other, _), turns in tuning.compared.items() if turns.verdict == "tie"],
+        "undecided": [_spec(spec, tuning) for spec in tuning.rivals],
+        "compared": [
+            {"first": first.id, "second": second.id, "cost_log": turns.log, "within": turns.wide}
+            | {"pairs": turns.pairs, "verdict": turns.verdict or "undecided"}
+            for (first, second), turns in tuning.compared.items()
+        ],
         **concluded,
         "trials": trials,
         **{name: codec.plain(getattr(tuning, name)) for name in _TOLD},
         "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
     }
-
-
-def _compared(one: Compared) -> dict[str, Any]:
-    turns, sides = one.turns, {"first": one.first.id, "second": one.second.id}
-    verdict = turns.verdict or "undecided"
-    return {**sides, "cost_log": turns.log, "within": turns.wide, "pairs": turns.pairs, "verdict": verdict}
 
 
 def _spec(spec: Spec, tuning: Tuning) -> dict[str, Any]:

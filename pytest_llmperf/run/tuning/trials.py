@@ -30,26 +30,26 @@ STEPS, LEAST_STEPS, WARM_UP = 7, 7, 2
 # However little time there is: what is launched at all may begin.
 _LEAST_SECONDS = 20.0
 
+_NO_TOKENS = "the tokens of a step were not found; say those of a step at the start: tokens=sequences:8"
 # What says nothing of the configuration, and may end otherwise the next time.
 _NOT_KEPT = frozenset({"timeout", "killed", "never-started", "unwritable", "rendezvous", "node-failure"})
 
-# What a neighbour may make of a launch that trains without it: it takes memory, and time.
-_BY_NEIGHBOURS = frozenset({"oom", "timeout"})
+#: What a neighbour may make of a launch that trains without it, as it takes memory and time; and what is one
+#: configuration's, and not that of all of its command.
+OF_ITS_OWN = frozenset({"oom", "timeout"})
 
 
 class Trials:
     """Kept in the user's cache for this machine kind and what is installed now: a file each, whoever writes it."""
 
-    def __init__(self, caller: Caller, most_seconds: float = math.inf, *place: str) -> None:
-        """``most_seconds`` of one: what hangs must not take the time of all others. ``place`` is a command's, which may
-        be another elsewhere."""
+    def __init__(self, caller: Caller, *place: str) -> None:
+        """``place`` is a command's, which may be another elsewhere."""
         gpus = sorted(gpu.uuid for gpu in caller.run.gpus)  # others may be a per cent faster
-        self._folder = search_folder(
-            f"trials/{caller.run.machine_kind}", [*surroundings(), *driven(gpus), STEPS, *place]
-        )
+        key = [*surroundings(), *driven(gpus), STEPS, *place]
+        self._folder = search_folder(f"trials/{caller.run.machine_kind}", key)
         self.unkept = ""
         """Why what was made is not kept; empty where it is."""
-        self._caller, self._runner, self._most_seconds = caller, Runner(caller, bare=True), most_seconds
+        self._caller, self._runner = caller, Runner(caller, bare=True)
 
     def known(self, specs: Sequence[Spec]) -> Mapping[Spec, Trial]:
         """Return what earlier searches found of ``specs``; what cannot be read, or is of other files, is made anew."""
@@ -63,37 +63,33 @@ class Trials:
         files = [(folder / name, digest) for name, digest in trial.sources.items()]
         return all(path.is_file() and sha256(path.read_bytes()).hexdigest().startswith(it) for path, it in files)
 
-    def make(self, spec: Spec, until: float = math.inf, *, twice: bool = False) -> Trial:
-        """Launch ``spec``, for no longer than ``until`` (``time.monotonic()``); kept unless it may end otherwise.
-        ``twice``: once more, for what of its losses repeats."""
-        short = lasting(spec, STEPS, LEAST_STEPS, WARM_UP)
+    def make(self, spec: Spec, most_seconds: float = math.inf, *, twice: bool = False) -> Trial:
+        """Launch ``spec``, for so long: what hangs must not take the time of all others. It is kept unless it may end
+        otherwise. ``twice``: once more, for what of its losses repeats."""
+        short, began = lasting(spec, STEPS, LEAST_STEPS, WARM_UP), time.monotonic()
         before = self._runner.seconds
-        self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
+        self._runner.most_seconds = max(_LEAST_SECONDS, most_seconds)
         outcome = self._runner.launch(short, 1)
         if isinstance(outcome, Launch):
             found = validity.troubles(short, outcome, inactive=self._caller.terms.inactive)
             if outcome.evidence.get("tokens") == "unknown":
-                found = (
-                    *found,
-                    "the tokens of a step were not found; say those of a step at the start: tokens=sequences:8",
-                )
+                found = (*found, _NO_TOKENS)
             troubles = tuple(dict.fromkeys(found))
             # So few steps have no drift to speak of.
             known = self._caller.run.stored.experience
             around = () if troubles else validity.circumstances(outcome, math.inf, known).lines
             trial = Trial.of(outcome, troubles, around)
-            is_time = twice and time.monotonic() + outcome.wall_seconds < until
+            is_time = twice and time.monotonic() + outcome.wall_seconds < began + most_seconds
             again = self._runner.launch(short, 2) if is_time else None
             trial = replace(trial, losses_again=again.losses) if isinstance(again, Launch) else trial
         else:
-            neighbours = validity.neighbours(outcome.health) if outcome.kind in _BY_NEIGHBOURS else ()
             trial = Trial(
                 digest=short.digest,
                 id=short.id,
                 wall_seconds=round(self._runner.seconds - before, 3),
                 failure=outcome.message,
                 kind=outcome.kind,
-                disturbances=neighbours,
+                disturbances=validity.neighbours(outcome.health) if outcome.kind in OF_ITS_OWN else (),
             )
         # Of a command that fails nobody knows the files.
         if trial.kind not in _NOT_KEPT and not trial.disturbances and not (spec.is_script and trial.failure):
@@ -109,34 +105,33 @@ def lasting(spec: Spec, steps: int, least: int, warm_up: int) -> Spec:
 
 @dataclass(frozen=True)
 class InTurns:
-    """How two configurations did, launch by launch."""
-
     turns: Turns | None
-    """``None``: the launches do not tell what the objective is about, or are in trouble."""
-    before: tuple[Launch, ...]
-    troubles: Sequence[str]
+    """``None``: the launches do not tell what the objective is about, or are in trouble, or nobody asked."""
+    pairs: Pairs
+    """Of each round the launches, in the order of the specs."""
+    troubles: Sequence[str] = ()
     wrong: Sequence[Sequence[str]] = ((), ())
     """What of that is wrong with each."""
 
 
 def take_turns(
-    caller: Caller, before: Spec, after: Spec, objective: Objective, goes_on: Callable[[Turns, int], bool]
+    caller: Caller, specs: Sequence[Spec], objective: Objective, goes_on: Callable[[Turns], bool] | None = None
 ) -> InTurns:
-    """Launch two in turns, of timed steps alone, until that many pairs are enough for what they show."""
-    sides, found = [Side(name=one.id, spec=one) for one in (before, after)], list[str]()
-    noise = caller.policy(after).noise
+    """Launch each in turns, of timed steps alone; or two, until their pairs are enough for what they show."""
+    sides, found = [Side(name=one.id, spec=one, sides=len(specs)) for one in specs], list[str]()
+    noise = caller.policy(specs[-1]).noise
 
     def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
         found[:] = troubles
-        turns = None if troubles else turns_of(pairs, objective, noise)
-        return Judgement("pass", "", (), undecided=turns is not None and goes_on(turns, len(pairs)))
+        turns = turns_of(pairs, objective, noise) if goes_on and not troubles else None
+        return Judgement("pass", "", (), undecided=bool(goes_on and turns and goes_on(turns)))
 
-    comparison = PairedComparison(caller, after, bare=True)
-    taken = comparison.take_turns(sides, decide)
+    comparison = PairedComparison(caller, specs[-1], bare=True)
+    pairs = comparison.take_turns(sides, decide).pairs
     if found:  # no figure of such launches counts
-        wrong = [comparison.troubles(*one) for one in zip(sides, (taken.before, taken.after), strict=True)]
-        return InTurns(None, taken.before, found, wrong)
-    return InTurns(turns_of(taken.pairs, objective, noise), taken.before, ())
+        wrong = [comparison.troubles(*one) for one in zip(sides, zip(*pairs, strict=True), strict=True)]
+        return InTurns(None, pairs, found, wrong)
+    return InTurns(turns_of(pairs, objective, noise) if goes_on else None, pairs)
 
 
 @dataclass(frozen=True)
@@ -145,13 +140,6 @@ class Tried:
     trial: Trial
     was_kept: bool = False
     """Whether an earlier search made it."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    first: Any
-    second: Any
-    turns: Turns
 
 
 @dataclass(kw_only=True)
@@ -166,9 +154,10 @@ class Tuning:
     tried: list[Tried] = field(default_factory=list)
     winner: Any = None
     """The best trial's, and later that of turns and proofs."""
-    ties: list[Any] = field(default_factory=list)
-    """Others that turns could not tell from the winner."""
-    compared: list[Compared] = field(default_factory=list)
+    rivals: list[Any] = field(default_factory=list)
+    """Those close to it in their trials that turns have not told from it so far, the closest first."""
+    compared: dict[tuple[Any, Any], Turns] = field(default_factory=dict)
+    """Of those that took turns with the winner on the same hardware, first, how it did."""
     parity: Concluded | None = None
     """Whether the winner trains as its plain form does; ``None`` where no time was left for it."""
     case: Concluded | None = None

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, CONTRADICTED, PLAIN, Field, Outcome, Search, Trial
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, CONTRADICTED, PLAIN, Field, Outcome, Search
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError, RunEndedError
-from pytest_llmperf.run.tuning.trials import STEPS, Trials, Tried, Tuning
-from pytest_llmperf.run.tuning.winner import FULL_STEPS, Final, proof_seconds, seconds_before_proof
+from pytest_llmperf.run.tuning.trials import OF_ITS_OWN, STEPS, Trials, Tried, Tuning
+from pytest_llmperf.run.tuning.winner import FULL_STEPS, RIVALS, Final, proof_seconds, seconds_before_proof
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure, lacks_rows
 
-# Of the time given, what the trials leave for the end at least, and at most; and the launches of its turns.
-_END_SHARE, _END_MOST, _TURNS_LAUNCHES = 0.15, 0.5, 2
+# Of the time given, what the trials leave for the end at least, and at most; and the launches of its turns, of which
+# a CPU needs more.
+_END_SHARE, _END_MOST, _TURNS_LAUNCHES, _ON_A_CPU = 0.15, 0.5, 2, 4
 # Of it, what one trial may take, and the seconds that it may take in any case: a compiler may have much to do.
 _TRIAL_SHARE, _TRIAL_LEAST = 0.2, 60.0
 # Seconds that a trial may take of those that were kept for the end; and that the search's own end takes.
 _OVERTIME, _CLOSING = 10.0, 3.0
-# Of a command's first trial, what another configuration of it may not have.
-_OF_ITS_OWN = frozenset({"oom", "timeout"})
 # While one is launched, the memory of so many that may come next is predicted.
 _AHEAD = 6
 
@@ -112,7 +112,6 @@ def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True,
 
     numbers = {spec: number for number, spec in enumerate(specs)}
     recipes = space.recipes() if spares_memory and not on_cpu else ()
-    beginnings = [[numbers[spec] for spec in one if spec in numbers] for one in recipes]
     return Field(
         choices=[space.choices_of(spec) for spec in specs],
         size_axis=next((axis.name for axis in space.axes if space.sized in axis.fields), ""),
@@ -121,7 +120,7 @@ def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True,
         compiles=[compiles(spec) for spec in specs],
         wastes=[waste(spec) for spec in specs],
         scales=space.scales,
-        beginnings=[one for one in beginnings if one],
+        beginnings=[found for one in recipes if (found := [numbers[spec] for spec in one if spec in numbers])],
     )
 
 
@@ -132,30 +131,27 @@ Watch = Callable[[Tuning, str, float], None]
 class Tuner:
     """One caller's search: trials as long as there is time for them and for what comes after them, and its end."""
 
-    _numbers: dict[Spec, int]
-    _search: Search
-    _forecast: MemoryForecast
-
     def __init__(self, caller: Caller, found: Tuning, watch: Watch = lambda *_: None) -> None:
         self._caller, self._run, self._found, self._watch = caller, caller.run, found, watch
         self._until = 0.0
         self._specs: Sequence[Spec] = ()
-        self._too_large: set[int] = set()
-        self._held: Trial | None = None
+        self._held: Tried | None = None
         """The first of a script that trained: all others have losses like it."""
 
     def run(self) -> Tuning:
         """Search until nothing is worth its seconds, time is over, or Ctrl-C; CaseFailedError: nothing can run here."""
         found, begun = self._found, time.monotonic()
         self._until = self._run.until = begun + found.seconds_given - min(_CLOSING, found.seconds_given / 10)
-        place = [str(self._run.rootdir)] if found.space.base.is_script else []
-        trials = Trials(self._caller, max(_TRIAL_LEAST, _TRIAL_SHARE * found.seconds_given), *place)
+        trials = Trials(self._caller, *([str(self._run.rootdir)] if found.space.base.is_script else []))
         found.limit_bytes = self._limit_bytes()
         self._forecast = MemoryForecast(found.limit_bytes)
         try:
             with suppress(SpecError):  # then something else comes first
                 self._forecast.ask([found.space.first])  # beside what follows: to look at a large space takes seconds
-            self._begin(self._runnable())
+            self._specs, spares = self._runnable(), found.objective.name != "memory"
+            found.begun_at, self._numbers = self._specs[0], {spec: at for at, spec in enumerate(self._specs)}
+            field = field_of(found.space, self._specs, spares_memory=spares, on_cpu=self._run.on_cpu)
+            self._search = Search(field, STEPS)
             self._find(trials)
         except KeyboardInterrupt:
             found.ended = "interrupted"
@@ -176,34 +172,27 @@ class Tuner:
         found.seconds = time.monotonic() - begun
         return found
 
-    def _begin(self, specs: Sequence[Spec]) -> None:
-        found, self._specs, self._found.begun_at = self._found, specs, specs[0]
-        self._numbers = {spec: number for number, spec in enumerate(specs)}
-        spares = found.objective.name != "memory"
-        self._search = Search(field_of(found.space, specs, spares_memory=spares, on_cpu=self._run.on_cpu), STEPS)
-
     def _find(self, trials: Trials) -> None:
         for spec, trial in trials.known(self._specs).items():
             self._note(Tried(spec, trial, was_kept=True))
         while (number := self._next()) is not None:
-            spec, until = self._specs[number], time.monotonic() + self._trial_seconds() + _OVERTIME
-            trial = trials.make(spec, until, twice=spec.is_script and self._held is None)
+            spec, most = self._specs[number], max(_TRIAL_LEAST, _TRIAL_SHARE * self._found.seconds_given)
+            most = min(most, self._trial_seconds() + _OVERTIME)
+            trial = trials.make(spec, most, twice=spec.is_script and self._held is None)
             self._note(Tried(spec, trial))
-            is_wrong = not self._held and trial.kind not in _OF_ITS_OWN  # another flag of a command may be known
+            is_wrong = not self._held and trial.kind not in OF_ITS_OWN  # another flag of a command may be known
             if is_wrong if spec.is_script else trial.kind == "never-started":
                 raise CaseFailedError(f"{spec.id}: {trial.failure}")
         if order := self._search.in_order():
-            final = Final(self._caller, self._found, self._until, self._tell)
-            num_close = len(self._search.close_to_best())
-            final.decide([self._specs[number] for number in order], self._forecast.fits, num_close=num_close)
-
-    def _exclude(self, numbers: Iterable[int]) -> None:
-        self._too_large |= {*numbers}
-        self._search.excluded |= self._too_large
+            final, found = Final(self._caller, self._found, self._until, self._tell), self._found
+            # Who else computes on a CPU is not seen, and a trial may be anything: the next ones are asked in any case.
+            num_rivals = max(len(self._search.close_to_best()) - 1, RIVALS if self._run.on_cpu else 0)
+            found.rivals = [self._specs[number] for number in order[1 : 1 + num_rivals]]
+            final.decide([self._specs[number] for number in order], self._forecast.fits)
 
     def _fits(self, number: int) -> bool:
         fits = self._forecast.fits(self._specs[number])
-        self._exclude(() if fits else self._search.as_large(number))
+        self._search.excluded |= {*(() if fits else self._search.as_large(number))}
         return fits
 
     def _next(self) -> int | None:
@@ -216,7 +205,7 @@ class Tuner:
             least = self._numbers[by_settings(self._specs)]
             if least in search.left and self._fits(least):
                 return least
-            self._exclude(search.left)  # where that does not fit nothing does
+            search.excluded |= {*search.left}  # where that does not fit nothing does
         # What does not fit changes what is worth a trial; memory of what may come next is predicted beside a launch.
         while order := list(islice(search.promising(max(seconds, 0.0)), 1 + _AHEAD)):
             self._forecast.ask(self._specs[number] for number in order)
@@ -229,24 +218,25 @@ class Tuner:
     def _note(self, tried: Tried) -> None:
         trial, search = tried.trial, self._search
         if tried.spec.is_script and trial.is_measured:
-            self._held = self._held or trial
-            if why := trial.unlike(self._held):
-                why = f"it learns otherwise than {self._held.id}: {why}"
+            self._held = self._held or tried
+            # A command that has other numbers may draw, or split, its batches otherwise.
+            mine, its = (re.findall(r"\d+", " ".join(one.spec.argv)) for one in (tried, self._held))
+            if why := trial.unlike(self._held.trial, is_same_batch=mine == its):
+                why = f"it learns otherwise than {self._held.trial.id}: {why}"
                 self._found.notes.append(f"{trial.id} is no winner: {why}")
                 trial = replace(trial, failure=why, kind=CONTRADICTED)
                 tried = replace(tried, trial=trial)
         self._found.tried.append(tried)
-        number, outside = self._numbers[tried.spec], max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds)
+        number, objective = self._numbers[tried.spec], self._found.objective
         if trial.is_too_large:  # no choice of it is to blame
-            self._exclude(search.as_large(number))
+            search.excluded |= {*search.as_large(number)}
         else:
-            outcome = Outcome(
-                self._found.objective.log_of(trial),
-                trial.step_seconds,
-                outside_seconds=outside if trial.is_measured and not tried.was_kept else None,
-                is_spoilt=bool(trial.disturbances),
-            )
-            search.tell(number, outcome)
+            is_timed = trial.is_measured and not tried.was_kept
+            outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds) if is_timed else None
+            scatter = self._caller.policy(tried.spec).noise.launch.sd
+            error = math.hypot(scatter, trial.step_error) if objective.is_of_time else 0.0
+            log, is_spoilt = objective.log_of(trial), bool(trial.disturbances)
+            search.tell(number, Outcome(log, trial.step_seconds, outside, error, is_spoilt))
         self._found.winner = next((self._specs[number] for number in search.in_order()), None)
         self._tell("")
 
@@ -279,20 +269,16 @@ class Tuner:
         return sound or runnable
 
     def _trial_seconds(self) -> float:
-        """Return the seconds that one more trial may take."""
-        left = self._until - time.monotonic()
-        return min(left - self._end_seconds(), seconds_before_proof(self._found.space.base, left))
-
-    def _end_seconds(self) -> float:
-        """Return the seconds that the end takes: turns of the best, the proof that the winner is sound."""
-        given, best, needed = self._found.seconds_given, self._found.winner, 0.0
+        """Return the seconds that one more trial may take before the end: turns of the best, and the winner's proof."""
+        left, given, best, needed = self._until - time.monotonic(), self._found.seconds_given, self._found.winner, 0.0
         if best is not None and (trial := self._found.trial_of(best)) is not None:
             each = self._search.outside(compiles(best)) + FULL_STEPS * trial.step_seconds
-            needed = _TURNS_LAUNCHES * each + proof_seconds(best, each)
-        return min(_END_MOST * given, max(_END_SHARE * given, needed))
+            needed = (_ON_A_CPU if self._run.on_cpu else _TURNS_LAUNCHES) * each + proof_seconds(best, each)
+        end = min(_END_MOST * given, max(_END_SHARE * given, needed))
+        return min(left - end, seconds_before_proof(self._found.space.base, left))
 
     def _count(self) -> None:
-        self._found.left, self._found.too_large = len(self._search.left), len(self._too_large)
+        self._found.left, self._found.too_large = len(self._search.left), len(self._search.excluded)
 
     def _tell(self, doing: str) -> None:
         self._count()

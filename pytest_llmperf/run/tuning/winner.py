@@ -10,20 +10,22 @@ from itertools import chain
 from typing import Any
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning import CLOSE, OBJECTIVES, Turns
+from pytest_llmperf.judge.tuning import CLOSE, OBJECTIVES, Turns, turns_of
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
 from pytest_llmperf.run.case import Caller, Case, neighbours
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, DidNotTrainError
-from pytest_llmperf.run.tuning.trials import Compared, InTurns, Trials, Tuning, lasting, take_turns
+from pytest_llmperf.run.tuning.trials import InTurns, Trials, Tuning, lasting, take_turns
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import formats
 
-# Of those that trials could not tell apart, so many take turns; of what was shown to be no winner, so many are asked.
-_FINALISTS, _WINNERS = 3, 3
+#: Of those that trials could not tell from the best, so many take turns with it at a time.
+RIVALS, _LEAST_PAIRS = 3, 2
+# Of what was shown to be no winner, so many are asked.
+_WINNERS = 3
 # Of two that take turns, each is launched for so many steps.
 FULL_STEPS, _LEAST_STEPS = 16, 8
 # Seconds: with less than that left, whatever ends was ended.
@@ -34,8 +36,7 @@ _PARITY_SECONDS, _PARITY_LAUNCHES, _CASE_LAUNCHES = 35.0, 2, 2
 
 def proof_seconds(spec: Spec, each: float) -> float:
     """What the proofs of a winner take, a launch of which takes ``each``: its parity, and its own case."""
-    parity = 0.0 if spec.is_script else max(_PARITY_SECONDS, _PARITY_LAUNCHES * each)
-    return parity + _CASE_LAUNCHES * each
+    return (0.0 if spec.is_script else max(_PARITY_SECONDS, _PARITY_LAUNCHES * each)) + _CASE_LAUNCHES * each
 
 
 def seconds_before_proof(spec: Spec, left: float) -> float:
@@ -50,40 +51,43 @@ class Final:
 
     def __init__(self, caller: Caller, found: Tuning, until: float, tell: Callable[[str], None]) -> None:
         self._caller, self._found, self._until, self._tell = caller, found, until, tell
-        self._kept = 0.0
-        """Seconds that are kept for the winner's proofs."""
+        self._kept, self._rounds = 0.0, list[dict[Spec, Any]]()
+        """Seconds that are kept for the winner's proofs; and of turns a launch of each."""
 
-    def decide(self, ranked: Sequence[Spec], fits: Callable[[Spec], bool], *, num_close: int) -> None:
-        """Find the winner: one of ``ranked``, best first, ``num_close`` close to one another."""
+    def decide(self, ranked: Sequence[Spec], fits: Callable[[Spec], bool]) -> None:
+        """Find the winner: one of ``ranked``, best first. What its choices brought comes before the last of time."""
+        found, found.winner = self._found, ranked[0]
         self._kept = proof_seconds(ranked[0], self._seconds_of(ranked[0]))
-        winner = self._best_of(ranked[: min(num_close, _FINALISTS)])
-        if isinstance(winner, TrainSpec):
-            winner = self._without_each_choice(winner, fits)
+        if isinstance(ranked[0], TrainSpec):
+            self._tell_rivals_apart(self._caller.run.settings.max_launches)
+            self._without_each_choice(fits)
+        self._tell_rivals_apart()
         self._kept = 0.0
-        self._prove([winner, *(spec for spec in ranked if spec != winner)][:_WINNERS])
+        self._prove([found.winner, *(spec for spec in ranked if spec != found.winner)][:_WINNERS])
 
-    def _best_of(self, finalists: Sequence[Spec]) -> Spec:
-        found, best = self._found, finalists[0]
-        for other in finalists[1:]:
-            found.winner = best
-            turns, unfit = self._turns(best, other)
-            if unfit is not None:
-                best = other if unfit == best else best
-            elif turns is None:
-                found.notes.append(f"{other.id} was as fast in its trial, and no turns with it were possible in time")
-                found.ties.append(other)
-            elif turns.verdict == "second":
-                best, found.ties = other, []
-            elif turns.verdict != "first":
-                found.ties.append(other)
-        found.winner = best
-        return best
+    def _tell_rivals_apart(self, most_rounds: float = math.inf) -> None:
+        """By rounds of turns of the winner with its closest rivals, until none is left or no time."""
+        found = self._found
+        found.rivals = [one for one in found.rivals if one != found.winner]
+        while found.rivals and len(self._rounds) < most_rounds:
+            unfit = self._take_turns([found.winner, *found.rivals[:RIVALS]])
+            if unfit is None:
+                return
+            left = [one for one in (found.winner, *found.rivals) if one not in unfit]
+            self._compare(left[0])
+            behind = {one: found.compared[one, left[0]].log for one in left if (one, left[0]) in found.compared}
+            if behind and behind[best := max(behind, key=lambda one: behind[one])] > 0:  # so far, decided or not
+                self._compare(best)
+            # Of one pair nobody knows how it scatters, nor what came of its order.
+            told = [pair for pair, one in found.compared.items() if one.verdict and one.pairs >= _LEAST_PAIRS]
+            found.rivals = [one for one in left if one != found.winner and (one, found.winner) not in told]
 
-    def _without_each_choice(self, winner: TrainSpec, fits: Callable[[Spec], bool]) -> TrainSpec:
+    def _without_each_choice(self, fits: Callable[[Spec], bool]) -> None:
         """The winner in turns with what lacks one of its choices; one that is better without it is the winner no more.
         A choice that was right beside others need not be right beside these."""
         found = self._found
         for _ in range(_WINNERS):
+            winner = found.winner
             for axis in found.space.axes:
                 try:
                     without = replace(winner, **{field: getattr(found.begun_at, field) for field in axis.fields})
@@ -91,49 +95,55 @@ class Final:
                     continue
                 trial = found.trial_of(without)
                 could_train = trial is None or trial.is_measured or bool(trial.disturbances)
-                if without == winner or not could_train or not fits(without):
+                if without == winner or not could_train or not fits(without) or self._take_turns([winner, without]):
                     continue
-                turns = self._turns(without, winner, most=1)[0]
+                self._compare(winner)
+                turns = found.compared.get((without, winner))
                 if turns is not None and turns.low > 0:
-                    winner, found.ties = without, []
-                    found.winner = winner
+                    self._compare(without)
                     break
             else:
                 break
-        return winner
 
-    def _turns(self, first: Spec, second: Spec, most: int = 0) -> tuple[Turns | None, Spec | None]:
-        """The second beside the first, none where nothing is shown in the time left; and which of them cannot be."""
-        cost, notes = self._seconds_of(first) + self._seconds_of(second), self._found.notes
-        if self._left - self._kept < cost:
-            return None, None
-        self._tell(f"{second.id} in turns with {first.id}")
+    def _compare(self, winner: Spec) -> None:
+        """Have it as the winner, and say how it did beside each that took turns with it."""
+        found, noise = self._found, self._caller.policy(winner).noise
+        found.winner, found.compared = winner, {}
+        for other in dict.fromkeys(chain(*self._rounds)):
+            pairs = tuple((each[other], each[winner]) for each in self._rounds if {other, winner} <= each.keys())
+            turns = turns_of(pairs, found.objective, noise, ends_anywhere=True) if pairs and other != winner else None
+            found.compared |= {(other, winner): turns} if turns is not None else {}
 
-        def goes_on(turns: Turns, pairs: int) -> bool:
-            return not turns.verdict and pairs != most and self._left - self._kept > 1.1 * cost
-
-        longer = _longer(first), _longer(second)
+    def _take_turns(self, specs: Sequence[Spec]) -> Sequence[Spec] | None:
+        """A launch of each, or as many of the first as there is time for; what of them cannot be, so that none counts.
+        ``None``: time, or what is around them, lets no turns be."""
+        notes, left = self._found.notes, self._left - self._kept
+        while specs and left < sum(map(self._seconds_of, specs)):
+            specs = specs[:-1]
+        if not specs[1:]:
+            return None
+        self._tell(f"{', '.join(one.id for one in specs[1:])} in turns with {specs[0].id}")
+        # What drifts slowly then weighs on all alike.
+        order = [*specs] if len(self._rounds) % 2 == 0 else [*specs][::-1]
         try:
-            taken = take_turns(self._caller, *longer, self._found.objective, goes_on)
+            taken = take_turns(self._caller, [_longer(one) for one in order], self._found.objective)
         except LaunchFailed as error:
             notes.append(str(error).splitlines()[0])
-            if self._left <= _NEXT_TO_NOTHING:  # it was the time that ended it
-                return None, None
-            return None, first if error.spec_id == longer[0].id else second
-        if taken.turns is not None:
-            self._found.compared.append(Compared(first, second, taken.turns))
-        if not taken.troubles:
-            return taken.turns, None
-        mine, theirs = map(bool, taken.wrong)
-        unfit = first if mine else second
-        notes += [f"{unfit.id}: " + line.removeprefix(f"{unfit.id}: ") for line in taken.troubles]
-        return None, unfit if mine != theirs else None
+            is_over = self._left <= _NEXT_TO_NOTHING  # it was the time that ended it
+            return None if is_over else [one for one in order if _longer(one).id == error.spec_id]
+        if taken.troubles:
+            wrong = [(one, line) for one, lines in zip(order, taken.wrong, strict=True) for line in lines]
+            notes += [f"{one.id}: " + line.removeprefix(f"{one.id}: ") for one, line in wrong] or taken.troubles
+            unfit = {one for one, _ in wrong}
+            return [*unfit] if 0 < len(unfit) < len(order) else None
+        self._rounds += [dict(zip(order, each, strict=True)) for each in taken.pairs]
+        return ()
 
     def _prove(self, ranked: Sequence[Spec]) -> None:
         """The first of ``ranked`` that its proofs do not disprove."""
         found = self._found
         for winner in ranked:
-            found.winner, found.ties = winner, [one for one in found.ties if one != winner]
+            found.winner, found.rivals = winner, [one for one in found.rivals if one != winner]
             proofs = ("case",) if winner.is_script else ("parity", "case")
             disproof = next(filter(None, (self._disproof(proof, winner) for proof in proofs)), "")
             if not disproof:
@@ -170,10 +180,10 @@ class Final:
         return result.reason if result.verdict == "invalid" and not is_spoilt else ""
 
     def _seconds_of(self, spec: Spec) -> float:
-        """Return the seconds that a launch takes at most, by those of this run."""
+        """Return the seconds that a launch takes, with a fifth to spare, by those of this run."""
         spent = self._caller.findings.spent
         each = sum(spent.phases.values()) / max(1, spent.launches)
-        return max(3.0, 1.5 * each) + 5.0 * (isinstance(spec, TrainSpec) and spec.torch_compile)
+        return max(3.0, 1.2 * each) + 5.0 * (isinstance(spec, TrainSpec) and spec.torch_compile)
 
     @property
     def _left(self) -> float:
@@ -207,13 +217,13 @@ class Recheck:
         self._notes += space.no_neighbours(self._spec)
         made, beside, troubles = list[InTurns](), dict[str, Turns](), list[str]()
 
-        def goes_on(turns: Turns, _pairs: int) -> bool:
+        def goes_on(turns: Turns) -> bool:
             return turns.low <= -math.log1p(worth) <= turns.high
 
         for other in self._runners_up(neighbours(self._spec, space)):
             words = self._difference(other)
             try:
-                taken = take_turns(caller, self._spec, other, _THROUGHPUT, goes_on)
+                taken = take_turns(caller, (self._spec, other), _THROUGHPUT, goes_on)
             except LaunchFailed as error:
                 if error.spec_id == self._spec.id:
                     raise
@@ -226,7 +236,7 @@ class Recheck:
             beside |= {words: taken.turns} if taken.turns else {}
         invalid = caller.result(case, "invalid", joined_reasons(troubles))
         result = invalid if troubles else self._judged(case, beside, worth)
-        launches = tuple(chain.from_iterable(taken.before for taken in made))
+        launches = tuple(before for taken in made for before, _ in taken.pairs)
         return Concluded(result=replace(result, launches=launches), held_against="turns with its neighbours")
 
     def _judged(self, case: Case, beside: Mapping[str, Turns], worth: float) -> CaseResult:

@@ -18,7 +18,7 @@ from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.findings import Concluded
 from pytest_llmperf.run.run import Run
-from pytest_llmperf.run.tuning.trials import Compared, Tried, Tuning
+from pytest_llmperf.run.tuning.trials import Tried, Tuning
 from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.spec import ScriptSpec
@@ -192,7 +192,7 @@ def _tuning(**values: Any) -> Tuning:
         "begun_at": TINY,
         "winner": FAST,
         "tried": [_tried(TINY, 0.1), _tried(FAST, 0.15), _tried(broken, 0.0, failure="it broke", kind="error")],
-        "compared": (Compared(TINY, FAST, Turns(-0.2877, 0.003, 2)),),
+        "compared": {(TINY, FAST): Turns(-0.2877, 0.003, 2)},
         "refused": Counter({"one cannot": 12}),
         "too_large": 3,
         "left": 40,
@@ -218,14 +218,22 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
         assert line in text
 
 
-def test_a_winner_that_took_no_turns_says_on_what_it_rests() -> None:
-    line = "  no turns were taken: this rests on one trial of each"
-    assert line in list(page(_tuning(compared=())))
-    assert line not in list(page(_tuning()))
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"compared": {}}, ["decided: no other came as near as trials scatter"]),
+        ({}, ["decided: by turns with all that came as near as trials scatter"]),
+        ({"rivals": [TINY]}, [f"not decided: turns have not told it yet from {TINY.id}; give more --minutes"]),
+        ({"ended": "interrupted"}, []),
+    ],
+)
+def test_a_page_says_whether_the_winner_is_decided(values: dict[str, Any], said: list[str]) -> None:
+    lines = [line.strip() for line in page(_tuning(**values))]
+    assert [line for line in lines if "decided: " in line] == said
 
 
 def test_a_page_without_a_winner() -> None:
-    lines = list(page(_tuning(winner=None, compared=(), tried=())))
+    lines = list(page(_tuning(winner=None, compared={}, tried=())))
     assert lines[0] == "no winner"
 
 

@@ -291,27 +291,34 @@ class TestAnotherConfiguration:
     OTHER = tuple(loss + 0.02 for loss in KNOWN)
 
     def test_one_that_begins_alike_has_the_same_first_loss_but_for_rounding(self) -> None:
-        assert not unlike_losses([loss * 1.003 for loss in self.KNOWN], self.KNOWN, self.KNOWN, 64, 64)
-        assert unlike_losses([loss * 1.005 for loss in self.KNOWN], self.KNOWN, self.KNOWN, 64, 64)
+        assert not unlike_losses([loss * 1.003 for loss in self.KNOWN], self.KNOWN, self.KNOWN)
+        assert unlike_losses([loss * 1.005 for loss in self.KNOWN], self.KNOWN, self.KNOWN)
 
     def test_of_other_tokens_or_where_nothing_repeats_the_band_holds(self) -> None:
         off = [loss * 1.005 for loss in self.KNOWN]
-        assert not unlike_losses(off, self.KNOWN, self.KNOWN, 128, 64)
-        assert not unlike_losses(off, self.KNOWN, self.OTHER, 64, 64)
+        assert not unlike_losses(off, self.KNOWN, self.KNOWN, 2.0)
+        assert not unlike_losses(off, self.KNOWN, self.OTHER)
         for factor in (0.5, 0.9, 1.1, 2.0):
-            assert unlike_losses([loss * factor for loss in self.KNOWN], self.KNOWN, self.KNOWN, 128, 64)
+            assert unlike_losses([loss * factor for loss in self.KNOWN], self.KNOWN, self.KNOWN, 2.0)
+
+    def test_a_batch_that_may_be_split_otherwise_is_of_other_samples(self) -> None:
+        for factor in (0.97, 1.03):
+            off = [loss * factor for loss in self.KNOWN]
+            assert unlike_losses(off, self.KNOWN, self.KNOWN)
+            assert not unlike_losses(off, self.KNOWN, self.KNOWN, is_same_batch=False)
+        assert unlike_losses([loss * 1.1 for loss in self.KNOWN], self.KNOWN, self.KNOWN, is_same_batch=False)
 
     def test_fewer_tokens_scatter_by_more(self) -> None:
         off = [loss + 0.2 for loss in self.KNOWN]
-        assert unlike_losses(off, self.KNOWN, (), 64, 64)
-        assert not unlike_losses(off, self.KNOWN, (), 4, 64)
+        assert unlike_losses(off, self.KNOWN, ())
+        assert not unlike_losses(off, self.KNOWN, (), 1 / 16)
 
     def test_one_that_learns_nothing_is_told(self) -> None:
         learns = [6.0 - 0.3 * step for step in range(7)]
         noisy = [loss + 0.1 * (-1) ** step for step, loss in enumerate(learns)]
-        assert unlike_losses([6.0] * 7, learns, (), 64, 64)
-        assert not unlike_losses(noisy, learns, learns, 128, 64)
+        assert unlike_losses([6.0] * 7, learns, ())
+        assert not unlike_losses(noisy, learns, learns, 2.0)
 
     def test_what_nobody_knows_is_not_held(self) -> None:
-        assert not unlike_losses((), self.KNOWN, (), 64, 64)
-        assert not unlike_losses(self.KNOWN, (), (), 64, 64)
+        assert not unlike_losses((), self.KNOWN, ())
+        assert not unlike_losses(self.KNOWN, (), ())

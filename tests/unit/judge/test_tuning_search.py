@@ -156,6 +156,13 @@ def test_excluded_ones_are_never_wanted_and_where_nothing_is_left_nothing_is() -
     assert search.close_to_best() == [5]
 
 
+def test_close_is_what_trials_leave_open() -> None:
+    search = Search(FIELD, steps=7)
+    for number, (log, error) in enumerate([(0.0, 0.05), (0.014, 0.0), (0.1, 0.05), (0.2, 0.05), (0.3, 0.2)]):
+        search.tell(number, Outcome(log, error=error))
+    assert search.close_to_best() == [0, 1, 2, 4]
+
+
 def test_a_space_of_one_is_tried_once() -> None:
     search = Search(Field(choices=[{}], size_axis="", sizes=[1], tokens=[8], compiles=[0], wastes=[0.0]), steps=7)
     assert list(search.promising(1.0)) == [0]

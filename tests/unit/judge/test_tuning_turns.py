@@ -10,7 +10,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
-_SPEC = TrainSpec(model="llama-tiny")
+_SPEC, _CPU = TrainSpec(model="llama-tiny"), Policy.for_cpu()
 
 
 def _launch(seconds: float, mib: float) -> Launch:
@@ -36,6 +36,26 @@ def test_alike_in_memory_is_a_tie_at_once_and_what_scatters_is_none() -> None:
     assert _turns("memory", alike).verdict == "tie"
     scattering = [(_launch(0.1, 1000), _launch(0.1, 1100)), (_launch(0.1, 1100), _launch(0.1, 1000))]
     assert _turns("memory", *scattering).verdict == ""
+
+
+def test_of_looks_after_each_pair_more_is_asked_for_than_of_one() -> None:
+    pairs = [(_launch(0.1, 1000), _launch(seconds, 1000)) for seconds in (0.0993, 0.0996, 0.0993, 0.0996)]
+    once, ends_anywhere = (
+        turns_of(pairs, OBJECTIVES["throughput"], Policy.for_gpu().noise, ends_anywhere=looks)
+        for looks in (False, True)
+    )
+    assert once is not None
+    assert ends_anywhere is not None
+    assert (once.verdict, ends_anywhere.verdict) == ("second", "")
+    assert 1.2 < ends_anywhere.wide / once.wide < 1.4
+
+
+def test_on_a_cpu_what_is_closer_than_its_launches_scatter_is_a_tie() -> None:
+    pairs = [(_launch(0.1, 1000), _launch(0.1 + 0.002 * (-1) ** number, 1000)) for number in range(8)]
+    on_gpu, on_cpu = (turns_of(pairs, OBJECTIVES["throughput"], one.noise) for one in (Policy.for_gpu(), _CPU))
+    assert on_gpu is not None
+    assert on_cpu is not None
+    assert (on_gpu.verdict, on_cpu.verdict) == ("", "tie")
 
 
 @pytest.mark.parametrize("objective", ["throughput", "cost"])
