@@ -103,7 +103,7 @@ _OF_COMMANDS: Mapping[str, Mapping[str, Any]] = {
     "--json": {"action": "store_true", "help": "one JSON document instead of a page"},
     "--format": {"choices": FORMATS},
     "--minutes": {
-        "type": argument(user_input.positive, "a time in minutes above 0"),
+        "type": argument(user_input.minutes, user_input.A_TIME),
         "metavar": "M",
         "help": "for all of it (default: %(default)g)",
     },

@@ -181,10 +181,10 @@ class Perf:
         It fails where steps become longer, something of the process only grows, or stalls cost more than they may. It
         needs no baseline, and records none. Ctrl-C ends it, and what was seen by then is reported.
         """
-        from pytest_llmperf.support.user_input import is_positive
+        from pytest_llmperf.support.user_input import A_TIME, is_minutes
 
-        if not is_positive(minutes):
-            raise failed(f"perf.soak: minutes={minutes!r}, expected a number above 0, e.g. 30")
+        if not is_minutes(minutes):
+            raise failed(f"perf.soak: minutes={minutes!r}, expected {A_TIME}")
         if not isinstance(training, (str, Spec)):
             raise failed(f"perf.soak: {training!r}, expected a command, a TrainSpec or a ScriptSpec, e.g. train_spec")
         spec = ScriptSpec(command=training) if isinstance(training, str) else training

@@ -182,7 +182,7 @@ class ScriptSpace(Space):
     def read(cls, told: Mapping[str, Any], path: Path, root: Path, gpus: int = 0) -> ScriptSpace:
         """Of a TOML file: each word's values in order, ``[start]``, and which word is the ``micro_batch``. ``told`` are
         fields of a ScriptSpec, which has ``gpus`` where it says none. A ``SpecError`` of one line."""
-        document, command = _document(path), told["command"]
+        document, command = _document(path, "batch = [8, 16]"), told["command"]
         told = {**({"gpus": gpus} if gpus and "gpus" in blanks(command) else {}), **told}
         start, words = document.pop("start", {}), blanks(command) - {"gpus", *told}
         # A list is an axis: of a word that is called so.
@@ -195,7 +195,8 @@ class ScriptSpace(Space):
                 raise SpecError(f"unknown {next(iter(document))!r}, expected [axes], [start] and micro_batch = 'word'")
             axes = tuple(_axis(name, values, words) for name, values in lists.items())
             if missing := sorted(words.difference(*(axis.fields for axis in axes))):
-                raise SpecError(f"no axis is of the command's {{{missing[0]}}}{hint(missing[0], lists)}")
+                expected = f"expected e.g. {missing[0]} = [8, 16]{hint(missing[0], lists)}"
+                raise SpecError(f"no axis is of the command's {{{missing[0]}}}, {expected}")
             first = {name: value for axis in axes for name, value in axis.choices[0].fields}
             held = {pair for axis in axes for choice in axis.choices for pair in choice.fields}
             for name, value in start.items():
@@ -246,7 +247,7 @@ _KNOWN = tuple(one.name for one in fields(TrainSpec))
 
 def read_axes(path: Path) -> tuple[Axis, ...]:
     """The axes of a TOML file; a ``SpecError`` of one line where it cannot be read, or says none."""
-    document = _document(path)
+    document = _document(path, "[axes] and below it micro_batch_size = [8, 16]")
     try:
         unknown = [name for name in document if name != "axes"]
         if unknown or not document:
@@ -257,11 +258,13 @@ def read_axes(path: Path) -> tuple[Axis, ...]:
         raise SpecError(f"{path}: {error}") from None
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, example: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"{path}: no space could be read ({getattr(error, 'strerror', None) or error})") from None
+        why = getattr(error, "strerror", None) or error
+        what = "correct it" if path.is_file() else "name a file that has it"
+        raise SpecError(f"{path}: no space could be read ({why}); expected TOML, e.g. {example}: {what}") from None
     return document
 
 

@@ -23,6 +23,10 @@ _BYTES: Mapping[str, int] = {f"{prefix}IB": 1024**power for power, prefix in enu
 _HOURS: Mapping[str, float] = {"d": 24.0, "h": 1.0, "m": 1 / 60}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhm])")
 
+_WEEK = 7 * 24 * 60
+#: What is longer than a week was meant in seconds, or is a slip: nobody would wait for its end.
+A_TIME = f"a number of minutes above 0 and at most {_WEEK} (a week), e.g. 30"
+
 #: What somebody's own tolerance is. Above 1, per cent were meant: 3 would be 300 %, a gate that holds nothing.
 A_TOLERANCE = "a positive fraction of at most 1, e.g. 0.03 for 3 %"
 #: The same as text, in which a sign says what is meant.
@@ -45,6 +49,10 @@ def is_positive(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
+def is_minutes(value: object) -> TypeGuard[float]:
+    return is_positive(value) and value <= _WEEK
+
+
 def is_tolerance(value: object) -> TypeGuard[float]:
     return is_positive(value) and value <= 1
 
@@ -55,6 +63,11 @@ def positive(text: str) -> float | None:
     except ValueError:
         return None
     return value if is_positive(value) else None
+
+
+def minutes(text: str) -> float | None:
+    value = positive(text)
+    return value if is_minutes(value) else None
 
 
 def tolerance(text: str) -> float | None:

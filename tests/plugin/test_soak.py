@@ -111,8 +111,8 @@ def test_what_else_launches_is_skipped_under_it(project: Project) -> None:
     assert project.launches == []
 
 
-@pytest.mark.parametrize("minutes", ["0", "'30'"])
-def test_minutes_are_a_number_above_0(project: Project, golden: Golden, minutes: str) -> None:
+@pytest.mark.parametrize("minutes", ["0", "'30'", "1e9", "float('nan')"])
+def test_minutes_are_a_number_above_0_of_a_week_at_most(project: Project, golden: Golden, minutes: str) -> None:
     project.pytester.makepyfile(test_mine=TEST.format(minutes=minutes))
     golden.lines(project.run().stdout.str(), "perf.soak")
 

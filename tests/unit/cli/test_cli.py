@@ -420,7 +420,7 @@ class TestProcess:
     """In a process of its own, as a user starts it."""
 
     def run(self, script: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = ["bash", "-c", script.replace("llmperf", f"{sys.executable} -m pytest_llmperf.cli")]
+        command = ["bash", "-c", script.replace("llmperf", f"{sys.executable} -m pytest_llmperf")]
         return subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False, **options)
 
     def test_it_is_a_module_too(self, root: Path) -> None:

@@ -193,7 +193,7 @@ def test_confidence_in_speed_says_what_it_supposes(golden: Golden) -> None:
     ("words", "said"),
     [
         (("--good", "1"), "the following arguments are required: --bad"),
-        ((*COMMAND, *ENDS, "--minutes", "0"), "expected a time in minutes above 0"),
+        ((*COMMAND, *ENDS, "--minutes", "0"), "expected a number of minutes above 0"),
         ((*COMMAND[:2], "--versions", "1,1", *ENDS), "expected versions, each once"),
         ((*COMMAND, *ENDS, "--by", "feeling"), "invalid choice"),
         ((*COMMAND, *ENDS, "--max-pairs", "0"), "expected a number of pairs, 1 or more"),

@@ -155,7 +155,8 @@ def test_where_no_gpu_is_seen_and_nobody_asked_for_a_cpu_it_says_so(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--minutes", "0"], "expected a time in minutes above 0"),
+        (["--minutes", "0"], "expected a number of minutes above 0"),
+        (["--minutes", "1e9"], "at most 10080 (a week)"),
         (["--objective", "fame"], "invalid choice: 'fame'"),
         (["--memory-limit", "24"], "expected a size of memory with its unit"),
         (["--gpus", "4"], "only 0 GPU(s) visible here"),

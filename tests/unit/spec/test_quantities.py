@@ -37,6 +37,11 @@ def test_a_value_that_is_no_positive_number(value: object) -> None:
     assert not is_positive(value)
 
 
+@pytest.mark.parametrize(("text", "value"), [("10080", 10080.0), ("0.5", 0.5), ("10081", None), ("0", None)])
+def test_minutes_are_those_of_a_week_at_most(text: str, value: float | None) -> None:
+    assert user_input.minutes(text) == value
+
+
 @given(st.integers(0, 10**18 - 1))
 def test_whole_numbers_are_read_back(number: int) -> None:
     assert whole(str(number)) == number

@@ -157,7 +157,7 @@ class TestFile:
             ("[axes]\nmodel = ['a']", "sets the model"),
             ("[axes.mine]\noff = 3", "each choice sets fields"),
             ("[axes]\nprecision = ['fp9']", "unknown precision 'fp9'"),
-            ("[axes\n", "no space could be read"),
+            ("[axes\n", "expected TOML, e.g. [axes] and below it micro_batch_size = [8, 16]: correct it"),
             ("[axes.liger]\n", "axis 'liger' has no choice"),
             ("[axes]\nseed = [1, 2, 1]", "axis 'seed' has 1 twice"),
             ("[axes]\nprecision = ['bf16', 'bf16']", "axis 'precision' has 'bf16' twice"),
@@ -177,6 +177,10 @@ class TestFile:
         with pytest.raises(SpecError) as raised:
             read_axes(tmp_path / "none.toml")
         golden(raised)
+
+    def test_a_folder_that_is_named_as_one(self, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match=r"Is a directory\); expected TOML, .*: name a file that has it"):
+            read_axes(tmp_path)
 
 
 def _recipes_of(model: str) -> list[TrainSpec]:
