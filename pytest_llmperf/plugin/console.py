@@ -109,15 +109,8 @@ def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:
 def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.report.summary_table import summary_lines, wide_gates
 
-    results, spent = run.findings.results, run.findings.spent
-    table = summary_lines(
-        results,
-        reporter._tw.fullwidth if reporter.isatty else None,
-        reporter._tw.hasmarkup,
-        sys.stdout.encoding,
-        spent,
-        verbose=reporter.verbosity > 0,
-    )
+    results, spent, how = run.findings.results, run.findings.spent, (reporter._tw.hasmarkup, sys.stdout.encoding)
+    table = summary_lines(results, _width(reporter), *how, spent, verbose=reporter.verbosity > 0)
     cost = f"{spent.gpu_seconds / 3600:.3g} GPU-hours in launches" if spent.gpu_seconds > 0 else ""
     common = run.finished.whole_run.line if run.finished else ""
     below = filter(None, [cost, wide_gates(results)])
@@ -126,5 +119,8 @@ def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
 
 def _folded(lines: Iterable[str], reporter: pytest.TerminalReporter) -> list[str]:
     """For a terminal, whose own way to break a line is within a word; a file gets lines as long as they are."""
-    width = reporter._tw.fullwidth if reporter.isatty else None
-    return [part for line in lines for part in fold(leaving(line), width, indent="  ") or [""]]
+    return [part for line in lines for part in fold(leaving(line), _width(reporter), indent="  ") or [""]]
+
+
+def _width(reporter: pytest.TerminalReporter) -> int | None:
+    return reporter._tw.fullwidth if reporter.isatty else None

@@ -174,14 +174,8 @@ def _troubles(document: ResultsDocument) -> Iterator[str]:
     for name, common in document.common.items():
         if common.verdict in FAILING:
             yield common.told or name
-    yield from filter(
-        None,
-        [
-            document.unjudged,
-            *failed_tests(document, {result.nodeid for result in document.results}),
-            *document.troubles,
-        ],
-    )
+    failed = failed_tests(document, {result.nodeid for result in document.results})
+    yield from filter(None, [document.unjudged, *failed, *document.troubles])
     code = document.exit_code
     if code not in (None, 0, _TESTS_FAILED) and not document.unfinished:
         yield f"pytest ended with exit code {code}"

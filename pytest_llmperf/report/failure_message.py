@@ -17,8 +17,10 @@ from pytest_llmperf.support import formats
 MAX_LINES = 30
 
 # What keeps a message below MAX_LINES: at most these, and one line for what was left out of each.
-_MOST_METRICS, _MOST_DETAILS, _MOST_DIFFERENCES, _MOST_REASONS = 6, 3, 5, 7
+_MOST_METRICS, _MOST_DETAILS, _MOST_DIFFERENCES, _MOST_REASONS = 6, 3, 4, 7
 _MOST_NOTES, _MOST_CHANGES, _MOST_CHOICES = 2, 3, 2
+# What is read at a glance: so many letters, and so many causes however long they are.
+_LONGEST_HEADLINE, _FEWEST_CAUSES = 400, 3
 _HEAD = ("metric", "measured", "baseline", "limit", "change", "detectable", "")
 _INDENT = "  "
 
@@ -35,36 +37,40 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
     ]
     again, record = _command("run it again", rerun), _command("accept it", accept)
     if result.verdict == "new":
-        lines = [_header(result, result.reason), *_figures(result), *_command("record it", accept)]
+        lines = [*_header(result, result.reason), *_figures(result), *_command("record it", accept)]
     elif result.verdict == "invalid":
         step = [one_line(f"a step beside the baseline's: {result.diagnosis}")] if result.diagnosis else []
         # The first reason is all that pytest's short summary shows.
         first, *others = [reason for reason in re.split(r"\n|; ", result.reason) if reason.strip()] or [""]
         also = _first_n([f"also: {reason.strip()}" for reason in others], _MOST_REASONS)
-        lines = [_header(result, first), *also, *step, *context, *again]
+        lines = [*_header(result, first), *also, *step, *context, *again]
     else:
         details = [f"{label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
         shown = [*_table(result), *_first_n(details, _MOST_DETAILS)]
-        lines = [_header(result, result.reason), *shown, *context, *again, *record]
+        lines = [*_header(result, result.reason), *shown, *context, *again, *record]
     return "\n".join(lines)
 
 
-def _header(result: CaseResult, reason: str) -> str:
+def _header(result: CaseResult, reason: str) -> list[str]:
+    """The headline, and a line for what it has no room for."""
     is_led = bool(_choices(result))
     if result.changed and result.verdict in ("pass", "improved", "changed") and not is_led:  # why a strict run fails
         reason = f"{changed_title(result)}: {result.changed[0]}; {reason}"
     strictly = ", which --perf-strict fails" if result.verdict in ("pass", "improved", "changed") else ""
-    return one_line(f"{result.id}: {result.verdict}{strictly}: {explained(result, reason)}")
+    told, left = headline(result, reason)
+    also = [one_line(f"also: {'; '.join(left)}")] if left else []
+    return [one_line(f"{result.id}: {result.verdict}{strictly}: {told}"), *also]
 
 
-def explained(result: CaseResult, reason: str) -> str:
-    """``reason`` and what traces point to: before a loss of speed, its cause; after anything else, as what it took. A
-    CPU's times are noise: there what is exact comes first, then the figure."""
-    if result.verdict == "invalid":  # whose evidence has said more
-        return reason
-    if chosen := _choices(result):
-        return f"{changed_title(result)}: {', '.join(chosen)}; {_explained(result, reason)}"
-    return _explained(result, reason)
+def headline(
+    result: CaseResult, reason: str, *, longest: float = _LONGEST_HEADLINE, where: str = ""
+) -> tuple[str, list[str]]:
+    """As much of what explains ``result`` as fits, its figures always; and what is left out, to be read ``where``."""
+    causes, left = [cause for told in _explained(result, reason) for cause in told.split("; ") if cause], list[str]()
+    while len("; ".join(causes)) > longest and len(causes) > _FEWEST_CAUSES:
+        is_figure = any(causes[-1].startswith(f"{check.metric} ") for check in result.checks)
+        left.insert(0, causes.pop(-2 if is_figure else -1))
+    return "; ".join([*causes, *([f"and {len(left)} more{where}"] if left else [])]), left
 
 
 def _choices(result: CaseResult) -> list[str]:
@@ -73,16 +79,22 @@ def _choices(result: CaseResult) -> list[str]:
     return [line for line in result.changed if is_script and is_choice(line)][:_MOST_CHOICES]
 
 
-def _explained(result: CaseResult, reason: str) -> str:
+def _explained(result: CaseResult, reason: str) -> list[str]:
+    """``reason`` and what traces point to: before a loss of speed, its cause; after anything else, as what it took. A
+    CPU's times are noise: there what is exact comes first, then the figure."""
+    if result.verdict == "invalid":  # whose evidence has said more
+        return [reason]
     told = _PLACE.sub(lambda place: "" if place[1] in reason else place[0], result.diagnosis)
     lost = [check for check in result.checks if check.verdict == result.verdict]
     is_exact = bool(lost) and all(check.tolerance == 0 for check in lost)
     is_on_host = any(launch.trace and launch.trace.is_on_host for launch in result.launches)
     is_speed = not lost or any(map(_is_speed, lost))
     if is_on_host and is_speed and not is_exact and result.verdict in ("regressed", "inconclusive"):
-        return "; ".join(filter(None, _exact_first(result, reason, told)))
-    is_after = is_exact or is_on_host or not is_speed
-    return "; ".join(filter(None, (reason, told) if is_after else (told, reason)))
+        causes = _exact_first(result, reason, told)
+    else:
+        causes = [reason, told] if is_exact or is_on_host or not is_speed else [told, reason]
+    chosen = ", ".join(_choices(result))
+    return [f"{changed_title(result)}: {chosen}", *causes] if chosen else causes
 
 
 def _is_speed(check: Check) -> bool:
@@ -145,13 +157,9 @@ def _table(result: CaseResult) -> list[str]:
 
 
 def _row(check: Check) -> tuple[str, ...]:
-    return (
-        one_line(label(check.metric)),
-        *(formatted(check.metric, value, check.unit) for value in (check.value, check.baseline, check.limit)),
-        formats.percent(check.change),
-        detectable_words(check),
-        one_line(check.verdict or ""),
-    )
+    figures = (formatted(check.metric, each, check.unit) for each in (check.value, check.baseline, check.limit))
+    words = formats.percent(check.change), detectable_words(check), one_line(check.verdict or "")
+    return one_line(label(check.metric)), *figures, *words
 
 
 def _figures(result: CaseResult) -> list[str]:

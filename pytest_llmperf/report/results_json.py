@@ -81,11 +81,8 @@ def _leaving(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
         return without_secrets(value)
     if isinstance(value, Mapping):
-        return (
-            redacted(value)
-            if name == "variables"
-            else {_leaving(key): _leaving(item, key) for key, item in value.items()}
-        )
+        is_of_a_host = name == "variables"
+        return redacted(value) if is_of_a_host else {_leaving(key): _leaving(one, key) for key, one in value.items()}
     return [_leaving(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

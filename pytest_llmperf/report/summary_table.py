@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from pytest_llmperf.records import failure as names
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Check, Spent
 from pytest_llmperf.records.results_document import Figure
-from pytest_llmperf.report.failure_message import explained
+from pytest_llmperf.report.failure_message import headline
 from pytest_llmperf.report.text import Column, Glyphs, figure_columns, fold, glyphs_of, one_line, render
 from pytest_llmperf.support import formats
 
@@ -116,12 +117,13 @@ def summary_lines(  # noqa: PLR0913 - what is shown, and on what
     if not results:
         return list(filter(None, [time_line(spent or Spent())]))
     glyphs = glyphs_of(encoding)
+    size: dict[str, Any] = {"longest": math.inf} if verbose else {"where": " (-v)"}
     stored = [result for result in results if not result.launches_before]
     in_turns = [result for result in results if result.launches_before]
     below = [
         *_sources(results),
         *(
-            f"{result.id}: {result.verdict}: {explained(result, result.reason)}"
+            f"{result.id}: {result.verdict}: {headline(result, result.reason, **size)[0]}"
             for result in results
             if result.verdict not in _EXPLAINED
         ),

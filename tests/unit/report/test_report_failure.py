@@ -183,8 +183,20 @@ def test_a_detail_of_the_judge_is_kept(golden: Golden) -> None:
 def test_many_differences_are_counted() -> None:
     many = replace(REGRESSED, differences=tuple(f"package{n}: 1 -> 2" for n in range(20)))
     lines = failure_message(many, RERUN, ACCEPT).splitlines()
-    assert lines.count("  ... and 15 more") == 1
-    assert sum("package" in line for line in lines) == 5
+    assert lines.count("  ... and 16 more") == 1
+    assert sum("package" in line for line in lines) == 4
+
+
+def test_a_headline_has_its_first_causes_and_its_figure_and_a_line_below_has_the_rest() -> None:
+    figure = "tokens_per_second_per_gpu 67,310, limit 70,347"
+    causes = [f"cause {n}: {'x' * 120}" for n in range(7)]
+    led = replace(REGRESSED, reason=figure, diagnosis="; ".join(causes))
+    head, also, *_ = failure_message(led, RERUN, ACCEPT).splitlines()
+    assert head == f"{REGRESSED.id}: regressed: {'; '.join([*causes[:2], figure])}; and 5 more"
+    assert also == f"also: {'; '.join(causes[2:])}"
+    short = failure_message(replace(led, diagnosis="; ".join(causes[:2])), RERUN, ACCEPT)
+    assert "more" not in short.splitlines()[0]
+    assert "also: " not in short
 
 
 def test_a_new_case_shows_its_figures_and_how_to_record_them(golden: Golden) -> None:

@@ -222,6 +222,14 @@ IDS = st.text("abcdefgh0123456789.-_", min_size=1, max_size=120)
 FIGURES = st.floats(allow_nan=True, allow_infinity=True)
 
 
+def test_what_has_many_causes_shows_the_first_and_all_when_verbose() -> None:
+    reason = "; ".join(f"cause {n}: {'x' * 120}" for n in range(7))
+    one = case("inconclusive", "a", reason=reason)
+    short, whole = (summary_lines([one], None, color=False, verbose=verbose) for verbose in (False, True))
+    assert f"a: inconclusive: {'; '.join(reason.split('; ')[:3])}; and 4 more (-v)" in short
+    assert f"a: inconclusive: {reason}" in whole
+
+
 @examples(80)
 @given(
     st.lists(st.tuples(IDS, st.sampled_from((*VERDICTS, "inconclusive")), FIGURES, FIGURES), min_size=1, max_size=4),
