@@ -210,22 +210,19 @@ def history_section(histories: Sequence[CaseHistory]) -> Section | None:
 
 
 def _history(one: CaseHistory) -> Chart:
-    latest, first = one.segments[-1], one.results[0].began[:10]
+    latest = one.segments[-1]
     since, change = latest.results[0].began[:10], latest.change
     told = f"{formats.percent(change.rate)} since {since}" if change else f"counts changed on {since}"
     if change and change.shared is not None:
         told += f", {formats.percent(change.shared)} of all cases that ran with it"
     counted = [result for segment in one.segments for result in segment.results]
-    every = -(-len(counted) // _MOST_POINTS)
-    runs = [
-        (_day(result.began, first), round(result.tokens_per_second_per_gpu or 1 / result.step_seconds, 3))
-        for result in counted[::every]
-    ]
-    levels = []
+    axis, places = _places([result.began for result in counted])
+    rates = [round(each.tokens_per_second_per_gpu or 1 / each.step_seconds, 3) for each in counted]
+    runs, levels, at = [*zip(places, rates, strict=True)][:: -(-len(counted) // _MOST_POINTS)], list[Line](), 0
     for segment in one.segments:
         rate = round(segment.rate(segment.step_seconds) or 1 / segment.step_seconds, 3)
-        ends = (segment.results[at].began for at in (0, -1))
-        levels.append(Line("level", "baseline", tuple((_day(began, first), rate) for began in ends)))
+        first, at = places[at], at + len(segment.results)
+        levels.append(Line("level", "baseline", ((first, rate), (places[at - 1], rate))))
     columns, changed = level_columns(one.segments), ["; ".join(each.different) for each in one.segments]
     columns.insert(2, Column("what changed", [words or formats.ABSENT for words in changed], right=False))
     headings, rows = [column.heading for column in columns], zip(*(column.cells for column in columns), strict=True)
@@ -233,15 +230,19 @@ def _history(one: CaseHistory) -> Chart:
         title=one.id,
         says=f"Tokens/s per GPU of {len(one.results)} runs: {told}.",
         note=f"{told}. What else changed: {'; '.join(latest.different) or 'nothing else that is recorded'}.",
-        x_axis=f"days since {first}",
+        x_axis=axis,
         y_axis="tokens/s/GPU",
         lines=(*levels, Line("run", "now", tuple(runs))),
         table=Table(tuple(headings), tuple(rows), 3),
     )
 
 
-def _day(began: str, first: str) -> float:
+def _places(began: Sequence[str]) -> tuple[str, list[float]]:
+    """What the axis of runs that ``began`` so is called, and where on it each is: runs of one day, by their order."""
     try:
-        return float((date.fromisoformat(began[:10]) - date.fromisoformat(first)).days)
+        days = [float(date.fromisoformat(each[:10]).toordinal()) for each in began]
     except ValueError:  # a time that is none, in a file that somebody wrote
-        return 0.0
+        days = []
+    if min(days, default=0) == max(days, default=0):
+        return "run", [float(number) for number, _ in enumerate(began, 1)]
+    return f"days since {began[0][:10]}", [day - days[0] for day in days]

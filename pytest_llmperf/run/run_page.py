@@ -227,17 +227,10 @@ def _counts(result: Result) -> Table:
 def _figures(result: Result) -> Table:
     found = []
     for metric, figure in result.record.metrics.items():
-        name = _clipped(label(metric), _LONGEST_NAME)
-        values = (figure.value, figure.baseline, figure.limit)
-        found.append(
-            (
-                f"{name} ({_clipped(figure.detail)})" if figure.detail else name,
-                *(formatted(metric, value, figure.unit or "1") for value in values),
-                formats.percent(figure.change),
-                page_charts.interval_words(figure),
-                detectable_words(figure),
-            )
-        )
+        name = _clipped(label(metric), _LONGEST_NAME) + (f" ({_clipped(figure.detail)})" if figure.detail else "")
+        values = (formatted(metric, each, figure.unit or "1") for each in (figure.value, figure.baseline, figure.limit))
+        change = formats.percent(figure.change), page_charts.interval_words(figure), detectable_words(figure)
+        found.append((name, *values, *change))
     return Table(("metric", "value", "baseline", "limit", "change", "nine times in ten", "detectable"), tuple(found))
 
 

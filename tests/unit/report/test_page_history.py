@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.records.result import PastResult
 from pytest_llmperf.run.history import histories_of
 from pytest_llmperf.run.page_charts import history_section
 from pytest_llmperf.run.run_page import page_of
@@ -35,6 +37,22 @@ def test_changes_are_drawn_with_versions(store: Path, tmp_path: Path, golden: Go
     row = dict(zip(chart.table.headings, after, strict=True))
     assert (row["torch"], row["change"]) == ("2.12", "-9.1 %")
     assert [len(line.points) for line in chart.lines] == [2, 2, 20]
+    assert (chart.x_axis, chart.lines[2].points[-1][0]) == ("days since 2026-03-01", 19)
+
+
+@pytest.mark.parametrize("began", ["2026-03-01T05:00:00Z", "no time"])
+def test_runs_of_one_day_stand_in_their_order(store: Path, tmp_path: Path, began: str) -> None:
+    (told, *_), _ = histories_of([night(20, 1.1, "2.12")], store, tmp_path)
+
+    def moved(result: PastResult) -> PastResult:
+        return replace(result, launches=tuple(replace(launch, started_at=began) for launch in result.launches))
+
+    same = [replace(one, results=tuple(map(moved, one.results))) for one in told.segments]
+    section = history_section([replace(told, segments=tuple(same))])
+    assert section is not None
+    (chart,) = section.charts
+    before, after, runs = (tuple(at for at, _ in line.points) for line in chart.lines)
+    assert (chart.x_axis, before, after, runs) == ("run", (1, 10), (11, 20), tuple(range(1, 21)))
 
 
 def test_a_run_that_is_in_the_store_already_counts_once(store: Path, tmp_path: Path) -> None:
