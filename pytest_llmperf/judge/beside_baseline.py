@@ -143,8 +143,6 @@ def steps_notes(
     launches: Sequence[Launch], baseline: Baseline | None, policy: Policy, wait: tuple[float, float] | None
 ) -> Iterator[str]:
     """How the steps of ``launches`` went, as far as that is no news of a change; ``wait`` for data: seconds, share."""
-    if told := other_steps(launches, baseline):
-        yield told
     if seen := horizon(launches)[1]:  # no launch took all its steps
         yield f"{seen}: stalls, drift and growth of memory that come later are not judged"
     slow, fast = (edge((one.median_step_seconds for one in launches), default=1.0) for edge in (max, min))

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.beside_baseline import BesideBaseline
+from pytest_llmperf.judge.beside_baseline import BesideBaseline, other_steps
 from pytest_llmperf.judge.policy import passing_ranges
 from pytest_llmperf.judge.verdict import Judgement, is_doubted
 from pytest_llmperf.records.launch import Launch
@@ -87,7 +87,8 @@ class BaselineComparison:
     def _result(self, judgement: Judgement, baseline: Baseline | None) -> CaseResult:
         caller, held = self._caller, self._held(baseline)
         result = caller.result(Case.of(self._spec), judgement.verdict, judgement.reason, judgement.checks)
-        notes = (*filter(None, self._notes(held)), *held.of_judgement(judgement, on_cpu=self._run.on_cpu))
+        other = other_steps(self._launches, baseline) if judgement.verdict != "pass" else ""
+        notes = (*filter(None, [other, *self._notes(held)]), *held.of_judgement(judgement, on_cpu=self._run.on_cpu))
         result = held.with_changes(replace(result, launches=self._launches, notes=notes), caller.nodeid)
         return explained(caller, held, result)
 
