@@ -6,10 +6,12 @@ with a column ``text``), a single file, or a folder of ``.txt`` files; or the on
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EILSEQ
 from functools import cache, cached_property, lru_cache
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ COLUMN = "text"
 _FORMATS = (".parquet", ".txt")
 _SPLITS = ("train", "validation", "test")
 _BOUND = r"(-?\d+|-?(?:\d\d?|100)%)?"
+# Letters that are read at a time.
+_PART = 2**22
 _SLICE = re.compile(rf"(\w+)(?:\[{_BOUND}:{_BOUND}\])?", re.ASCII)
 
 
@@ -94,21 +98,24 @@ class TextFiles:
         return f"{self.name}-{self.fingerprint[:6]}" if self.name else ""
 
 
-def paragraphs(path: Path) -> list[str]:
-    """The rows of a ``.txt`` file."""
-    return [paragraph for paragraph in path.read_text(encoding="utf-8").split("\n\n") if paragraph]
+def paragraphs(path: Path) -> Iterator[str]:
+    """The rows of a ``.txt`` file, of which only a part is held; an ``OSError`` where it is no UTF-8."""
+    rest = ""
+    with path.open("rb") as source, TextIOWrapper(source, encoding="utf-8") as file:
+        try:
+            while part := file.read(_PART):
+                *rows, rest = (rest + part).split("\n\n")
+                yield from filter(None, rows)
+        except UnicodeDecodeError as error:
+            at = source.tell() - len(error.object) + error.start
+            raise OSError(EILSEQ, f"from byte {at} on it is no UTF-8; save it as that", str(path)) from None
+    yield from filter(None, [rest])
 
 
 @lru_cache(maxsize=256)
-def _row_bytes(*files: tuple[Path, int]) -> tuple[int, ...]:
+def _row_bytes(*files: tuple[Path, int]) -> Sequence[int]:
     """Of files, each with its time: read once, as for its fingerprint. Each spec of a search asks for all rows."""
-    found = list[int]()
-    for path, _ in files:
-        try:
-            found += (len(row.encode()) for row in paragraphs(path))
-        except UnicodeDecodeError as error:
-            raise OSError(EILSEQ, f"from byte {error.start} on it is no UTF-8; save it as that", str(path)) from None
-    return tuple(found)
+    return array("Q", (len(row.encode()) for path, _ in files for row in paragraphs(path)))
 
 
 def resolve_text(text: str | None, split: str) -> TextFiles:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.store import same_settings
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.settings import registry
-from pytest_llmperf.settings.data import Split, lacks_rows, resolve_text
+from pytest_llmperf.settings import data, registry
+from pytest_llmperf.settings.data import Split, lacks_rows, paragraphs, resolve_text
 from pytest_llmperf.settings.train_spec import SpecError
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
@@ -188,6 +192,33 @@ def test_without_pyarrow_parquet_is_skipped_with_what_installs_it(
 def test_a_file_that_is_no_utf_8_is_told_in_one_line(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "a.txt").write_bytes(b"fine\n\n\xff\xfe")
     golden(refusal(text=str(tmp_path / "a.txt")))
+    (tmp_path / "a.txt").write_bytes(b"fine\n\n" * 20_000 + "ü".encode()[:1])
+    assert "from byte 120000 on it is no UTF-8" in refusal(text=str(tmp_path / "a.txt"))
+
+
+@given(st.text("a\nü\r", max_size=40), st.integers(1, 9))
+def test_a_text_has_the_same_rows_in_whatever_parts_it_is_read(
+    tmp_path_factory: pytest.TempPathFactory, text: str, part: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_bytes(text.encode())
+    with patch.object(data, "_PART", part):
+        assert [*paragraphs(path)] == [row for row in path.read_text(encoding="utf-8").split("\n\n") if row]
+
+
+def test_of_a_large_text_only_a_part_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "large.txt"
+    path.write_bytes((b"x" * 98 + b"\n\n") * 100_000)
+    text = resolve_text(str(path), "train")
+    with patch.object(data, "_PART", 2**18):
+        tracemalloc.start()
+        try:
+            rows, most = text.row_bytes, tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert rows is not None
+    assert (len(rows), set(rows)) == (100_000, {98})
+    assert most < path.stat().st_size / 2
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def read(text: TextFiles) -> list[str]:
 def _parts(path: Path) -> Iterator[tuple[int, Callable[[], list[str]]]]:
     """What of a file is read at once: how many rows, and how. Of parquet its groups of rows."""
     if path.suffix == ".txt":
-        rows = paragraphs(path)
+        rows = [*paragraphs(path)]
         yield len(rows), lambda: rows
         return
     from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - only parquet needs the package
