@@ -1,9 +1,9 @@
-"""Places: the lines of Python at which one step asks for a tensor's content, waits, copies, or exchanges with others.
+"""Places: the lines of Python at which a step asks for a tensor's content, waits, copies, or exchanges with others.
 
-The last traced step alone is looked at: nobody times it, and its device does nothing more. PyTorch warns of what waits
-for a GPU. Functions of which it does not warn, and those that copy, are wrapped meanwhile. Nothing waits on the CPU;
-there the functions that ask for a tensor's content are wrapped. Of exchanges, PyTorch keeps a record for ranks that
-hang, of every backend. It is read after the traced steps, to which nothing is added."""
+Of traced steps that are alike the last one is looked at, of a script's all: nobody times them. PyTorch warns of what
+waits for a GPU. Functions of which it does not warn, and those that copy, are wrapped meanwhile. Nothing waits on the
+CPU; there the functions that ask for a tensor's content are wrapped. Of exchanges, PyTorch keeps a record for ranks
+that hang, of every backend. It is read after the traced steps, to which nothing is added."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WIDTH, _MOST = 60, 60
 
 
 class Places:
-    """Those of one step, between ``begin`` and ``end``."""
+    """Those between ``begin`` and ``end``."""
 
     def __init__(self, device: torch.device, project: Project | None = None) -> None:
         self._on_gpu = gpu.is_gpu(device)
@@ -63,10 +63,9 @@ class Places:
         """All is as it was before ``begin``."""
         self._undo.close()
 
-    @property
-    def found(self) -> dict[str, dict[str, float]]:
-        """By kind and place how often; kinds that have none are absent."""
-        return {kind: _kept(found, 1) for kind, found in self._found.items() if found}
+    def found(self, steps: int = 1) -> dict[str, dict[str, float]]:
+        """By kind and place how often in each of so many ``steps``; kinds that have none are absent."""
+        return {kind: _kept(found, steps) for kind, found in self._found.items() if found}
 
     def _waited(self) -> None:
         if not getattr(self._inside, "wait", False):

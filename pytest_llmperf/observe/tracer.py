@@ -40,7 +40,8 @@ class Tracer:
         """``ahead``: workers fetch ahead. Then timed steps' fetches are timed too: what workers have kept ready while
         nobody trained, between timed and traced steps, a trace takes for speed."""
         self._device, self._on_host, self._left, self._ahead = device, not gpu.is_gpu(device), STEPS, ahead
-        self._is_ours, self._places = is_ours, Places(device, project)
+        # In how many of its last steps it looks for places: those of a script may be unlike.
+        self._is_ours, self._places, self._looks_in = is_ours, Places(device, project), 1 if is_ours else STEPS
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []
@@ -55,6 +56,7 @@ class Tracer:
     def shorten(self) -> None:
         """Before it begins: one step less."""
         self._left -= 1
+        self._looks_in = min(self._looks_in, self._left)
 
     def begin(self) -> None:
         """With the next step."""
@@ -71,6 +73,12 @@ class Tracer:
         if dist.is_initialized() and self._is_ours:
             dist.barrier(device_ids=gpu.barrier_devices(self._device))
         self._ends.append(time.time_ns())
+        self._look()
+
+    def _look(self) -> None:
+        if self._left == self._looks_in:
+            with suppress(Exception):  # a trace without places is one all the same
+                self._places.begin()
 
     def fetch_begins(self) -> None:
         """A step's batches are asked for; a Trainer that does not say so fetches from the last step's end on."""
@@ -95,9 +103,7 @@ class Tracer:
         """Whether that was the last one."""
         self._ends.append(time.time_ns())
         self._left -= 1
-        if self._left == 1:
-            with suppress(Exception):  # a trace without places is one all the same
-                self._places.begin()
+        self._look()
         if self._left == 0:
             self._places.end()
             gpu.wait(self._device)
@@ -130,8 +136,9 @@ class Tracer:
         exchanged = Exchanges()
         with suppress(Exception):  # another torch's record has another form; a trace without it is one all the same
             exchanged = exchanges(recorded(dist), self._ends, self._places.place)
-        places = {"exchange": dict(exchanged.places)} if exchanged.places else {}
-        return replace(trace, rows=tuple(sorted((*trace.rows, *exchanged.rows))), places=self._places.found | places)
+        places = self._places.found(self._looks_in)
+        places |= {"exchange": dict(exchanged.places)} if exchanged.places else {}
+        return replace(trace, rows=tuple(sorted((*trace.rows, *exchanged.rows))), places=places)
 
     def _tried(self, ask: Callable[[], Any]) -> Any:
         try:

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from pytest_llmperf.observe.environment import Project  # noqa: E402
 from pytest_llmperf.observe.places import Places  # noqa: E402
+from pytest_llmperf.observe.tracer import STEPS, Tracer  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -37,7 +38,7 @@ def seen(step: Callable[..., Any], folder: Path) -> dict[str, dict[str, float]]:
         step()
     finally:
         places.end()
-    return places.found
+    return places.found()
 
 
 def test_what_asks_for_a_tensors_content_has_the_line_that_asks(tmp_path: Path) -> None:
@@ -55,6 +56,20 @@ def test_what_asks_for_a_tensors_content_has_the_line_that_asks(tmp_path: Path) 
             "train.py:5 if loss > 0:": 1.0,
         }
     }
+
+
+def test_what_a_script_does_in_some_traced_steps_alone_has_its_line_and_ours_are_alike(tmp_path: Path) -> None:
+    step = users(tmp_path, "def step(number):\n    if number == 0:\n        torch.ones(1).item()\n")
+    found = {}
+    for is_ours in (False, True):
+        tracer = Tracer(CPU, is_ours=is_ours, project=Project(tmp_path))
+        tracer.begin()
+        for number in range(STEPS):
+            step(0 if is_ours else number)
+            tracer.end_step()
+        found[is_ours] = tracer.trace(None, (), 0).places
+    place = "train.py:3 torch.ones(1).item()"
+    assert found == {False: {"wait": {place: 1 / STEPS}}, True: {"wait": {place: 1.0}}}
 
 
 def test_what_torch_asks_for_has_the_projects_line_that_called_it(tmp_path: Path) -> None:
@@ -165,6 +180,6 @@ def step():
         users(tmp_path, code)()
         places.end()
     text = 'warnings.warn("called a synchronizing CUDA operation")'
-    assert places.found == {"wait": {f"train.py:3 {text}": 3.0, "train.py:7 torch.cuda.synchronize()": 1.0}}
+    assert places.found() == {"wait": {f"train.py:3 {text}": 3.0, "train.py:7 torch.cuda.synchronize()": 1.0}}
     assert [str(each.message) for each in recwarn] == ["the user's own"]
     assert modes == ["default", "warn", "default"]
