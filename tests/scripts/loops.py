@@ -84,6 +84,20 @@ def accumulation(clock: Clock) -> None:
         clock.step(sum(losses), ids.numel())
 
 
+def reference(clock: Clock) -> None:
+    """With two batches a step, of which one is taken again, without gradients and with them."""
+    model = Tiny()
+    optimizer = adam(model)
+    for ids in batches():
+        with torch.no_grad():
+            model(ids)
+        loss = model(ids) - 0.1 * model(ids.flip(0)) - 0.1 * model(ids.view(ids.shape)).detach()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        clock.step(loss, 2 * ids.numel())
+
+
 def evaluating(clock: Clock) -> None:
     """With an evaluation after every fourth step, and batches that are padded to lengths of their own.
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_llmperf.observe import environment
 from pytest_llmperf.observe.environment import Project, name_of, numel, plain
@@ -39,8 +40,8 @@ class Model:
     ) -> None:
         """``scales_losses``: something of its own multiplies them, so that nobody here knows them."""
         self.roots, self.optimizers, self.scales_losses = roots, optimizers, scales_losses
-        self._tokens = 0
-        self.counts_tokens = False
+        self._tokens = dict[object, int]()  # of each batch of the pass that comes
+        self.counts_tokens = self.repeats_ids = False
         self.autocast: str | None = None
         """The type to which a forward pass casts, empty: to none; ``None``: nobody could see it."""
         self.leave: Callable[[], None] = lambda: None
@@ -64,8 +65,8 @@ class Model:
 
     def tokens(self) -> int:
         """Of the forward passes since this was asked last."""
-        found, self._tokens = self._tokens, 0
-        return found
+        found, self._tokens = self._tokens, {}
+        return sum(found.values())
 
     def _listen(self) -> None:
         """At the widest embedding of the models that train; where it is compiled, at the compiled module's own call."""
@@ -93,7 +94,9 @@ class Model:
         given = (kwargs.get("input_ids"), *args, *kwargs.values())
         ids = next((one for one in given if isinstance(one, torch.Tensor) and not one.is_floating_point()), None)
         if ids is not None and module.training and torch.is_grad_enabled():
-            self._tokens += ids.numel()
+            batch = _identity(ids)  # a second call with it, as of a reference, takes no second batch
+            self.repeats_ids |= batch in self._tokens
+            self._tokens[batch] = ids.numel()
             if not self.counts_tokens:
                 self.counts_tokens, kind = True, ids.device.type
                 self.autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
@@ -101,6 +104,15 @@ class Model:
     @property
     def num_parameters(self) -> int:
         return sum(numel(p) for root in self.roots for p in root.parameters())
+
+
+def _identity(ids: torch.Tensor) -> object:
+    """That of what ``ids`` holds, without keeping its memory; one of its own where that has none, as under vmap."""
+    try:
+        storage = StorageWeakRef(ids.untyped_storage())
+        return storage, ids.storage_offset(), ids.numel(), 0 if ids.is_inference() else ids._version  # noqa: SLF001
+    except RuntimeError:
+        return object()
 
 
 def _is_compiled(module: nn.Module, part: nn.Module) -> bool:
@@ -130,6 +142,11 @@ def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> di
     )
     found["setup"] = {**found.get("setup", {}), "sources": found.pop("sources", {})}
     found |= {} if model.autocast is None else {"autocast_dtype": model.autocast}
+    if model.repeats_ids and spec.given_tokens is None:
+        told = (
+            "the model takes the same ids twice in a backward pass, and they are counted once; tokens= says otherwise"
+        )
+        found["remarks"] = [*found.get("remarks", ()), told]
     said = {"command": without_secrets(shlex.join(spec.argv)), "env": redacted(spec.env)}
     return {**found, **said, "tokens": "counted" if model.counts_tokens else "unknown"}
 
