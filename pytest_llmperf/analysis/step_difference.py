@@ -210,16 +210,10 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
     """What ``after`` does that ``before`` did not, and how long each took."""
     then, now = parts_of(before), parts_of(after)
     names = _names(_rows(before, *WORK), _rows(after, *WORK))
-    parts = [
-        Part(
-            name=name,
-            before=then.get(name, 0.0),
-            after=now.get(name, 0.0),
-            names=tuple(change for part, change in names if part == name),
-        )
-        for name in ORDER
-        if name in then or name in now
-    ]
+    parts = []
+    for name in (one for one in ORDER if one in then or one in now):
+        moved = tuple(change for part, change in names if part == name)
+        parts.append(Part(name=name, before=then.get(name, 0.0), after=now.get(name, 0.0), names=moved))
     return StepDifference(
         before=before.step_seconds,
         after=after.step_seconds,

@@ -258,13 +258,10 @@ def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Sprea
     every = [value for case in deviations for logs in case for value in logs]
     most = _MOST_DEVIATION * max(_LEAST_SD, robust_sd(every, centre=0.0)) if every else 0.0
     # Scaled deviations' squares sum to n/(n - 1) times the sum of squares about the mean.
-    shown = [
-        Squares(
-            math.fsum(min(abs(value), most) ** 2 * (len(logs) - 1) / len(logs) for logs in case for value in logs),
-            sum(len(logs) - 1 for logs in case),
-        )
-        for case in deviations
-    ]
+    shown = []
+    for case in deviations:
+        squares = (min(abs(value), most) ** 2 * (len(logs) - 1) / len(logs) for logs in case for value in logs)
+        shown.append(Squares(math.fsum(squares), sum(len(logs) - 1 for logs in case)))
     pooled, alike = prior.moderated(summed(shown)), prior.df
     if len(shown) >= _CASES:
         positive = [(squares.total / squares.df, squares.df) for squares in shown if squares.total > 0]

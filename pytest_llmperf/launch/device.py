@@ -69,16 +69,11 @@ def visible_gpus() -> tuple[Gpu, ...]:
             return ()
         try:
             handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            gpus = [
-                Gpu(
-                    index,
-                    nvml.nvmlDeviceGetUUID(handle),
-                    nvml.nvmlDeviceGetName(handle),
-                    int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    _lowered_limit(nvml, handle),
-                )
-                for index, handle in enumerate(handles)
-            ]
+            gpus = []
+            for index, handle in enumerate(handles):
+                uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+                size = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+                gpus.append(Gpu(index, uuid, name, size, _lowered_limit(nvml, handle)))
         except nvml.NVMLError:
             return ()
     return select(gpus, os.environ.get(VISIBLE))

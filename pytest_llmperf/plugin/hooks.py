@@ -298,17 +298,12 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
 
     session = session_of(request.config)
     with session.outcomes():
-        on_cpu = session.on_cpu  # few tokens and steps there, so that trying a test takes seconds
+        # Few tokens and steps on a CPU, so that trying a test takes seconds.
+        size = {"sequence_length": 64, "steps": 20} if session.on_cpu else {"sequence_length": 1024, "steps": 60}
     try:
+        fields: dict[str, Any] = {**precision_fields(precision), **size}
         return TrainSpec(
-            model=model,
-            **precision_fields(precision),
-            attention=attention,
-            liger=liger,
-            micro_batch_size=micro_batch_size,
-            gpus=gpus,
-            sequence_length=64 if on_cpu else 1024,
-            steps=20 if on_cpu else 60,
+            model=model, attention=attention, liger=liger, micro_batch_size=micro_batch_size, gpus=gpus, **fields
         )
     except ValueError as error:
         raise failed(str(error)) from None

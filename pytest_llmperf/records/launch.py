@@ -414,9 +414,7 @@ def launch_of(spec: Spec, started_at: str, first: Trained, by_rank: Sequence[Tra
 # Ranks need not compile alike: the worst of them counts.
 _COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
     "compiled_graphs": min,
-    "graph_breaks": max,
-    "recompilations": max,
-    "allocator_retries": max,
+    **dict.fromkeys(("graph_breaks", "recompilations", "allocator_retries"), max),
 }
 
 # Ranks of one training may run on processors of two generations; what that does is seen in the clock.

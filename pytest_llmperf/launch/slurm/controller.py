@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import product
 
 from pytest_llmperf.launch.site import SiteError
@@ -18,6 +19,8 @@ from pytest_llmperf.launch.site import SiteError
 _SPAN, _COUNT = re.compile(r"(\d+)(?:-(\d+))?"), re.compile(r"(\d+)(?:\(x(\d+)\))?")
 # The step of `salloc`'s shell, from which further steps may start, unlike from any other.
 _INTERACTIVE_STEP = "4294967290"
+
+_ran = partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
 
 
 class AllocationError(SiteError):
@@ -169,7 +172,7 @@ def step_words(nodes: Sequence[str], name: str, *more: str, cpu_bind: str = "non
 
 def run_step(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run srun to its end; OSError or TimeoutExpired where it cannot be started, or does not end."""
-    return _ran(command, seconds, step_environment(os.environ))
+    return _ran(command, timeout=seconds, env=step_environment(os.environ))
 
 
 def cancel_step(job_id: str, step_name: str) -> None:
@@ -197,20 +200,7 @@ def _nodes(nodes: Sequence[str]) -> str:
 
 def _run(command: list[str]) -> str:
     try:
-        done = _ran(command, _ANSWER_SECONDS, {**os.environ, "SLURM_TIME_FORMAT": "standard"})
+        done = _ran(command, timeout=_ANSWER_SECONDS, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-def _ran(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=seconds,
-    )

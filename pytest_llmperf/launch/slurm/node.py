@@ -264,11 +264,8 @@ def _begun_warm(
         end.close()
         if isinstance(error, fork_servers.NoAnswerError) and server:
             process.kill_with_children(server)
-        return (
-            None,
-            None,
-            {"cold_because": str(error), "is_server_gone": isinstance(error, fork_servers.LostServerError)},
-        )
+        is_gone = isinstance(error, fork_servers.LostServerError)
+        return None, None, {"cold_because": str(error), "is_server_gone": is_gone}
     return agent, server, {}
 
 

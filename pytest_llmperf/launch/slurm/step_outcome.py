@@ -123,14 +123,8 @@ Outcome: TypeAlias = Launch | Failure
 
 def gather(folder: Path, spec: Spec, nodes: Sequence[str], ended: Ended, progress: Progress) -> Outcome | Aftermath:
     clean = ended.returncode == 0 and not ended.timed_out
-    wait_for(
-        lambda: (
-            all((folder / f"node-{node}.end.json").exists() for node in nodes)
-            and (not clean or (folder / "launch.json").exists())
-        ),
-        folder,
-        LATE_SECONDS if clean else _LAST_WORDS_SECONDS,
-    )
+    words = [*(folder / f"node-{node}.end.json" for node in nodes), *([folder / "launch.json"] if clean else [])]
+    wait_for(lambda: all(map(Path.exists, words)), folder, LATE_SECONDS if clean else _LAST_WORDS_SECONDS)
     ends = words_of(folder, nodes)
     # What torchrun said on each node in one file, the name by which ``outcome`` knows it.
     parts = [folder / "srun.log", *(folder / f"torchrun-{node}.log" for node in nodes)]

@@ -89,15 +89,9 @@ def _compared(kind: str, own: Sequence[Tensors], true: Sequence[Tensors]) -> Ite
         products = fetched((found * expected).sum() for found, expected in pairs)
         errors = fetched((found - expected).norm() for found, expected in pairs)
         for name, norm, true_norm, product, error in zip(truth, norms, true_norms, products, errors, strict=True):
-            longest = norm * true_norm
+            cosine = product / (norm * true_norm) if norm * true_norm else 0.0
             yield TensorError(
-                kind=kind,
-                tensor=name,
-                step=step,
-                true_norm=true_norm,
-                norm=norm,
-                cosine=product / longest if longest else 0.0,
-                error=error,
+                kind=kind, tensor=name, step=step, true_norm=true_norm, norm=norm, cosine=cosine, error=error
             )
 
 
