@@ -192,7 +192,7 @@ def test_a_headline_has_its_first_causes_and_its_figure_and_a_line_below_has_the
     causes = [f"cause {n}: {'x' * 120}" for n in range(7)]
     led = replace(REGRESSED, reason=figure, diagnosis="; ".join(causes))
     head, also, *_ = failure_message(led, RERUN, ACCEPT).splitlines()
-    assert head == f"{REGRESSED.id}: regressed: {'; '.join([*causes[:2], figure])}; and 5 more"
+    assert head.partition(": regressed: ")[2].split("; ") == [*causes[:2], figure, "and 5 more"]
     assert also == f"also: {'; '.join(causes[2:])}"
     short = failure_message(replace(led, diagnosis="; ".join(causes[:2])), RERUN, ACCEPT)
     assert "more" not in short.splitlines()[0]

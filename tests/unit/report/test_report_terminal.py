@@ -226,7 +226,8 @@ def test_what_has_many_causes_shows_the_first_and_all_when_verbose() -> None:
     reason = "; ".join(f"cause {n}: {'x' * 120}" for n in range(7))
     one = case("inconclusive", "a", reason=reason)
     short, whole = (summary_lines([one], None, color=False, verbose=verbose) for verbose in (False, True))
-    assert f"a: inconclusive: {'; '.join(reason.split('; ')[:3])}; and 4 more (-v)" in short
+    (line,) = (line for line in short if "cause" in line)
+    assert line.removeprefix("a: inconclusive: ").split("; ") == [*reason.split("; ")[:3], "and 4 more (-v)"]
     assert f"a: inconclusive: {reason}" in whole
 
 

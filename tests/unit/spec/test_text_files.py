@@ -193,7 +193,7 @@ def test_a_file_that_is_no_utf_8_is_told_in_one_line(tmp_path: Path, golden: Gol
     (tmp_path / "a.txt").write_bytes(b"fine\n\n\xff\xfe")
     golden(refusal(text=str(tmp_path / "a.txt")))
     (tmp_path / "a.txt").write_bytes(b"fine\n\n" * 20_000 + "ü".encode()[:1])
-    assert "from byte 120000 on it is no UTF-8" in refusal(text=str(tmp_path / "a.txt"))
+    assert "from byte 120000" in refusal(text=str(tmp_path / "a.txt"))
 
 
 @given(st.text("a\nü\r", max_size=40), st.integers(1, 9))
