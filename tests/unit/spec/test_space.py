@@ -179,7 +179,7 @@ class TestFile:
         golden(raised)
 
     def test_a_folder_that_is_named_as_one(self, tmp_path: Path) -> None:
-        with pytest.raises(SpecError, match=r"Is a directory.*: name a file"):
+        with pytest.raises(SpecError, match="name a file"):
             read_axes(tmp_path)
 
 
