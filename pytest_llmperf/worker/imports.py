@@ -63,11 +63,9 @@ def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[t
     root = str(distribution.locate_file("")).rstrip("/")
     own = getattr(distribution, "_path", None)  # the folder of its metadata
     installed_at = (own / "RECORD").stat().st_mtime if own is not None and (own / "RECORD").exists() else 0.0
-    for line in (distribution.read_text("RECORD") or "").splitlines():
-        name, _, rest = line.partition(",sha256=")
-        if not name.endswith(".py") or f"{root}/{name}" not in files:
-            continue
-        digest, _, size = rest.partition(",")
+    recorded = _recorded(distribution)
+    for name in {file.removeprefix(f"{root}/") for file in files} & recorded.keys():
+        digest, _, size = recorded[name].partition(",")
         with suppress(OSError, ValueError):
             about = os.stat(path := f"{root}/{name}")  # noqa: PTH116 - of thousands of files
             # pip writes RECORD last: what was written after it, or has another size, is looked into.
@@ -76,6 +74,13 @@ def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[t
             content = Path(path).read_bytes()
             if urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode() != digest:
                 yield name, short_digest(content)
+
+
+@cache
+def _recorded(distribution: metadata.Distribution) -> Mapping[str, str]:
+    """What RECORD says of each Python file; read once for all forks of a process, as it has ten thousand lines."""
+    lines = (line.partition(",sha256=") for line in (distribution.read_text("RECORD") or "").splitlines())
+    return {name: rest for name, _, rest in lines if name.endswith(".py")}
 
 
 # Its name, its version and itself.

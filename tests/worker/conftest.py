@@ -19,6 +19,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from tests.worker import launching
+from tests.worker.import_patch import PATCHABLE_PATH
 from tests.worker.user import REPOSITORY
 
 # Of tiny models a second thread only waits, at full speed: libraries read it while they are loaded, so it is set here.
@@ -75,6 +76,8 @@ def own_leases(tmp_path_factory: pytest.TempPathFactory) -> object:
     Tokens of texts are no user's either.
     """
     with pytest.MonkeyPatch.context() as patch:
+        # Launches that change something in their ranks and those that do not are forked from one server.
+        patch.setenv("PYTHONPATH", PATCHABLE_PATH)
         patch.setenv("LLMPERF_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("LLMPERF_LEASE_DIR", str(tmp_path_factory.mktemp("leases")))
         yield

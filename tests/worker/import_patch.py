@@ -53,6 +53,8 @@ _AS_ON_GPUS = """import {module} as asks
     asks.training_arguments = sharding"""
 
 _PATCHABLE = Path(__file__).with_name("patchable")
+#: First on the path of launches that may have a patch of their own.
+PATCHABLE_PATH = f"{_PATCHABLE}:{_PATCHABLE.parents[2]}"
 
 
 def after_import(module: str, patch: str) -> str:
@@ -66,7 +68,7 @@ def in_the_rank(folder: Path, module: str, patch: str) -> dict[str, str]:
     They are the same for all: such launches are forked from one server, which has imported what they change.
     """
     (folder / "patch.txt").write_text(f"{module}\n{_PATCH.format(patch=patch)}", encoding="utf-8")
-    return {"PYTHONPATH": f"{_PATCHABLE}:{_PATCHABLE.parents[2]}"}
+    return {"PYTHONPATH": PATCHABLE_PATH}
 
 
 def as_on_gpus(module: str = "pytest_llmperf.worker.recipes.huggingface.trainer") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -107,21 +106,10 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_a_launch_that_takes_too_long_is_reaped(tmp_path: Path) -> None:
-    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=5.0)
+    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=2.5)
     assert isinstance(failure, Failure)
     assert failure.kind == "timeout"
     assert "--perf-timeout" in failure.message
-    assert_nobody_alive(tmp_path / "run")
-
-
-def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMPERF_INJECT", "hang=3 rank=1")
-    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=12.0)
-    assert isinstance(failure, Failure)
-    assert (failure.kind, failure.rank) == ("timeout", 1)
-    assert re.search(r"step 3 of 100000: rank 1 in _hang \(training\.py:\d+\); rank 0 in ", failure.message)
-    assert failure.tail[0].endswith(" in _hang")
-    assert len([*(tmp_path / "run").glob("trace-rank-?")]) == 2, "torch's flight recorder, of gloo too"
     assert_nobody_alive(tmp_path / "run")
 
 

@@ -141,7 +141,7 @@ class TestSharded:
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp", [2])
         assert list(contradictions(spec, Evidence.read(evidence), frozenset())) == []
         assert sharded.parameters == 125_248
-        together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp")
+        together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp" / "run")
         assert sharded.losses == pytest.approx(together.losses, abs=1e-3)
 
     @pytest.mark.wide

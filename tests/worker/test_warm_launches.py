@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -239,8 +240,10 @@ class TestTheSame:
         before = shared.num_servers
         failure = shared.launch(ENDLESS, limit=12.0)
         assert (failure.kind, failure.rank) == ("timeout", 1)
-        assert "rank 1 in _hang (training.py:" in failure.message
+        assert re.search(r"step 3 of 100000: rank 1 in _hang \(training\.py:\d+\); rank 0 in ", failure.message)
+        assert failure.tail[0].endswith(" in _hang")
         assert len([*shared.run.glob("trace-rank-?")]) == 2, "torch's flight recorder, of gloo too"
+        assert pids_alive(shared.run) == []
         assert shared.num_servers == max(before, 1), "what a rank looks at when it needs it starts no other server"
 
     def test_a_record_of_before_has_no_start_and_is_no_change(self, shared: Warm) -> None:
