@@ -1,8 +1,9 @@
 """Fine-tuning as data: full, by LoRA and by LoRA over weights in four bits, of one billion weights and of eight.
 
 Llama 3.1 8B and Qwen3 8B in their published sizes, with random weights; 8,192 tokens a step, as eight sequences or as
-one, each layer's activations made again. A full training of them takes 60 and 61 GiB in pure bf16. On the CPU the tiny
-model of each family.
+one, each layer's activations made again. A full training of them takes 60 and 61 GiB in pure bf16. Llama 3.1 8B on more
+GPUs: adapters by DDP, and all weights in fp32 by FSDP, beside which torchtitan and torchao publish rates of eight
+H100. On the CPU the tiny model of each family.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _LARGE = tuple(
     for model in ("llama-3.1-8b", "qwen3-8b")
     for sequence_length in (1024, 8192)
 )
+_COMPILED: dict[str, Any] = {
+    "torch_compile": True,
+    "torch_compile_scope": "layers",
+    "liger_kernels": "fused_linear_cross_entropy",
+}
 # Below so many GiB a full training of eight billion weights is known not to fit.
 _FULL_GIB = 59.0
 
@@ -57,10 +63,19 @@ def _cases() -> Iterator[FineTuning]:
     yield FineTuning(replace(_SMALL, lora=True, lora_targets="q_proj+v_proj"))
 
 
-FINE_TUNING = [*_cases()]
+def _wide() -> Iterator[FineTuning]:
+    for gpus in (2, 4, 8):
+        yield FineTuning(replace(_LARGE[0], lora=True, gpus=gpus))
+    master: dict[str, Any] = {"model_precision": "fp32", "mixed_precision": "bf16", "parallelism": "fsdp"}
+    for how in ({}, _COMPILED, {**_COMPILED, "fp8": "tensorwise"}):
+        for gpus in (4, 8):
+            yield FineTuning(replace(_LARGE[1], gpus=gpus, **master, **how))
+
+
+FINE_TUNING = [*_cases(), *_wide()]
 FINE_TUNING_ON_CPU = [
     FineTuning(spec)
     for spec in dict.fromkeys(
-        replace(on_cpu(each.spec), liger=False, optimizer="adamw_torch", micro_batch_size=4) for each in FINE_TUNING
+        replace(on_cpu(each.spec), liger=False, optimizer="adamw_torch", micro_batch_size=4) for each in _cases()
     )
 ]

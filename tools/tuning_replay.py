@@ -22,6 +22,7 @@ from statistics import fmean
 from pytest_llmperf.judge.tuning import CLOSE, Beliefs, Outcome, Search
 from pytest_llmperf.run.tuning.trials import STEPS
 from pytest_llmperf.run.tuning.tuner import field_of
+from pytest_llmperf.run.tuning.winner import RIVALS
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.tuning_grid import read
@@ -30,7 +31,7 @@ from tools.tuning_world import FAMILIES, Family, Known, World, space
 # Standard deviations: of a trial of few steps, and of a pair of launches that took turns.
 _TRIAL_SD, _TURN_SD = 0.006, 0.003
 _WITHIN, _END_SHARE = 0.01, 0.2
-_FINALISTS, _PAIRS, _FULL_STEPS = 3, 2, 24
+_FINALISTS, _ROUNDS, _FULL_STEPS = 3, 2, 24
 # A trial that is this much slower than the best before it, as a logarithm, ends after three timed steps.
 _SLOWER, _THREE_TIMED = 0.05, 5
 _DATA = Path(__file__).parents[1] / "docs" / "data"
@@ -128,17 +129,15 @@ class Budget:
         return log + self.chance.gauss(0, _TRIAL_SD * math.sqrt(STEPS / steps))
 
     def final(self, seen: Mapping[int, float]) -> int:
-        """The best of those that are close to the best, by turns as long as there is time for them."""
-        order, left = sorted(seen, key=lambda number: seen[number]), self.left + self._kept
-        best = order[0]
-        for other in order[1:_FINALISTS]:
-            cost = _PAIRS * (self.cost(best, _FULL_STEPS) + self.cost(other, _FULL_STEPS))
-            if seen[other] - seen[order[0]] > CLOSE or cost > left:
-                continue
-            left -= cost
-            if self.bed.log(other) - self.bed.log(best) + self.chance.gauss(0, _TURN_SD) < 0:
-                best = other
-        return best
+        """The best of those that are close to the best, by rounds of turns as long as there is time for them."""
+        order = sorted(seen, key=lambda number: seen[number])
+        close = [number for number in order[: 1 + RIVALS] if seen[number] - seen[order[0]] <= CLOSE]
+        cost = sum(self.cost(number, _FULL_STEPS) for number in close)
+        rounds = min(_ROUNDS, int((self.left + self._kept) / cost))
+        if rounds == 0 or len(close) == 1:
+            return order[0]
+        sd = _TURN_SD / math.sqrt(2 * rounds)
+        return min(close, key=lambda number: self.bed.log(number) + self.chance.gauss(0, sd))
 
 
 def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[int, float]:

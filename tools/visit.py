@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,8 @@ def main(words: Sequence[str]) -> int:
         names = [step["name"] for step in rows["steps"]]
         rows["steps"] = rows["steps"][names.index(given.begin) if given.begin in names else 0 :]
     lanes = [Lane(number, rows, given.out, until) for number, rows in enumerate(plans)]
+    if not any(each.name == "llmperf" for each in entry_points(group="pytest11")):
+        parser.error("pytest would not load this plugin here: no entry point llmperf is installed; pip install -e .")
     if given.rehearse:
         return rehearsed(lanes, plans)
     # In the background of a shell Ctrl-C is ignored, which a command would inherit.

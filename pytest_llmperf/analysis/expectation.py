@@ -56,6 +56,8 @@ _DECIDE: Mapping[str, frozenset[str]] = dict.fromkeys(
 _INSIDE, _ALIKE, _FEWEST = 0.9, 2.5, 10
 # A step of so many times less or more arithmetic than any stored one is nothing that they tell of.
 _BEYOND = 8
+# Where these differ, a case says nothing of another: what adapters take, and how tokens come to their experts.
+_APART = ("lora", "experts")
 # Of a step: what is lost, or idle, below this is told to nobody; and so many parts at most.
 _TOLD, _MOST_PARTS = 0.03, 2
 
@@ -107,7 +109,9 @@ class Case:
     def work(self) -> Parts | None:
         """How much there is of each kind in a step of one GPU; ``None``: nothing tells."""
         spec, tokens, sizes = self.spec, self.tokens, self.spec.architecture.sizes
-        if sizes is None or is_uneven(spec) or (self.static is None and spec.architecture.geometry is None):
+        if sizes is None or is_uneven(spec) or spec.offloading != "no":  # nobody counts what goes to the host
+            return None
+        if self.static is None and spec.architecture.geometry is None:
             return None
         scores = float(tokens * spec.sequence_length * sizes.num_layers * sizes.num_heads * sizes.head_size)
         width = 4 * sizes.hidden_size + sizes.num_feed_forward_matrices * sizes.feed_forward_size
@@ -138,6 +142,9 @@ class Case:
     def is_of(self, other: Case) -> bool:
         """Whether both are of one model."""
         return self.model == other.model
+
+    def is_comparable(self, other: Case) -> bool:
+        return all(getattr(self.spec, name) == getattr(other.spec, name) for name in _APART)
 
     def far(self, other: Case) -> Parts:
         """How unlike ``other`` is, by kind of work."""
@@ -191,7 +198,7 @@ class Expectation:
 def expected(asked: Case, cases: Sequence[Case], errors: Sequence[Error]) -> Expectation | None:
     """What ``cases``, which are filled and judged by ``errors``, say of ``asked``; ``None``: nothing."""
     others = [one for one in cases if (one.kind, one.digest) != (asked.kind, asked.digest)]
-    products = [(one.work or {})[MATRIX] for one in others if one.spec.lora == asked.spec.lora]
+    products = [(one.work or {})[MATRIX] for one in others if one.is_comparable(asked)]
     found = estimated(asked, others)
     if found is None or not min(products) / _BEYOND <= (asked.work or {})[MATRIX] <= max(products) * _BEYOND:
         return None
@@ -239,7 +246,7 @@ def filled(stored: Sequence[Case]) -> list[Case]:
 def estimated(asked: Case, cases: Sequence[Case]) -> Expectation | None:
     """What ``cases``, which are filled, say of ``asked``; its error is of what nobody has measured alone."""
     work = asked.work
-    cases = [one for one in cases if one.spec.lora == asked.spec.lora]  # adapters alone say what adapters take
+    cases = [one for one in cases if one.is_comparable(asked)]
     if not (work and cases):
         return None
     ratios, spread = {}, 0.0

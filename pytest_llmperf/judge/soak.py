@@ -48,8 +48,9 @@ _POINTS = 120
 _OTHERS, _A_CORE = ", most of it waiting for a core", "a wait for a core"
 # What only happens, a busy host does, but for these.
 _OWN = ("garbage collection", "its loader", "a checkpoint")
-# What is none of these: the thread that trains was asleep, or it computed. On a GPU it computes while it waits for it.
+# What is none of these: the thread that trains was asleep, or it computed. While it waits for its GPU it does either.
 _A_WAIT, _WORK, _EITHER = "a wait (a file, a lock, a peer)", "more work", "more work of its host or GPU"
+_OF_A_GPU = "a wait (its GPU, a file, a lock, a peer)"
 _CPU_TOLERANCE = 0.5
 
 
@@ -280,8 +281,8 @@ class _Steps:
         """Which of both made it so much ``longer``, of which it ``computed`` for some; empty where nobody knows."""
         if math.isnan(computed):
             return ""
-        work = _WORK if self.rule.on_cpu else _EITHER
-        return work if computed >= _MOST_OF_IT * longer else _A_WAIT
+        work, wait = (_WORK, _A_WAIT) if self.rule.on_cpu else (_EITHER, _OF_A_GPU)
+        return work if computed >= _MOST_OF_IT * longer else wait
 
     def _clock(self, times: Array) -> float:
         start, end = times.min(), times.max()

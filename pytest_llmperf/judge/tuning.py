@@ -265,13 +265,13 @@ class Search:
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
-        self._made: Counter[int] = Counter()
+        self._done: set[int] = set()
         self._failures: Counter[tuple[str, str]] = Counter()
 
     def tell(self, number: int, outcome: Outcome) -> None:
         choices, best = self._field.choices[number].items(), next(iter(self.in_order()), None)
+        self._done |= {number} if number in self.outcomes or not outcome.is_spoilt else set()
         self.outcomes[number] = outcome
-        self._made[number] += 1
         if outcome.is_spoilt:
             return
         if outcome.log is not None:  # whatever it has is not to blame
@@ -289,8 +289,7 @@ class Search:
         return [number for number in range(len(self._field.choices)) if self._is_left(number)]
 
     def _is_left(self, number: int) -> bool:
-        most = 1 if number in self.outcomes and self.outcomes[number].is_spoilt else 0
-        return self._made[number] <= most and number not in self.excluded
+        return number not in self._done and number not in self.excluded
 
     def as_large(self, number: int) -> list[int]:
         """It, and those that differ from it by a larger micro-batch alone."""

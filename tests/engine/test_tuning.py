@@ -861,6 +861,7 @@ class TestScripts:
             decided += not found.rivals
             assert not told or found.winner.argv[-1] == fast
             assert {winner for _, winner in found.compared} == {found.winner}
+            assert {other for (other, _), one in found.compared.items() if not one.verdict} <= {*found.rivals}
             assert not found.rivals or now[0] - began > 90.0  # all but the winner's own case
         assert decided >= 3 if told else decided == 0
 

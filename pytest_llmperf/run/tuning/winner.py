@@ -51,13 +51,13 @@ class Final:
 
     def __init__(self, caller: Caller, found: Tuning, until: float, tell: Callable[[str], None]) -> None:
         self._caller, self._found, self._until, self._tell = caller, found, until, tell
-        self._kept, self._rounds = 0.0, list[dict[Spec, Any]]()
-        """Seconds that are kept for the winner's proofs; and of turns a launch of each."""
+        self._kept, self._able, self._rounds = 0.0, list[Spec](), list[dict[Spec, Any]]()
+        """Seconds kept for the winner's proofs; who may be the winner by turns; and of these a launch of each."""
 
     def decide(self, ranked: Sequence[Spec], fits: Callable[[Spec], bool]) -> None:
         """Find the winner: one of ``ranked``, best first. What its choices brought comes before the last of time."""
         found, found.winner = self._found, ranked[0]
-        self._kept = proof_seconds(ranked[0], self._seconds_of(ranked[0]))
+        self._kept, self._able = proof_seconds(ranked[0], self._seconds_of(ranked[0])), [ranked[0], *found.rivals]
         if isinstance(ranked[0], TrainSpec):
             self._tell_rivals_apart(self._caller.run.settings.max_launches)
             self._without_each_choice(fits)
@@ -73,14 +73,14 @@ class Final:
             unfit = self._take_turns([found.winner, *found.rivals[:RIVALS]])
             if unfit is None:
                 return
-            left = [one for one in (found.winner, *found.rivals) if one not in unfit]
-            self._compare(left[0])
-            behind = {one: found.compared[one, left[0]].log for one in left if (one, left[0]) in found.compared}
-            if behind and behind[best := max(behind, key=lambda one: behind[one])] > 0:  # so far, decided or not
-                self._compare(best)
+            able = self._able = [one for one in self._able if one not in unfit]
+            self._compare(able[0] if found.winner in unfit else found.winner)
+            for one in able:  # the best so far, decided or not
+                if (turns := found.compared.get((one, found.winner))) is not None and turns.log > 0:
+                    self._compare(one)
             # Of one pair nobody knows how it scatters, nor what came of its order.
             told = [pair for pair, one in found.compared.items() if one.verdict and one.pairs >= _LEAST_PAIRS]
-            found.rivals = [one for one in left if one != found.winner and (one, found.winner) not in told]
+            found.rivals = [one for one in able if one != found.winner and (one, found.winner) not in told]
 
     def _without_each_choice(self, fits: Callable[[Spec], bool]) -> None:
         """The winner in turns with what lacks one of its choices; one that is better without it is the winner no more.

@@ -362,14 +362,20 @@ class TestLosses:
         assert not list(changed_losses([now], [then]))
 
 
+def _peft(one: Launch) -> str | None:
+    return one.environment.loaded.get("peft")
+
+
 class TestStoredLaunches:
     """The false alarms of both, over what is committed: there must be none."""
 
     @pytest.mark.parametrize("path", sorted(BASELINES.glob("*/*/*.json")), ids=lambda path: path.stem)
     def test_no_launch_differs_from_those_before_it(self, path: Path) -> None:
         baseline = parse(Baseline, path.read_text(), path.name)
-        for number in range(1, len(baseline.launches)):
-            assert changes(baseline.launches[number : number + 1], baseline.launches[:number]) == ()
+        for number, now in enumerate(baseline.launches):
+            # Another peft replaces other functions.
+            before = [each for each in baseline.launches[:number] if _peft(each) == _peft(now)]
+            assert not before or changes([now], before) == ()
 
 
 def test_a_baseline_keeps_the_setup_once_and_the_losses_to_the_digit() -> None:

@@ -65,3 +65,13 @@ def test_a_plan_of_ours_fits_a_call_and_names_each_step_once(plan: Path) -> None
         names = [step["name"] for step in lane["steps"]]
         assert len({*names}) == len(names)
         assert all(step["seconds"] <= 600 for step in lane["steps"])
+
+
+def test_a_host_whose_pytest_lacks_the_plugin_is_left_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(visit, "entry_points", lambda **_: [])
+    (tmp_path / "plan.toml").write_text(PLAN)
+    with pytest.raises(SystemExit):
+        visit.main([str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), "--seconds", "60"])
+    assert "entry point llmperf" in capsys.readouterr().err
