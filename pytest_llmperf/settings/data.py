@@ -100,16 +100,20 @@ class TextFiles:
 
 def paragraphs(path: Path) -> Iterator[str]:
     """The rows of a ``.txt`` file, of which only a part is held; an ``OSError`` where it is no UTF-8."""
-    rest = ""
+    held, edge = list[str](), ""  # of the row that goes on, and its last letter: none is searched twice
     with path.open("rb") as source, TextIOWrapper(source, encoding="utf-8") as file:
         try:
             while part := file.read(_PART):
-                *rows, rest = (rest + part).split("\n\n")
-                yield from filter(None, rows)
+                first, *rows = (edge + part).split("\n\n")
+                held.append(first)
+                if rows:
+                    yield from filter(None, ["".join(held), *rows[:-1]])
+                    held = rows[-1:]
+                edge, held[-1] = held[-1][-1:], held[-1][:-1]
         except UnicodeDecodeError as error:
             at = source.tell() - len(error.object) + error.start
             raise OSError(EILSEQ, f"from byte {at} on it is no UTF-8; save it as that", str(path)) from None
-    yield from filter(None, [rest])
+    yield from filter(None, ["".join(held) + edge])
 
 
 @lru_cache(maxsize=256)
