@@ -21,6 +21,8 @@ from pytest_llmperf.support import codec
 
 torch = pytest.importorskip("torch")
 
+from pytest_llmperf.worker.script.model import _identity  # noqa: E402 - it imports torch
+
 pytestmark = pytest.mark.torchrun
 
 TRAIN = """
@@ -205,3 +207,10 @@ def test_what_a_leaking_script_keeps_is_named_by_its_variable(tmp_path: Path) ->
     assert launch.trace.places[LEFT] == {"Tensor in 'history' of train.py": 1.0}
     assert launch.allocated_growth is not None
     assert launch.allocated_growth > MOST_GROWTH
+
+
+def test_other_cells_of_one_tensor_are_another_batch() -> None:
+    rows = torch.arange(16).view(4, 4)
+    assert _identity(rows[:, :2]) == _identity(rows[:, :2])
+    assert _identity(rows[:, :2]) != _identity(rows[:2])
+    assert _identity(rows[:2]) != _identity(rows[::2])

@@ -110,7 +110,7 @@ def _identity(ids: torch.Tensor) -> object:
     """That of what ``ids`` holds, without keeping its memory; one of its own where that has none, as under vmap."""
     try:
         storage = StorageWeakRef(ids.untyped_storage())
-        return storage, ids.storage_offset(), ids.numel(), 0 if ids.is_inference() else ids._version  # noqa: SLF001
+        return storage, ids.storage_offset(), ids.shape, ids.stride(), 0 if ids.is_inference() else ids._version  # noqa: SLF001
     except RuntimeError:
         return object()
 
