@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.tuning import OBJECTIVES
+from pytest_llmperf.cli.commands.tune import page
+from pytest_llmperf.judge.tuning import OBJECTIVES, Trial
 from pytest_llmperf.launch import local, machine
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
@@ -573,6 +574,44 @@ def test_a_winner_whose_parity_nobody_can_show_is_not_one(engine: Engine, world:
     tuning = _tuned(engine)
     assert tuning.winner is None
     golden.lines(tuning.notes, "there is no")
+
+
+def test_where_the_fastest_is_unsound_turns_are_told_of_the_next_and_nothing_is_called_decided(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has asked what comes near the next one."""
+    engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+    world.proves = True
+    wrong = replace(BASE, micro_batch_size=16)
+    monkeypatch.setattr(Final, "_disproof", lambda _final, _name, spec: "it is wrong" if spec == wrong else "")
+    tuning = _tuned(engine, gpus=1, axes={"micro_batch_size": [2, 8, 16]})
+    assert (tuning.winner, tuning.unsound, tuning.rivals) == (replace(BASE, micro_batch_size=8), [wrong], [])
+    assert all(winner == tuning.winner and first != wrong for first, winner in tuning.compared)
+    assert not any("decided" in line for line in page(tuning))
+    monkeypatch.setattr(Final, "_disproof", lambda *_: "")
+    assert any("decided" in line for line in page(_tuned(engine, gpus=1, axes={"micro_batch_size": [2, 8, 16]})))
+
+
+def test_rivals_are_those_that_are_as_near_as_they_scatter_and_not_the_next_ones(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is slower by 4 % and steady; the third by 6 %, and its own steps scatter by more than that."""
+    engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+    behind = {2: 0.0, 4: 0.04, 8: 0.06}
+    world.step_seconds = lambda spec: (  # type: ignore[method-assign]
+        0.001 * spec.micro_batch_size * (1 + behind[spec.micro_batch_size])
+    )
+    of = Trial.of
+
+    def scattering(launch: Launch, *told: Any) -> Trial:
+        trial = of(launch, *told)
+        return replace(trial, step_error=0.05 if "mbs8" in trial.id else 0.0)
+
+    asked: list[list[TrainSpec]] = []
+    monkeypatch.setattr(Trial, "of", scattering)
+    monkeypatch.setattr(Final, "decide", lambda final, *_: asked.append(final._found.rivals))
+    _tuned(engine, gpus=1, axes={"micro_batch_size": [*behind]})
+    assert asked == [[replace(BASE, micro_batch_size=8)]]
 
 
 class TestNeighbours:

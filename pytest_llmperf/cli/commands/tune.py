@@ -220,7 +220,7 @@ def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
     if tuning.rivals:
         ids = ", ".join(one.id for one in tuning.rivals[:_MOST]) + ", ..." * (len(tuning.rivals) > _MOST)
         yield f"  not decided: turns have not told it yet from {ids}; give more --minutes"
-    elif not tuning.ended and len(tuning.tried) > 1:
+    elif not (tuning.ended or tuning.unsound) and len(tuning.tried) > 1:
         took_turns = any(winner in pair for pair in tuning.compared)
         yield f"  decided: {'by turns with all that' if took_turns else 'no other'} came as near as trials scatter"
     if not tuning.left:

@@ -158,6 +158,8 @@ class Tuning:
     """Those close to it in their trials that turns have not told from it so far, the closest first."""
     compared: dict[tuple[Any, Any], Turns] = field(default_factory=dict)
     """Of those that took turns with the winner on the same hardware, first, how it did."""
+    unsound: list[Any] = field(default_factory=list)
+    """Those that were faster, and of which their proofs showed that they are no winner."""
     parity: Concluded | None = None
     """Whether the winner trains as its plain form does; ``None`` where no time was left for it."""
     case: Concluded | None = None

@@ -186,8 +186,8 @@ class Tuner:
         if order := self._search.in_order():
             final, found = Final(self._caller, self._found, self._until, self._tell), self._found
             # Who else computes on a CPU is not seen, and a trial may be anything: the next ones are asked in any case.
-            num_rivals = max(len(self._search.close_to_best()) - 1, RIVALS if self._run.on_cpu else 0)
-            found.rivals = [self._specs[number] for number in order[1 : 1 + num_rivals]]
+            close = {*self._search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu else 0]}
+            found.rivals = [self._specs[number] for number in order[1:] if number in close]
             final.decide([self._specs[number] for number in order], self._forecast.fits)
 
     def _fits(self, number: int) -> bool:

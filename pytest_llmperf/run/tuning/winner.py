@@ -109,9 +109,9 @@ class Final:
         """Have it as the winner, and say how it did beside each that took turns with it."""
         found, noise = self._found, self._caller.policy(winner).noise
         found.winner, found.compared = winner, {}
-        for other in dict.fromkeys(chain(*self._rounds)):
+        for other in dict.fromkeys(one for one in chain(*self._rounds) if one not in (winner, *found.unsound)):
             pairs = tuple((each[other], each[winner]) for each in self._rounds if {other, winner} <= each.keys())
-            turns = turns_of(pairs, found.objective, noise, ends_anywhere=True) if pairs and other != winner else None
+            turns = turns_of(pairs, found.objective, noise, ends_anywhere=True) if pairs else None
             found.compared |= {(other, winner): turns} if turns is not None else {}
 
     def _take_turns(self, specs: Sequence[Spec]) -> Sequence[Spec] | None:
@@ -143,13 +143,14 @@ class Final:
         """The first of ``ranked`` that its proofs do not disprove."""
         found = self._found
         for winner in ranked:
-            found.winner, found.rivals = winner, [one for one in found.rivals if one != winner]
+            self._compare(winner)
+            found.rivals = [one for one in found.rivals if one != winner]
             proofs = ("case",) if winner.is_script else ("parity", "case")
             disproof = next(filter(None, (self._disproof(proof, winner) for proof in proofs)), "")
             if not disproof:
                 return
             found.notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
-            found.parity = found.case = None
+            found.unsound, found.parity, found.case = [*found.unsound, winner], None, None
         found.notes.append("none of the fastest configurations is sound")
         found.winner = None
 
