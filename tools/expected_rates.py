@@ -56,7 +56,8 @@ def told(cases: Sequence[Case]) -> dict[str, list[Told]]:
         for name, may in WAYS.items()
     }
     known = {name: [(case, one) for case, one in found if one] for name, found in bare.items()}
-    errors = [one.error_of(case) for way, found in known.items() if way != "another kind of GPU" for case, one in found]
+    others = [each for way, found in known.items() if way != "another kind of GPU" for each in found]
+    errors = [(case, one.far, abs(math.log(one.step_seconds / case.step_seconds))) for case, one in others]
 
     def ranged(case: Case, one: Expectation) -> Told:
         return Told(case, with_error(one, [each for each in errors if each[0].digest != case.digest]))

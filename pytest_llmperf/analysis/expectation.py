@@ -18,17 +18,18 @@ from operator import mul
 from typing import TypeAlias
 
 from pytest_llmperf.analysis.formulas import peak_bandwidth, peak_flops
-from pytest_llmperf.analysis.likely_causes import ATTENTION, COMMUNICATION, LOSS, MATRIX, OPTIMIZER, likely_causes
+from pytest_llmperf.analysis.likely_causes import CATEGORIES, likely_causes
 from pytest_llmperf.analysis.step_difference import DATA, HOST, ORDER, parts_of
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep, Trace
 from pytest_llmperf.settings.batch import DURATION
 from pytest_llmperf.settings.data import is_uneven
-from pytest_llmperf.settings.lora import trained_weights
+from pytest_llmperf.settings.lora import adapted_layers, trained_weights
 from pytest_llmperf.settings.optimizer import update_flops
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import compact
 
+MATRIX, ATTENTION, NORM, LOSS, OPTIMIZER, COMMUNICATION, COPIES, ELEMENTWISE = CATEGORIES
 Parts = Mapping[str, float]
 """By kind of work."""
 Error: TypeAlias = "tuple[Case, float, float]"
@@ -54,10 +55,15 @@ _DECIDE: Mapping[str, frozenset[str]] = dict.fromkeys(
 }
 # That so many are no further off is told; cases whose nearest is about as unlike judge one another, if so many.
 _INSIDE, _ALIKE, _FEWEST = 0.9, 2.5, 10
+# Products that take as long as a byte moved beside them (chips give 200 to 290 for one, some of it hidden), and where
+# sequences are so long, fused attention reads and writes for as long as it computes.
+_MOVED, _A_BYTE, _SHORT = "moved", 125.0, 800
 # A step of so many times less or more arithmetic than any stored one is nothing that they tell of.
 _BEYOND = 8
 # Where these differ, a case says nothing of another: what adapters take, and how tokens come to their experts.
 _APART = ("lora", "experts")
+# And of what is asked some case must have each of these: others' kernels and exchanges tell nothing of its own.
+_CHOSEN = ("tf32", "fp8", "attention", "sdpa_backend", "loss", "parallelism")
 # Of a step: what is lost, or idle, below this is told to nobody; and so many parts at most.
 _TOLD, _MOST_PARTS = 0.03, 2
 
@@ -83,7 +89,8 @@ class Case:
 
     @cached_property
     def settings(self) -> frozenset[tuple[str, str]]:
-        return frozenset((name, repr(each)) for name, each in self.spec.to_dict().items() if name not in _NO_SETTINGS)
+        chosen = [each for each in self.spec.to_dict().items() if each[0] not in _NO_SETTINGS]
+        return frozenset((name, repr(each).replace("fp16", "bf16")) for name, each in chosen)  # both are as fast
 
     @cached_property
     def tokens(self) -> int:
@@ -99,49 +106,55 @@ class Case:
         parts[HOST] = max(0.0, parts[HOST] + self.step_seconds - sum(parts.values()))
         return _of_sum(parts, self.step_seconds)
 
-    @property
-    def speed(self) -> float:
-        """The published rate of its products beside bf16's, of its kind of GPU; 1: nobody knows."""
-        own, usual = (peak_flops(self.kind, each) for each in (self.spec.compute_precision, "bf16"))
-        return own / usual if own and usual else 1.0
-
     @cached_property
     def work(self) -> Parts | None:
         """How much there is of each kind in a step of one GPU; ``None``: nothing tells."""
         spec, tokens, sizes = self.spec, self.tokens, self.spec.architecture.sizes
-        if sizes is None or is_uneven(spec) or spec.offloading != "no":  # nobody counts what goes to the host
+        goes_to_the_host = spec.offloading != "no" or "paged" in spec.optimizer  # nobody counts that
+        if sizes is None or is_uneven(spec) or goes_to_the_host or not (self.static or spec.architecture.geometry):
             return None
-        if self.static is None and spec.architecture.geometry is None:
-            return None
-        scores = float(tokens * spec.sequence_length * sizes.num_layers * sizes.num_heads * sizes.head_size)
+        layers, again = tokens * sizes.num_layers, spec.gradient_checkpointing and spec.checkpointing_policy == "full"
+        scores = float(layers * spec.sequence_length * sizes.num_heads * sizes.head_size)
         width = 4 * sizes.hidden_size + sizes.num_feed_forward_matrices * sizes.feed_forward_size
         if self.static:
             products = float(sum(n for name, n in self.static.flops.items() if "attention" not in name))
         else:
-            again = spec.gradient_checkpointing and spec.checkpointing_policy == "full"
             each = sizes.weights * (8.0 if again else 6.0) - (spec.unmade_flops_per_token or 0.0)
             products = tokens * each + 12 * scores * (spec.attention == "eager")
-        calls, trained = float(spec.gradient_accumulation_steps * sizes.num_layers), float(trained_weights(spec) or 0)
+        if spec.attention != "eager":
+            scores *= (1 + _SHORT / spec.sequence_length) * (1 + again * 2 / 7)
+        own, usual = (peak_flops(self.kind, each) for each in (spec.compute_precision, "bf16"))
+        speed = own / usual if own and usual else 1.0
+        linear, is_fp8 = spec.architecture.linear_layers(), spec.fp8 != "no"
+        # What goes into products of fp8 and comes out is cast; the vocabulary's are none.
+        cast = is_fp8 * sum(into + out for _, into, out in linear)
+        products += is_fp8 * (speed - 1) * 6 * tokens * sizes.vocabulary_size * sizes.hidden_size
+        passes, trained = layers * (1 + spec.gradient_checkpointing / 3), float(trained_weights(spec) or 0)
+        into = sum(width for _, width, _ in adapted_layers(spec))
+        outcomes = sum(output for *_, output in adapted_layers(spec))
+        # Adapters read or write either thrice. Liger's loss adds to the gradient of the vocabulary with each chunk of
+        # tokens, of which there are about as many as words for a hidden feature.
+        chunked = (spec.liger and spec.loss == "model") * spec.gradient_accumulation_steps * sizes.vocabulary_size**2
+        moved = _A_BYTE * 6 * (passes * (into + outcomes) + chunked / (1 + spec.lora))
         return {
-            **dict.fromkeys(ORDER, float(tokens * sizes.num_layers * width)),
+            **dict.fromkeys(ORDER, float(layers * width)),
+            NORM: passes * (width + cast + into * (spec.lora_dropout > 0)),
+            ELEMENTWISE: passes * (width + 2 * cast + 5 * (into + outcomes)),
             # An update's are in bf16; what is counted of a step has them already.
-            MATRIX: products / self.speed + (0.0 if self.static else update_flops(spec)),
+            MATRIX: products / speed + (0.0 if self.static else update_flops(spec)) + moved,
+            _MOVED: moved,
             ATTENTION: scores,
             LOSS: float(tokens * sizes.vocabulary_size),
             OPTIMIZER: trained / (spec.gpus if spec.parallelism != "ddp" else 1),
             # Shards of what stays as it is are gathered all the same.
             COMMUNICATION: trained if spec.parallelism == "ddp" else float(sizes.weights),
-            HOST: calls,
+            HOST: float(spec.gradient_accumulation_steps * sizes.num_layers),
             DATA: float(spec.gradient_accumulation_steps),
         }
 
-    @cached_property
-    def model(self) -> str:
-        return self.spec.architecture.fingerprint
-
     def is_of(self, other: Case) -> bool:
         """Whether both are of one model."""
-        return self.model == other.model
+        return self.spec.architecture.fingerprint == other.spec.architecture.fingerprint
 
     def is_comparable(self, other: Case) -> bool:
         return all(getattr(self.spec, name) == getattr(other.spec, name) for name in _APART)
@@ -173,9 +186,6 @@ class Expectation:
     @property
     def step_seconds(self) -> float:
         return sum(self.parts.values())
-
-    def error_of(self, case: Case) -> Error:
-        return case, self.far, abs(math.log(self.step_seconds / case.step_seconds))
 
     @property
     def rate(self) -> float:
@@ -212,8 +222,9 @@ def with_error(found: Expectation, errors: Sequence[Error]) -> Expectation:
     if len(near) < _FEWEST:
         near = sorted(errors, key=lambda each: abs(each[1] - found.far))[:_FEWEST]
     near = sorted(near, key=lambda each: each[2])
-    models = Counter(one.model for one, *_ in near)
-    sums = [*accumulate(1.0 if one.is_of(found.asked) else 1 / models[one.model] for one, *_ in near)]
+    models = Counter(one.spec.architecture.fingerprint for one, *_ in near)
+    shares = (1.0 if one.is_of(found.asked) else 1 / models[one.spec.architecture.fingerprint] for one, *_ in near)
+    sums = [*accumulate(shares)]
     # The case itself is one more, of which nobody knows where it is among them.
     wanted = bisect_left(sums, _INSIDE * (sums[-1] + 1)) if sums else 0
     error = near[min(wanted, len(near) - 1)][2] if near else 0.0
@@ -223,12 +234,13 @@ def with_error(found: Expectation, errors: Sequence[Error]) -> Expectation:
 def judged(cases: Sequence[Case]) -> list[Error]:
     """How unlike each case's nearest is, and how far off it is then: told by all others, by those of other settings,
     and by those of other models."""
-    found = []
+    found, chosen = [], _CHOSEN if len(cases) >= _FEWEST else ()  # of few, all judge
     for case in cases:
         own = [one for one in cases if one is not case]
         settings = [one for one in own if one.digest != case.digest]
-        told = (estimated(case, some) for some in (own, settings, [one for one in settings if not one.is_of(case)]))
-        found += [each.error_of(case) for each in told if each]
+        others = [one for one in settings if not one.is_of(case)]
+        told = (estimated(case, some, chosen) for some in (own, settings, others))
+        found += [(case, each.far, abs(math.log(each.step_seconds / case.step_seconds))) for each in told if each]
     return found
 
 
@@ -238,39 +250,31 @@ def filled(stored: Sequence[Case]) -> list[Case]:
     traced = [one for one in usable if one.trace]
     found = list(traced)
     for one in usable:
-        told = None if one.trace else estimated(one, [each for each in traced if each.kind == one.kind])
+        told = None if one.trace else estimated(one, [each for each in traced if each.kind == one.kind], ())
         found += [replace(one, scaled=_of_sum(told.parts, one.step_seconds))] if told else []
     return found
 
 
-def estimated(asked: Case, cases: Sequence[Case]) -> Expectation | None:
+def estimated(asked: Case, cases: Sequence[Case], chosen: Sequence[str] = _CHOSEN) -> Expectation | None:
     """What ``cases``, which are filled, say of ``asked``; its error is of what nobody has measured alone."""
     work = asked.work
     cases = [one for one in cases if one.is_comparable(asked)]
-    if not (work and cases):
+    is_known = all(any(getattr(asked.spec, name) == getattr(one.spec, name) for one in cases) for name in chosen)
+    if not (work and cases and is_known):
         return None
-    ratios, spread = {}, 0.0
-    for kind in {one.kind for one in cases} - {asked.kind}:
-        if told := _ratios(asked, kind, cases):
-            ratios[kind] = told
-    known = [one for one in cases if one.kind == asked.kind or one.kind in ratios]
-    if not known:
+    ratios = {asked.kind: dict.fromkeys(ORDER, (1.0, 0.0))}
+    ratios |= {kind: told for kind in {one.kind for one in cases} - {*ratios} if (told := _ratios(asked, kind, cases))}
+    if not (known := [one for one in cases if one.kind in ratios]):
         return None
-    far = [asked.far(one) for one in known]
-    parts = {}
+    far, parts = [asked.far(one) for one in known], {}
     for name in ORDER:
         least = min(each[name] for each in far)
-        sums = [0.0, 0.0]
-        for one, each in zip(known, far, strict=True):
-            weight = math.exp(least - each[name]) / one.step_seconds
-            there = ratios[one.kind][name][0] if one.kind != asked.kind else 1.0
-            sums[0] += weight * one.parts[name] * there
-            sums[1] += weight * (one.work or {})[name]
-        parts[name] = work[name] * sums[0] / sums[1]
+        weights = [math.exp(least - each[name]) / one.step_seconds for one, each in zip(known, far, strict=True)]
+        taken = math.fsum(map(mul, weights, (one.parts[name] * ratios[one.kind][name][0] for one in known)))
+        parts[name] = work[name] * taken / math.fsum(map(mul, weights, ((one.work or {})[name] for one in known)))
     nearest = min(range(len(known)), key=lambda number: far[number][MATRIX])
-    kind = known[nearest].kind
-    if kind != asked.kind:
-        spread = sum(seconds * ratios[kind][name][1] for name, seconds in parts.items()) / sum(parts.values())
+    unknown = ratios[known[nearest].kind]
+    spread = sum(seconds * unknown[name][1] for name, seconds in parts.items()) / sum(parts.values())
     return Expectation(asked=asked, parts=parts, nearest=known[nearest], far=far[nearest][MATRIX], error=spread)
 
 
@@ -285,9 +289,12 @@ def _ratios(asked: Case, kind: str, cases: Sequence[Case]) -> dict[str, tuple[fl
         if not (there and here):
             return None
         products, copies = (then / now for then, now in zip(there, here, strict=True))
-        # All but products is bound by the memory, or not.
+        moved = (asked.work or {})[_MOVED] / (asked.work or {})[MATRIX]
+        # Scores that are written are bound by the memory, fused ones by products; what is left is, or is not.
+        scores = copies if asked.spec.attention == "eager" else products
         between = math.sqrt(products * copies), abs(math.log(products / copies)) / 2
-        return dict.fromkeys(ORDER, between) | {MATRIX: (products, 0.0), HOST: (1.0, 0.0), DATA: (1.0, 0.0)}
+        told = {MATRIX: products ** (1 - moved) * copies**moved, ATTENTION: scores, HOST: 1.0, DATA: 1.0}
+        return dict.fromkeys(ORDER, between) | {name: (each, 0.0) for name, each in told.items()}
     far, found = [asked.far(here) for _, here in pairs], {}
     for name in ORDER:
         least, alike = min(each[name] for each in far), 0.0 if name == HOST else _RATIO  # a host is as good for all

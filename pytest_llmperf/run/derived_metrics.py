@@ -42,9 +42,8 @@ def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     exposed = [shown for launch in launches if (shown := launch.trace.exposed_share) is not None]
     if exposed:
         yield METRICS["exposed_communication_share"].check(median(exposed))
-    if data := data_wait(launches):
-        yield METRICS["data_wait_seconds"].check(data[0])
-        yield METRICS["data_wait_share"].check(data[1])
+    for name, value in zip(("data_wait_seconds", "data_wait_share"), data_wait(launches) or (), strict=False):
+        yield METRICS[name].check(value)
 
 
 def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_flops: ModelFlops) -> Iterator[Check]:
@@ -71,16 +70,12 @@ def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterato
     yield METRICS["least_memory_traffic"].check(moved / fastest / bandwidth)
 
 
-_Key = tuple[str, int]
-"""A model's fingerprint and a length of sequences."""
-
-
 class ModelFlops:
     """Counted ahead of the launches: a count takes a core for some seconds, and none may be timed meanwhile."""
 
     def __init__(self) -> None:
-        self._known: dict[_Key, float | CountError] = {}
-        self._asked: dict[_Key, int] = {}
+        self._known: dict[tuple[str, int], float | CountError] = {}
+        self._asked: dict[tuple[str, int], int] = {}
         self._counts: FlopCounts | None = None
 
     def prepare(self, specs: Iterable[Spec], gpu: str) -> None:
@@ -138,7 +133,7 @@ class ModelFlops:
         self._asked[key] = self._counts.ask(model, length)
 
 
-def _key(spec: TrainSpec) -> _Key:
+def _key(spec: TrainSpec) -> tuple[str, int]:
     return spec.architecture.fingerprint, spec.sequence_length
 
 

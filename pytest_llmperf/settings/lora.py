@@ -37,9 +37,9 @@ def unmade_flops_per_token(spec: TrainSpec) -> float | None:
     return 0.0 if geometry is None else 2.0 * geometry.weights
 
 
-def _layers(spec: TrainSpec) -> list[tuple[str, int, int]]:
-    """Those of one layer of the model that have adapters."""
-    all_of_them = spec.architecture.linear_layers()
+def adapted_layers(spec: TrainSpec) -> list[tuple[str, int, int]]:
+    """Those of one layer of the model that have adapters, if it has some: name, width and output of each."""
+    all_of_them = spec.architecture.linear_layers() if spec.lora else []
     return [each for each in all_of_them if spec.lora_targets == ALL_LINEAR or each[0] in targets(spec)]
 
 
@@ -49,7 +49,7 @@ def trained_weights(spec: TrainSpec) -> int | None:
         return None
     if not spec.lora:
         return sizes.weights
-    of_a_layer = sum(width + output for _, width, output in _layers(spec))
+    of_a_layer = sum(width + output for _, width, output in adapted_layers(spec))
     others = len({*_OF_THE_VOCABULARY}.intersection(targets(spec))) * (sizes.hidden_size + sizes.vocabulary_size)
     return spec.lora_rank * (sizes.num_layers * of_a_layer + others)
 
@@ -83,7 +83,7 @@ def _not_of_the_model(spec: TrainSpec) -> str | None:
         if name not in (*known, *_OF_THE_VOCABULARY):
             family, names = spec.architecture.model_type, ", ".join(dict.fromkeys(known))
             return f"lora_targets: {family} has no linear layer {name!r}{hint(name, known)}; use some of {names}"
-    most = max((min(width, output) for _, width, output in _layers(spec)), default=spec.lora_rank)
+    most = max((min(width, output) for _, width, output in adapted_layers(spec)), default=spec.lora_rank)
     if spec.lora_rank > most:
         return f"lora_rank={spec.lora_rank} is more than the rank of any layer that it adapts; use {most} at most"
     return None

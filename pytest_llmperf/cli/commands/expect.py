@@ -57,7 +57,7 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     if (found := expectation(spec, kind, root, launches)) is None:
         raise CaseError(
             f"{spec.id} on {kind}: nothing stored tells of it, expected baselines of this GPU, or of another one and "
-            "the rates of both chips, steps of about its size, counted arithmetic, and adapters for adapters"
+            "the rates of both chips, steps of its size, counted work, a case of its kernels, and adapters for adapters"
         )
     newest = next((one for one in reversed(launches) if one.trace), launches[-1] if launches else None)
     newest = newest or newest_launch(spec, kind, root)

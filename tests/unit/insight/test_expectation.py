@@ -52,8 +52,8 @@ def found_of(asked: Case, *stored: Case) -> Expectation:
 @pytest.mark.simulated
 def test_each_stored_case_is_told_by_all_others(found: Mapping[str, list[Told]]) -> None:
     cases, near, median, most, inside = summary(found["all others"])
-    assert int(near) / int(cases) >= 0.74
-    assert (float(median[:-2]) <= 2.0, float(most[:-2]) <= 9.5) == (True, True)
+    assert (int(cases) >= 130, int(near) / int(cases) >= 0.9) == (True, True)
+    assert (float(median[:-2]) <= 1.6, float(most[:-2]) <= 5.1) == (True, True)
     assert 0.89 <= int(inside) / int(cases) <= 0.97
 
 
@@ -91,8 +91,8 @@ def test_many_errors_of_another_model_count_as_one() -> None:
 @pytest.mark.simulated
 def test_a_first_launch_on_a_gpu_without_baselines_is_in_its_range(found: Mapping[str, list[Told]]) -> None:
     first = [one for one in found["another kind of GPU"] if one.case.kind == H100]
-    assert len(first) == 43
-    assert sum(one.is_within for one in first) >= 39
+    assert len(first) == 37
+    assert sum(one.is_within for one in first) >= 35
     assert max(one.found.error for one in first if one.found.far < 1) < 0.25, "a range that says something"
 
 
@@ -111,7 +111,8 @@ def test_each_kind_of_work_is_scaled_by_itself() -> None:
 
 def test_adapters_have_a_third_less_products_and_no_use_of_the_chip_for_those_they_leave_out() -> None:
     full, adapters = (Case(spec=replace(SPEC, lora=lora), kind=H200) for lora in (False, True))
-    (of_all, of_some) = ((each.work or {})["matrix products"] for each in (full, adapters))
+    works = [each.work or {} for each in (full, adapters)]
+    of_all, of_some = (work["matrix products"] - work["moved"] for work in works)
     assert of_some == pytest.approx(of_all * 2 / 3)
     uses = [found_of(each, case(each.spec, 0.1, gemm=0.1)).mfu or 0 for each in (full, adapters)]
     assert uses[1] == pytest.approx(uses[0] * 2 / 3, rel=0.03)
@@ -123,6 +124,72 @@ def test_an_optimizer_updates_what_is_trained_alone() -> None:
         (Case(spec=spec, kind=H200).work or {})["optimizer"] for spec in (adapters, replace(adapters, lora_rank=64))
     ]
     assert work == [5_636_096, 8 * 5_636_096]  # as PEFT counts them
+
+
+def work_of(**changes: object) -> Mapping[str, float]:
+    return Case(spec=replace(SPEC, **changes), kind=H200).work or {}
+
+
+def test_thin_products_take_the_time_of_their_bytes() -> None:
+    """Adapters' by the layers that have some; each chunk of Liger's loss adds to a gradient that adapters have not."""
+    full, few, every = (work_of(lora=True, lora_targets=each)["moved"] for each in ("all-linear", "q_proj", "v_proj"))
+    assert full > few + every > 0 == work_of()["moved"]
+    fused = work_of(liger=True)["moved"]
+    assert fused == work_of(liger=True, micro_batch_size=8)["moved"] > 0
+    assert work_of(liger=True, lora=True)["moved"] - full == pytest.approx(fused / 2)
+    assert work_of(liger=True, liger_kernels="rms_norm", loss="chunked")["moved"] == 0
+
+
+def test_fused_attention_of_short_sequences_moves_bytes_and_eager_writes_its_scores() -> None:
+    def longer(**changes: object) -> float:
+        once, twice = (work_of(**changes, sequence_length=length)["attention"] for length in (1024, 2048))
+        return twice / once
+
+    assert longer(attention="eager") == 4
+    assert 2 < longer() < longer(micro_batch_size=8) * 1.001 < 4
+
+
+def test_activations_that_are_made_again_are_a_third_more_and_products_are_counted() -> None:
+    once, again = work_of(), work_of(gradient_checkpointing=True)
+    assert again["normalisation and activation"] == pytest.approx(once["normalisation and activation"] * 4 / 3)
+    assert again["attention"] == pytest.approx(once["attention"] * 9 / 7)
+    assert again["loss"] == once["loss"]
+
+
+def test_dropout_of_adapters_and_casts_to_fp8_are_activations() -> None:
+    adapters, dropped = (work_of(lora=True, lora_dropout=each) for each in (0.0, 0.1))
+    assert dropped["normalisation and activation"] > adapters["normalisation and activation"]
+    assert dropped["matrix products"] == adapters["matrix products"]
+    fp8, halves = work_of(fp8="tensorwise"), work_of()
+    assert fp8["normalisation and activation"] > halves["normalisation and activation"]
+    assert 0.5 < fp8["matrix products"] / halves["matrix products"] < 1, "the vocabulary's stay as they are"
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"fp8": "rowwise"}, {"sdpa_backend": "flash"}, {"loss": "chunked"}, {"attention": "eager"}]
+)
+def test_a_choice_that_no_case_has_is_told_by_none(chosen: Mapping[str, str]) -> None:
+    asked, stored = Case(spec=replace(SPEC, **chosen), kind=H200), filled([case(SPEC, 0.1, gemm=0.1)])
+    assert estimated(asked, stored) is None
+    assert estimated(asked, [*stored, replace(asked, step_seconds=0.1, scaled=stored[0].parts)]) is not None
+
+
+def test_states_that_are_paged_to_the_host_are_counted_by_nobody() -> None:
+    assert work_of(optimizer="paged_adamw_32bit") == {}
+
+
+def test_fp16_tells_of_bf16_as_of_itself() -> None:
+    mixed = [replace(SPEC, model_precision="fp32", mixed_precision=each) for each in ("fp16", "bf16")]
+    half, other = (Case(spec=each, kind=H200) for each in mixed)
+    assert set(half.far(other).values()) == {0.0}
+
+
+def test_of_a_chip_by_rates_alone_fused_attention_is_products_and_written_scores_are_memory() -> None:
+    for attention, slower in (("sdpa", 1.0), ("eager", 2.0)):
+        spec = replace(SPEC, attention=attention)
+        known = replace(case(spec, 0.1, gemm=0.06, softmax=0.04), rates=(8e14, 4e12))
+        parts = found_of(Case(spec=spec, kind="new", rates=(8e14, 2e12)), known).parts
+        assert parts["attention"] == pytest.approx(0.04 * slower)
 
 
 def test_products_of_muons_update_are_work() -> None:
