@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_an_optimizer_updates_what_is_trained_alone() -> None:
     assert work == [5_636_096, 8 * 5_636_096]  # as PEFT counts them
 
 
-def work_of(**changes: object) -> Mapping[str, float]:
+def work_of(**changes: Any) -> Mapping[str, float]:
     return Case(spec=replace(SPEC, **changes), kind=H200).work or {}
 
 
@@ -141,7 +142,7 @@ def test_thin_products_take_the_time_of_their_bytes() -> None:
 
 
 def test_fused_attention_of_short_sequences_moves_bytes_and_eager_writes_its_scores() -> None:
-    def longer(**changes: object) -> float:
+    def longer(**changes: Any) -> float:
         once, twice = (work_of(**changes, sequence_length=length)["attention"] for length in (1024, 2048))
         return twice / once
 
@@ -168,7 +169,7 @@ def test_dropout_of_adapters_and_casts_to_fp8_are_activations() -> None:
 @pytest.mark.parametrize(
     "chosen", [{"fp8": "rowwise"}, {"sdpa_backend": "flash"}, {"loss": "chunked"}, {"attention": "eager"}]
 )
-def test_a_choice_that_no_case_has_is_told_by_none(chosen: Mapping[str, str]) -> None:
+def test_a_choice_that_no_case_has_is_told_by_none(chosen: Mapping[str, Any]) -> None:
     asked, stored = Case(spec=replace(SPEC, **chosen), kind=H200), filled([case(SPEC, 0.1, gemm=0.1)])
     assert estimated(asked, stored) is None
     assert estimated(asked, [*stored, replace(asked, step_seconds=0.1, scaled=stored[0].parts)]) is not None
