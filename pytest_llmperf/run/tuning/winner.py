@@ -68,7 +68,6 @@ class Final:
     def _tell_rivals_apart(self, most_rounds: float = math.inf) -> None:
         """By rounds of turns of the winner with its closest rivals, until none is left or no time."""
         found = self._found
-        found.rivals = [one for one in found.rivals if one != found.winner]
         while found.rivals and len(self._rounds) < most_rounds:
             unfit = self._take_turns([found.winner, *found.rivals[:RIVALS]])
             if unfit is None:
@@ -108,7 +107,7 @@ class Final:
     def _compare(self, winner: Spec) -> None:
         """Have it as the winner, and say how it did beside each that took turns with it."""
         found, noise = self._found, self._caller.policy(winner).noise
-        found.winner, found.compared = winner, {}
+        found.winner, found.compared, found.rivals = winner, {}, [one for one in found.rivals if one != winner]
         for other in dict.fromkeys(one for one in chain(*self._rounds) if one not in (winner, *found.unsound)):
             pairs = tuple((each[other], each[winner]) for each in self._rounds if {other, winner} <= each.keys())
             turns = turns_of(pairs, found.objective, noise, ends_anywhere=True) if pairs else None
@@ -144,7 +143,6 @@ class Final:
         found = self._found
         for winner in ranked:
             self._compare(winner)
-            found.rivals = [one for one in found.rivals if one != winner]
             proofs = ("case",) if winner.is_script else ("parity", "case")
             disproof = next(filter(None, (self._disproof(proof, winner) for proof in proofs)), "")
             if not disproof:

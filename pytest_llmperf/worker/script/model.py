@@ -28,6 +28,7 @@ from pytest_llmperf.support.redaction import redacted, without_secrets
 from pytest_llmperf.worker.imports import patched_files, short_digest
 from pytest_llmperf.worker.settings.optimizer import seen_optimizer
 
+_TWICE = "the model takes the same ids twice in a backward pass, and they are counted once; tokens= says otherwise"
 # DeepSpeed's.
 _SCALERS = ("LossScaler", "DynamicLossScaler")
 
@@ -143,10 +144,7 @@ def evidence(model: Model, spec: ScriptSpec, project: Project, ranks: int) -> di
     found["setup"] = {**found.get("setup", {}), "sources": found.pop("sources", {})}
     found |= {} if model.autocast is None else {"autocast_dtype": model.autocast}
     if model.repeats_ids and spec.given_tokens is None:
-        told = (
-            "the model takes the same ids twice in a backward pass, and they are counted once; tokens= says otherwise"
-        )
-        found["remarks"] = [*found.get("remarks", ()), told]
+        found["remarks"] = [*found.get("remarks", ()), _TWICE]
     said = {"command": without_secrets(shlex.join(spec.argv)), "env": redacted(spec.env)}
     return {**found, **said, "tokens": "counted" if model.counts_tokens else "unknown"}
 
