@@ -101,11 +101,6 @@ class Result:
     shared_launches: int = 0
     """How many of them, the first ones, that or another test has too."""
 
-    @property
-    def has_tokens(self) -> bool:
-        """Whether its rate is one of tokens."""
-        return not self.metrics.keys() & STAND_INS.keys()
-
     def figure(self, metric: str) -> Figure:
         """It, or what stands in its place; one without a value where the case has none."""
         found = (one for name, one in self.metrics.items() if metric in (name, STAND_INS.get(name)))

@@ -148,7 +148,9 @@ def html(page: Page) -> str:
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - only a page that is written pays for it
     from markupsafe import Markup  # noqa: PLC0415 - the same
 
-    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, finalize=_finalize)
+    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    # Whatever the template shows, as it may leave: attributes and what is copied too; markup is of our own making.
+    environment.finalize = lambda value: leaving(value) if type(value) is str else value
     # Of our own drawing, which escapes the text in it.
     pictures = {chart: Markup(picture) for chart, picture in drawn(page.charts).items()}  # noqa: S704
     environment.filters["picture"] = lambda chart: pictures.get(chart, "")
@@ -157,11 +159,6 @@ def html(page: Page) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     style, code = Markup(_file("page.css")), Markup(script)  # noqa: S704 - of ours
     return str(template.page_of(page, style, code, f"sha256-{digest}", most=_MOST_AT_THE_TOP))
-
-
-def _finalize(value: Any) -> Any:
-    """Whatever the template shows, as it may leave: attributes and what is copied too; markup is of our own making."""
-    return leaving(value) if type(value) is str else value
 
 
 def _file(name: str) -> str:

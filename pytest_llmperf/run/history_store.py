@@ -23,7 +23,7 @@ from pytest_llmperf.launch.machine import Machine, is_of_kind
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY
-from pytest_llmperf.records.result import OBSERVED, PastLaunch, PastResult
+from pytest_llmperf.records.result import OBSERVED, STAND_INS, PastLaunch, PastResult
 from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.text import one_line
@@ -273,6 +273,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
     unnamed = kinds.pop() if len(kinds) == 1 else ("" if where.driver else "cpu-") + where.gpu
     versions = {name: one_line(environment[name]) for name in (*_VERSIONS, *_OTHERS) if environment.get(name)}
     counted = {name: result.figure(name).value for name in COUNTED}
+    has_tokens = told.metrics.keys().isdisjoint(STAND_INS)
     return PastResult(
         run=run,
         machine=document.record.machine.kind or document.record.kind or unnamed,
@@ -281,7 +282,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         nodeid=told.nodeid,
         verdict=result.verdict,
         launches=tuple(launches),
-        tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks) if told.has_tokens else 0,
+        tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks) if has_tokens else 0,
         ranks=max(1, len(records[0].ranks)),
         peak_reserved_bytes=result.figure(MEMORY).value,
         versions=versions | choices(records[0]),
