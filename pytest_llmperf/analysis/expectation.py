@@ -124,16 +124,14 @@ class Case:
         if spec.attention != "eager":
             scores *= (1 + _SHORT / spec.sequence_length) * (1 + again * 2 / 7)
         own, usual = (peak_flops(self.kind, each) for each in (spec.compute_precision, "bf16"))
-        speed = own / usual if own and usual else 1.0
-        linear, is_fp8 = spec.architecture.linear_layers(), spec.fp8 != "no"
+        speed, is_fp8 = own / usual if own and usual else 1.0, spec.fp8 != "no"
         # What goes into products of fp8 and comes out is cast; the vocabulary's are none.
-        cast = is_fp8 * sum(into + out for _, into, out in linear)
+        cast = is_fp8 * sum(into + out for _, into, out in spec.architecture.linear_layers())
         products += is_fp8 * (speed - 1) * 6 * tokens * sizes.vocabulary_size * sizes.hidden_size
         passes, trained = layers * (1 + spec.gradient_checkpointing / 3), float(trained_weights(spec) or 0)
         into = sum(width for _, width, _ in adapted_layers(spec))
         outcomes = sum(output for *_, output in adapted_layers(spec))
-        # Adapters read or write either thrice. Liger's loss adds to the gradient of the vocabulary with each chunk of
-        # tokens, of which there are about as many as words for a hidden feature.
+        # Adapters pass over both thrice; each chunk of Liger's loss, as many as words a feature, adds to a gradient.
         chunked = (spec.liger and spec.loss == "model") * spec.gradient_accumulation_steps * sizes.vocabulary_size**2
         moved = _A_BYTE * 6 * (passes * (into + outcomes) + chunked / (1 + spec.lora))
         return {
@@ -222,9 +220,8 @@ def with_error(found: Expectation, errors: Sequence[Error]) -> Expectation:
     if len(near) < _FEWEST:
         near = sorted(errors, key=lambda each: abs(each[1] - found.far))[:_FEWEST]
     near = sorted(near, key=lambda each: each[2])
-    models = Counter(one.spec.architecture.fingerprint for one, *_ in near)
-    shares = (1.0 if one.is_of(found.asked) else 1 / models[one.spec.architecture.fingerprint] for one, *_ in near)
-    sums = [*accumulate(shares)]
+    models = Counter(one.spec.architecture.slug for one, *_ in near)
+    sums = [*accumulate(1.0 if one.is_of(found.asked) else 1 / models[one.spec.architecture.slug] for one, *_ in near)]
     # The case itself is one more, of which nobody knows where it is among them.
     wanted = bisect_left(sums, _INSIDE * (sums[-1] + 1)) if sums else 0
     error = near[min(wanted, len(near) - 1)][2] if near else 0.0
@@ -300,9 +297,7 @@ def _ratios(asked: Case, kind: str, cases: Sequence[Case]) -> dict[str, tuple[fl
         least, alike = min(each[name] for each in far), 0.0 if name == HOST else _RATIO  # a host is as good for all
         both = zip(far, pairs, strict=True)
         weights = [math.exp(alike * (least - each[name])) / one.step_seconds for each, (one, _) in both]
-        then, now = (
-            math.fsum(map(mul, weights, (one.parts[name] for one in side))) for side in zip(*pairs, strict=True)
-        )
+        then, now = (sum(map(mul, weights, (one.parts[name] for one in side))) for side in zip(*pairs, strict=True))
         found[name] = (now / then if then else 1.0), 0.0
     return found
 
