@@ -261,8 +261,7 @@ def _exact(metric: Metric, check: Check, launches: Sequence[Launch], held: Held,
 def horizon(launches: Sequence[Launch]) -> tuple[Sequence[Launch], str]:
     """Those that took all their steps; where none did all of them, and how many of its steps one has seen."""
     whole = [launch for launch in launches if not launch.planned_steps]
-    newest = launches[-1]
-    seen = f"{len(newest.step_seconds)} of {newest.planned_steps} steps seen"
+    seen = f"{len(launches[-1].step_seconds)} of {launches[-1].planned_steps} steps seen"
     return (whole, "") if whole else (launches, seen)
 
 

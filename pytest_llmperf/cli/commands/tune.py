@@ -221,8 +221,7 @@ def _winner(tuning: Tuning, winner: Spec) -> Iterator[str]:
         ids = ", ".join(one.id for one in tuning.rivals[:_MOST]) + ", ..." * (len(tuning.rivals) > _MOST)
         yield f"  not decided: turns have not told it yet from {ids}; give more --minutes"
     elif not (tuning.ended or tuning.unsound) and len(tuning.tried) > 1:
-        took_turns = any(winner in pair for pair in tuning.compared)
-        yield f"  decided: {'by turns with all that' if took_turns else 'no other'} came as near as trials scatter"
+        yield f"  decided: {'by turns with all that' if tuning.compared else 'no other'} came as near as trials scatter"
     if not tuning.left:
         yield "  everything that fits was tried"
     like = "; its losses are like those of where the search began" if trial is not None and trial.losses else ""
