@@ -201,8 +201,8 @@ def _known(arguments: argparse.Namespace, case: Named) -> Measured:
     """What is stored of narrower widths on its machine kind, or said."""
     machine = arguments.machine or (case.stored.baseline.machine if case.stored else "")
     store = BaselineStore(arguments.perf_baselines)
-    widest = case.spec.changed(gpus=2 * max(arguments.ranks))
-    stored = [store.load(machine, spec) for spec in widest.narrower()] if machine else []
+    widest = case.spec.changed(gpus=max(arguments.ranks))
+    stored = [store.load(machine, spec) for spec in (widest, *widest.narrower())] if machine else []
     launches = [launch for baseline in stored if baseline for launch in baseline.launches]
     seconds, rates = dict[int, tuple[float, float]](), dict[bool, float]()
     for launch in launches:

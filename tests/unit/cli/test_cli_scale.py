@@ -44,6 +44,12 @@ def test_each_number_of_ranks_is_a_row(run: Run, golden: Golden, parallelism: st
     golden(out)
 
 
+def test_no_wider_training_than_was_asked_for_has_to_be_valid(run: Run) -> None:
+    """Two ranks are all that may share its two heads of keys."""
+    code, out, _ = run("scale", "model=llama-tiny", "parallelism=tensor", "mixed_precision=no", "--ranks", "2")
+    assert (code, "tensor" in out) == (0, True)
+
+
 def test_programs_get_a_document_a_line(run: Run) -> None:
     code, out, _ = run("scale", "model=llama-tiny", "--ranks", "2,64", "--json")
     first, last = map(json.loads, out.splitlines())
