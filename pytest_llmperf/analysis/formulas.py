@@ -166,13 +166,12 @@ class Measured:
     def step_range(
         self, spec: TrainSpec, step: StaticStep, of: Callable[[TrainSpec], object]
     ) -> tuple[float, float] | None:
-        """How long a ``step`` of ``spec`` takes at least and at most, by the widest that was measured and is no wider.
-
+        """How long a ``step`` of ``spec`` takes at least and at most, by the widest that was measured and is no wider;
         ``None`` where none, or no rate of the links, was measured. ``of`` tells that one's step: exchanges that it has
-        had over the same links are in its time already.
-        """
+        had over the same links are in its time already."""
         ranks = spec.gpus
-        base = max((known for known in self.step_seconds if known <= ranks), default=None)
+        least = ranks if spec.parallelism == "tensor" else 1  # of more ranks each has less to do
+        base = max((known for known in self.step_seconds if least <= known <= ranks), default=None)
         more = self._exchange_seconds(ranks, step)
         if base is None or more is None:
             return None

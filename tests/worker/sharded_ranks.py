@@ -15,14 +15,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from accelerate.parallelism_config import ParallelismConfig
 from transformers import AutoModelForCausalLM
 
 from pytest_llmperf.observe.places import exchanges, recorded
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.arithmetic import shard
-from pytest_llmperf.worker.settings.parallelism import replicas_and_shards
+from pytest_llmperf.worker.estimate.arithmetic import ranks_of, shard
 
 STEPS, SECONDS = 2, 120
 
@@ -32,8 +30,7 @@ def train(spec: TrainSpec, rank: int, store: str, file: Path) -> None:
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=spec.gpus)
-    replicas, shards = replicas_and_shards(spec, spec.gpus)
-    ranks = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
+    ranks, is_tensor = ranks_of(spec, spec.gpus), spec.parallelism == "tensor"
     ranks.get_device_mesh("cpu")
     model = AutoModelForCausalLM.from_config(hf_config_of(spec.architecture.config))
     shard(spec, model, ranks)
@@ -44,9 +41,13 @@ def train(spec: TrainSpec, rank: int, store: str, file: Path) -> None:
         # As the Trainer adds up a step's tokens.
         dist.all_gather_into_tensor(torch.zeros(spec.gpus, dtype=torch.long), torch.zeros(1, dtype=torch.long))
         for number in range(1, passes + 1):
-            model.set_requires_gradient_sync(number == passes)
+            if not is_tensor:
+                model.set_requires_gradient_sync(number == passes)
             model(input_ids=ids, labels=ids).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if is_tensor:  # as the Trainer adds up squares
+            dist.all_reduce(torch.zeros(()))
+        else:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         ends.append(time.time_ns())

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "steps": 6,
     "warmup_steps": 2,
 }
-CASES = [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("fsdp_hybrid", 4)]
+CASES = [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("fsdp_hybrid", 4), ("tensor", 2), ("tensor", 4)]
 Told: TypeAlias = Mapping[tuple[str, int], tuple[TrainSpec, Mapping[str, tuple[float, float]]]]
 
 

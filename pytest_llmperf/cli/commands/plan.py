@@ -244,7 +244,7 @@ def scale_document(one: _Scaled) -> dict[str, Any]:
 
 
 def _notes(spec: TrainSpec) -> list[str]:
-    uncounted = "tensor, context and pipeline parallelism are not counted"
+    uncounted = "context, ZeRO and pipeline parallelism are not counted"
     elsewhere = "fsdp_hybrid is counted on one node"  # by plan alone
     return [*(line for line in formulas.caveats(spec) if not line.startswith(elsewhere)), uncounted]
 

@@ -40,7 +40,7 @@ from pytest_llmperf.observe.places import exchange_name
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.settings.attention import attentions_of
-from pytest_llmperf.worker.settings.parallelism import RESHARD_AFTER_FORWARD, replicas_and_shards
+from pytest_llmperf.worker.settings.parallelism import RESHARD_AFTER_FORWARD, replicas_and_shards, share_layers
 
 # What each operator computes, by its arguments.
 
@@ -259,12 +259,19 @@ class Arithmetic(QuickMode):
 # function makes the buckets, in the order in which the backward pass has the gradients.
 
 
+def ranks_of(spec: TrainSpec, ranks_per_node: int) -> ParallelismConfig:
+    """How its ranks share the work."""
+    if spec.parallelism == "tensor":
+        return ParallelismConfig(tp_size=spec.gpus)
+    replicas, shards = replicas_and_shards(spec, ranks_per_node)
+    return ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
+
+
 @contextmanager
 def among_ranks(spec: TrainSpec, ranks_per_node: int = 0) -> Iterator[ParallelismConfig]:
     """Be rank 0 of the spec's ranks while this lasts, on one node where nobody says otherwise; before any fake mode: a
     mesh is made of numbers. Rank 0 holds as much as any: of too few rows the last ranks hold less."""
-    replicas, shards = replicas_and_shards(spec, ranks_per_node or spec.gpus)
-    config = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
+    config = ranks_of(spec, ranks_per_node or spec.gpus)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)
     try:
         config.get_device_mesh("cpu")
@@ -275,6 +282,9 @@ def among_ranks(spec: TrainSpec, ranks_per_node: int = 0) -> Iterator[Parallelis
 
 def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> None:
     """Divide ``model`` in place, as accelerate does on GPUs with the Trainer's arguments."""
+    if spec.parallelism == "tensor":
+        share_layers(spec, model, config.get_device_mesh())
+        return
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=RESHARD_AFTER_FORWARD,
@@ -324,8 +334,9 @@ class Exchanges:
         find = dist.distributed_c10d._resolve_process_group  # noqa: SLF001 - functional operators have a name alone
         group = dist.ProcessGroup.unbox(boxed[0]) if boxed else find(named[-1])
         sizes = [sum(leaf.nbytes for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)) for each in args]
-        # Of accumulated gradients all but the last pass reduce nothing.
-        self.add(exchange_name(kind, group.group_desc), max(sizes), times=1 if "reduce" in kind else self.times)
+        # Of accumulated gradients all but the last pass reduce nothing; what layers share is in each pass.
+        times = 1 if "reduce" in kind and boxed else self.times
+        self.add(exchange_name(kind, group.group_desc), max(sizes), times=times)
 
     def add(self, name: str, whole: int, each: int = 0, times: int = 1) -> None:
         for at, amount in enumerate((1, whole, each)):

@@ -54,7 +54,7 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "muon": partial(MuonAndAdamW, lr=1e-3),
 }
 
-_PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid")
+_PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid", "tensor")
 
 
 def plan(
@@ -108,12 +108,14 @@ def plan(
 def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradients: list[torch.nn.Parameter]) -> None:
     """What ranks exchange beside what the step has asked for; ``gradients`` of DDP, in the order in which they came."""
     found.exchanges.add_trainer(model)
-    if not gradients:
+    if gradients:
+        found.exchanges.add_ddp(model, gradients)
+    elif not hasattr(model, "set_requires_gradient_sync"):  # the Trainer adds up the squares of a tensor's norms itself
+        found.exchanges.add("all_reduce", torch.float32.itemsize)
+    else:
         found.padding = arithmetic.padding_bytes(model)
         with counter:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    else:
-        found.exchanges.add_ddp(model, gradients)
 
 
 def _refuse_unmodelled(spec: TrainSpec) -> None:
@@ -184,7 +186,7 @@ def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Call
         ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
         num_micro_batches = min(2, spec.gradient_accumulation_steps)
         for number in range(1, num_micro_batches + 1):
-            if spec.parallelism != "ddp":  # gradients are reduced, and so sharded, when they are whole
+            if hasattr(model, "set_requires_gradient_sync"):  # FSDP reduces, and so shards, gradients that are whole
                 model.set_requires_gradient_sync(number == num_micro_batches)
             # Of many, all but the first are as the second.
             with counter.times(1 if number < num_micro_batches else spec.gradient_accumulation_steps - number + 1):

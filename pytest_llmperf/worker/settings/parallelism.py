@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -80,7 +80,7 @@ _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _WHOLE = "embedding_rowwise"
 
 
-def share_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
+def share_layers(spec: TrainSpec, model: PreTrainedModel, mesh: DeviceMesh | None = None) -> None:
     """Divide what transformers' plan names among all ranks, where that was asked for; the rest each has as a whole."""
     if spec.parallelism != "tensor":
         return
@@ -95,7 +95,7 @@ def share_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
             f"{model.config.model_type} has {has} for tensor parallelism in transformers, expected colwise and rowwise "
             "layers alone: use another parallelism"
         )
-    mesh = init_device_mesh(model.device.type, (spec.gpus,), mesh_dim_names=("tp",))
+    mesh = mesh or init_device_mesh(model.device.type, (spec.gpus,), mesh_dim_names=("tp",))
     styles = {f"{model.base_model_prefix}.{name}": _STYLES[style]() for name, style in plan.items()}
     parallelize_module(model, mesh, styles)
     # By these the Trainer and accelerate know of it.
