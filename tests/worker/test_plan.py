@@ -129,7 +129,8 @@ def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
 def is_modelled(spec: TrainSpec) -> bool:
     """Whether a prediction claims to be right of it: docs/explanation/memory.md lists of what it does not."""
     known = spec.fp8 == "no" and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
-    return known and not spec.torch_compile and not spec.has_padding
+    counted = spec.parallelism in ("ddp", "fsdp", "fsdp_hybrid", "tensor") and spec.offloading == "no"
+    return known and counted and not spec.torch_compile and not spec.has_padding
 
 
 SMALL = TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=8)

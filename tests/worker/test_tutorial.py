@@ -23,7 +23,8 @@ SLOWED = "LLMPERF_INJECT=slow"
 @pytest.mark.torchrun
 @pytest.mark.slow
 @pytest.mark.wide
-def test_the_tutorial_goes_as_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_goes_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # as a reader has it
     for block in (each for each in blocks_of(PAGE) if each.origin == "tutorial"):
         if block.language in SHELLS:
             _follow(block, tmp_path)
