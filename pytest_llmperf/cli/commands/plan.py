@@ -244,9 +244,7 @@ def scale_document(one: _Scaled) -> dict[str, Any]:
 
 
 def _notes(spec: TrainSpec) -> list[str]:
-    uncounted = "context, ZeRO and pipeline parallelism are not counted"
-    elsewhere = "fsdp_hybrid is counted on one node"  # by plan alone
-    return [*(line for line in formulas.caveats(spec) if not line.startswith(elsewhere)), uncounted]
+    return [line for line in formulas.caveats(spec) if "counted on one node" not in line]  # by plan alone
 
 
 def _scale_page(rows: Sequence[_Scaled], screen: Screen) -> Iterator[str]:
