@@ -26,7 +26,8 @@ _TIMES = 1.96
 
 def _trained(spec: TrainSpec) -> str:
     if not spec.lora:
-        return "all weights"
+        shared = ", sharded" if spec.parallelism == "fsdp" else ""
+        return "all weights" + shared + ", compiled" * spec.torch_compile + ", fp8" * (spec.fp8 != "no")
     of = "" if spec.lora_targets == "all-linear" else f" of {spec.lora_targets}"
     more = ", dropout" if spec.lora_dropout else ""
     return f"LoRA {spec.lora_rank}{of}{more}" + (" over nf4" if spec.lora_base == "nf4" else "")
@@ -41,6 +42,7 @@ def _row(spec: TrainSpec, stored: Baseline, knowledge: Knowledge) -> tuple[str, 
     accepted = stored.history[-1].metrics
     return (
         spec.model,
+        str(spec.gpus),
         f"{spec.micro_batch_size} x {spec.sequence_length:,}",
         _trained(spec) + ("" if spec.gradient_checkpointing or "1b" in spec.model else ", nothing made again"),
         f"{rate:,.0f}",
@@ -56,7 +58,8 @@ def rows(machine: str) -> Iterator[tuple[str, ...]]:
     """The header, and a row for each case that was launched on ``machine``."""
     stored = {each.digest: each for each in BaselineStore(BASELINES).baselines(machine)}
     knowledge = Knowledge.of([each.launches for each in stored.values()])
-    yield "model", "a step", "trained", "tokens/s", "95 of 100", "launches", "memory", "MFU", "a token"
+    rate = ("tokens/s/GPU", "95 of 100", "launches")
+    yield ("model", "GPUs", "of each a step", "trained", *rate, "memory", "MFU", "a token")
     for case in FINE_TUNING:
         if knowledge and case.spec.digest in stored:
             yield _row(case.spec, stored[case.spec.digest], knowledge)
