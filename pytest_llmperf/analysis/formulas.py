@@ -12,6 +12,7 @@ from statistics import NormalDist
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep
+from pytest_llmperf.settings.parallelism import data_ranks
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: In the order in which they are told.
@@ -50,15 +51,14 @@ _FUSED = "is counted as any fused attention: its inputs, its output and a number
 
 def caveats(spec: TrainSpec) -> list[str]:
     """What is not modelled of ``spec``, or not proven, a line each."""
-    sharded, precisions = spec.parallelism != "ddp", (spec.model_precision, spec.mixed_precision)
+    counted = "DDP's buckets" if spec.parallelism == "ddp" else "FSDP's buffers"
     found = {
         "torch_compile is not modelled: this is without it, and compiled kernels usually keep less": spec.torch_compile,
         f"{spec.attention} {_FUSED}": spec.attention.startswith("flash_attention"),
         f"flex_attention {_FUSED}, without its mask of blocks": spec.attention == "flex_attention",
-        "fp16 is counted as bf16, without the scaler of its loss": "fp16" in precisions,
-        "of several GPUs only DDP's buckets are counted: NCCL takes more, outside the allocator": spec.gpus > 1
-        and not sharded,
-        "of several GPUs only FSDP's buffers are counted: NCCL takes more, outside the allocator": sharded,
+        "fp16 is counted as bf16, without the scaler of its loss": "fp16"
+        in (spec.model_precision, spec.mixed_precision),
+        f"of several GPUs only {counted} are counted: NCCL takes more, outside the allocator": spec.gpus > 1,
         "fsdp_hybrid is counted on one node, where half of the GPUs hold the shards": spec.parallelism == "fsdp_hybrid",
         f"{spec.architecture.model_type} is not among the families that are held against measurements: "
         f"{', '.join(sorted(_PROVEN))}": spec.architecture.model_type not in _PROVEN,
@@ -170,7 +170,7 @@ class Measured:
         ``None`` where none, or no rate of the links, was measured. ``of`` tells that one's step: exchanges that it has
         had over the same links are in its time already."""
         ranks = spec.gpus
-        least = ranks if spec.parallelism == "tensor" else 1  # of more ranks each has less to do
+        least = 1 if data_ranks(spec) > 1 else ranks  # of more that share a sequence each has less to do
         base = max((known for known in self.step_seconds if least <= known <= ranks), default=None)
         more = self._exchange_seconds(ranks, step)
         if base is None or more is None:

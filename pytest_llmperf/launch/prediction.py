@@ -143,9 +143,8 @@ def started(errors: Any, niceness: int) -> subprocess.Popen[bytes]:
 
 def step_request(spec: TrainSpec, *, operators: bool = False, ranks_per_node: int = 0) -> dict[str, Any]:
     """A question for bytes by part, and for ``operators``, FLOPs and exchanges; 0 ranks a node: all on one."""
-    request: dict[str, Any] = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
-    request |= {"ranks_per_node": ranks_per_node} if ranks_per_node else {}
-    return request | ({"operators": True} if operators else {})
+    asked = {"operators": operators, "ranks_per_node": ranks_per_node}
+    return {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config), **asked}
 
 
 def why_none(spec: Spec) -> str | None:

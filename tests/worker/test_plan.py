@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pytest_llmperf.judge.store import parse
 from pytest_llmperf.worker.estimate import prediction_server
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter
-from pytest_llmperf.worker.estimate.memory_estimator import IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
+from pytest_llmperf.worker.estimate.memory_estimator import COUNTED, IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -129,7 +129,7 @@ def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
 def is_modelled(spec: TrainSpec) -> bool:
     """Whether a prediction claims to be right of it: docs/explanation/memory.md lists of what it does not."""
     known = spec.fp8 == "no" and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
-    counted = spec.parallelism in ("ddp", "fsdp", "fsdp_hybrid", "tensor") and spec.offloading == "no"
+    counted = spec.parallelism in COUNTED and spec.offloading == "no"
     return known and counted and not spec.torch_compile and not spec.has_padding
 
 

@@ -174,14 +174,13 @@ def _numbers(text: str) -> list[int] | None:
 
 
 def _scale(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    troubles: list[str] = []
     words, ranks, node = [*arguments.specs], arguments.ranks, arguments.ranks_per_node
     if any("=" in word for word in words) and not any(word.startswith("gpus=") for word in words):
         words.append(f"gpus={ranks[0]}")
     check_machine(arguments.perf_baselines, arguments.machine)
     names = named(words, arguments.perf_baselines, arguments.machine)
     cases = [each.spec for each in names]
-    troubles += [f"{spec.id}: a script, whose ranks are not told without a launch" for spec in cases if spec.is_script]
+    troubles = [f"{spec.id}: a script, whose ranks are not told without a launch" for spec in cases if spec.is_script]
     for number in ranks:
         if number > node and number % node:
             raise CaseError(f"--ranks {number}: expected whole nodes of {node}; --ranks-per-node says of how many")

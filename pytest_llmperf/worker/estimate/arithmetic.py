@@ -16,15 +16,17 @@ import inspect
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from inspect import getattr_static
 from math import prod
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+import transformers  # its Trainer takes a second, and is loaded where it is named
+from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
@@ -40,7 +42,7 @@ from pytest_llmperf.observe.places import exchange_name
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.settings.attention import attentions_of
-from pytest_llmperf.worker.settings.parallelism import RESHARD_AFTER_FORWARD, replicas_and_shards, share_layers
+from pytest_llmperf.worker.settings.parallelism import RESHARD_AFTER_FORWARD, mesh_sizes, share_layers
 
 # What each operator computes, by its arguments.
 
@@ -259,19 +261,11 @@ class Arithmetic(QuickMode):
 # function makes the buckets, in the order in which the backward pass has the gradients.
 
 
-def ranks_of(spec: TrainSpec, ranks_per_node: int) -> ParallelismConfig:
-    """How its ranks share the work."""
-    if spec.parallelism == "tensor":
-        return ParallelismConfig(tp_size=spec.gpus)
-    replicas, shards = replicas_and_shards(spec, ranks_per_node)
-    return ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
-
-
 @contextmanager
 def among_ranks(spec: TrainSpec, ranks_per_node: int = 0) -> Iterator[ParallelismConfig]:
     """Be rank 0 of the spec's ranks while this lasts, on one node where nobody says otherwise; before any fake mode: a
     mesh is made of numbers. Rank 0 holds as much as any: of too few rows the last ranks hold less."""
-    config = ranks_of(spec, ranks_per_node or spec.gpus)
+    config = ParallelismConfig(**mesh_sizes(spec, ranks_per_node or spec.gpus))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)
     try:
         config.get_device_mesh("cpu")
@@ -280,11 +274,15 @@ def among_ranks(spec: TrainSpec, ranks_per_node: int = 0) -> Iterator[Parallelis
         dist.destroy_process_group()
 
 
-def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> None:
-    """Divide ``model`` in place, as accelerate does on GPUs with the Trainer's arguments."""
+#: Of what a model is to be given for a pass, the context that the pass needs, and what this rank's is given in it.
+Divided: TypeAlias = Callable[[dict[str, torch.Tensor]], AbstractContextManager[dict[str, torch.Tensor]]]
+
+
+def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> Divided:
+    """Divide ``model`` in place, as accelerate does on GPUs with the Trainer's arguments; how its input is."""
     if spec.parallelism == "tensor":
         share_layers(spec, model, config.get_device_mesh())
-        return
+        return nullcontext
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=RESHARD_AFTER_FORWARD,
@@ -303,6 +301,20 @@ def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> None:
         device=torch.device("cpu"),
     )
     fsdp2_prepare_model(accelerator, model)
+    if spec.parallelism != "context":
+        return nullcontext
+    Accelerator._prepare_cp(accelerator, model)  # noqa: SLF001 - by their own functions, as in a training
+    accelerator.maybe_context_parallel = partial(Accelerator.maybe_context_parallel, accelerator)
+    trainer = SimpleNamespace(accelerator=accelerator)
+
+    @contextmanager
+    def own_parts(given: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+        whole = {name: tokens.clone() for name, tokens in given.items()}  # it is divided in place
+        divided, own = transformers.Trainer._prepare_context_parallel_inputs(trainer, model, whole)  # noqa: SLF001
+        with divided():
+            yield own
+
+    return own_parts
 
 
 def first_chunk(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
@@ -336,6 +348,8 @@ class Exchanges:
         sizes = [sum(leaf.nbytes for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)) for each in args]
         # Of accumulated gradients all but the last pass reduce nothing; what layers share is in each pass.
         times = 1 if "reduce" in kind and boxed else self.times
+        # Behind functional ones are those of several tensors, as which PyTorch records them.
+        kind = kind if boxed or not kind.endswith("_tensor") else f"{kind}_coalesced"
         self.add(exchange_name(kind, group.group_desc), max(sizes), times=times)
 
     def add(self, name: str, whole: int, each: int = 0, times: int = 1) -> None:
@@ -381,12 +395,11 @@ class OperatorCounter:
         self.exchanges = Exchanges()
         self.padding = 0
         """Bytes that the shards of all ranks have beyond the model."""
-        self._now: Counter[str] | None = None
+        self._now = Counter[str]()
 
     def called(self, name: str) -> None:
         """``name`` was called where no dispatcher sees it."""
-        if self._now is not None:
-            self._now[name] += 1
+        self._now[name] += 1
 
     @contextmanager
     def times(self, number: int) -> Iterator[None]:
@@ -400,7 +413,7 @@ class OperatorCounter:
 
         with Arithmetic(seen) as arithmetic:
             yield
-        self._now = None
+        self._now = Counter()  # of which nobody asks
         for total, found in ((self.operators, counts), (self.flops, arithmetic.by_operator)):
             for name, count in found.items():
                 total[name] += count * number

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -27,7 +28,7 @@ from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, checked_config, model_arguments
 from pytest_llmperf.worker.estimate import arithmetic
-from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, replaced
+from pytest_llmperf.worker.estimate.arithmetic import Divided, OperatorCounter, replaced
 from pytest_llmperf.worker.estimate.storages import (
     GRANULE,
     Change,
@@ -54,7 +55,7 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "muon": partial(MuonAndAdamW, lr=1e-3),
 }
 
-_PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid", "tensor")
+COUNTED = ("ddp", "fsdp", "fsdp_hybrid", "tensor", "context")
 
 
 def plan(
@@ -86,16 +87,17 @@ def plan(
         fused, size = spec.sdpa_backend != "math", counter.vocabulary_size
         functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
         _prepare(spec, model, functions)
+        divided: Divided = nullcontext
         if ranks is not None:
             # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
             only = {"_chunk_with_empty": arithmetic.first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
             with replaced(_fsdp_param, **only):
-                arithmetic.shard(spec, model, ranks)
+                divided = arithmetic.shard(spec, model, ranks)
         gradients: list[torch.nn.Parameter] = []
         if operators is not None and ranks is None:
             for parameter in (each for each in model.parameters() if each.requires_grad):
                 parameter.register_post_accumulate_grad_hook(gradients.append)
-        recording = _train(spec, model, counter, functions)
+        recording = _train(spec, model, counter, functions, divided)
         if operators is not None and spec.gpus > 1:
             _exchange(model, counter, operators, gradients[-len({*gradients}) :])
     parts = parts_at_peak(recording, _WORKSPACES)
@@ -119,28 +121,20 @@ def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradi
 
 
 def _refuse_unmodelled(spec: TrainSpec) -> None:
-    if spec.optimizer not in _OPTIMIZERS:
-        raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
-    if spec.parallelism not in _PARALLELISMS:
-        raise ValueError(f"parallelism={spec.parallelism!r} is not modelled; known: {', '.join(_PARALLELISMS)}")
-    if spec.offloading != "no":
-        raise ValueError(f"offloading={spec.offloading!r} is not modelled; known: no")
-    if spec.loss == "cut":
-        raise ValueError("loss='cut' is not modelled: its kernels run on a GPU alone; known: model, chunked")
-    if spec.fp8 != "no":
-        raise ValueError(
-            f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
-            "they are used, 8-bit ones; known: no"
-        )
-    if spec.experts == "eager":
-        raise ValueError(
-            "experts='eager' are not modelled: how many tokens each one gets is known by their values alone"
-        )
-    if spec.has_padding or is_apart(spec):
-        raise ValueError(
-            f"rows={spec.rows!r} are not modelled: their mask has a value for each score, and takes its causal kernel "
-            "from fused attention; known: packed"
-        )
+    is_eager = spec.experts == "eager"
+    found = {
+        f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}": spec.optimizer in _OPTIMIZERS,
+        f"parallelism={spec.parallelism!r} is not modelled; known: {', '.join(COUNTED)}": spec.parallelism in COUNTED,
+        f"offloading={spec.offloading!r} is not modelled; known: no": spec.offloading == "no",
+        "loss='cut' is not modelled: its kernels run on a GPU alone; known: model, chunked": spec.loss != "cut",
+        f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
+        "they are used, 8-bit ones; known: no": spec.fp8 == "no",
+        "experts='eager' are not modelled: how many tokens each one gets is known by their values alone": not is_eager,
+        f"rows={spec.rows!r} are not modelled: their mask has a value for each score, and takes its causal kernel "
+        "from fused attention; known: packed": not (spec.has_padding or is_apart(spec)),
+    }
+    for line in (line for line, holds in found.items() if not holds):
+        raise ValueError(line)
 
 
 def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions]) -> None:
@@ -167,7 +161,9 @@ def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions])
         apply_liger_kernel(model, liger_kernels(spec))
 
 
-def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions]) -> Recording:
+def _train(
+    spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions], divided: Divided
+) -> Recording:
     """A training step of an optimizer that has its states."""
     matrices = muon_matrices(spec, model)
     updated, pieces = _updated(model, counter, matrices)
@@ -189,10 +185,11 @@ def _train(spec: TrainSpec, model: Any, counter: StorageCounter, functions: Call
             if hasattr(model, "set_requires_gradient_sync"):  # FSDP reduces, and so shards, gradients that are whole
                 model.set_requires_gradient_sync(number == num_micro_batches)
             # Of many, all but the first are as the second.
-            with counter.times(1 if number < num_micro_batches else spec.gradient_accumulation_steps - number + 1):
+            times = 1 if number < num_micro_batches else spec.gradient_accumulation_steps - number + 1
+            with divided({"input_ids": ids, "labels": ids}) as given, counter.times(times):
                 counter.part, autocast = "activations", _autocast(spec)
                 with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None), functions():
-                    output = model(input_ids=ids, labels=ids)
+                    output = model(**given)
                 if autocast is not None and output.logits is not None:
                     output.logits = output.logits.float()  # accelerate gives back fp32
                 loss = output.loss
@@ -238,8 +235,7 @@ def _updated(
             parameter = torch.nn.Parameter(torch.empty(size, dtype=dtype))
             parameter.grad = torch.empty(size, dtype=dtype)
             found.append(parameter)
-    counter.ignore(found)
-    counter.ignore([parameter.grad for parameter in found])
+    counter.ignore([*found, *(parameter.grad for parameter in found)])
     return found, pieces
 
 
@@ -275,6 +271,8 @@ _FP32, _SUMMED = _named(IN_FP32), _named(SUMMED_IN_FP32)
 
 # Questions for a tensor's content, for which a host waits, and the operators that ask them.
 _WAITS = {torch.Tensor.item: "aten::item", torch.Tensor.__bool__: "aten::is_nonzero"}
+# Context parallelism puts a function of its own in its place, which calls it.
+_ATTENTION = functional.scaled_dot_product_attention
 
 
 class GpuFunctions(TorchFunctionMode):
@@ -290,12 +288,11 @@ class GpuFunctions(TorchFunctionMode):
         called: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__()
-        self._autocast, self._vocabulary_size, self._fused = autocast, vocabulary_size, fused
-        self._called = called
+        self._autocast, self._vocabulary_size, self._fused, self._called = autocast, vocabulary_size, fused, called
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is functional.scaled_dot_product_attention:
+        if function is _ATTENTION:
             return self._attention(*args, **kwargs)
         if (answer := _answer(function, args)) is not None:
             if function in _WAITS:
@@ -322,7 +319,7 @@ class GpuFunctions(TorchFunctionMode):
         """By PyTorch's plain functions, the same on every device, or by one kernel. That keeps inputs, output, one fp32
         number a row (Dao et al. 2022) and a mask, as numbers in the queries' type. The CPU's kernel keeps just these,
         takes fake tensors, and is a real operator that selective recomputation finds."""
-        aten, to = torch.ops.aten, self._autocast
+        aten, to, is_causal = torch.ops.aten, self._autocast, kwargs.get("is_causal", False)
         query, key, value = (tensor if to is None else tensor.to(to) for tensor in tensors[:3])
         mask = next(iter(tensors[3:]), attn_mask)
         with torch.autocast("cpu", enabled=False):
@@ -335,7 +332,9 @@ class GpuFunctions(TorchFunctionMode):
                 mask = torch.where(mask.logical_not(), blocked, open_) if is_open else mask.to(query.dtype)
             if query.shape[-1] != value.shape[-1]:  # of another size in latent attention, which this kernel alone takes
                 efficient = aten._scaled_dot_product_efficient_attention  # noqa: SLF001
-                return efficient(query, key, value, mask, compute_log_sumexp=True)[0]
+                return efficient(query, key, value, mask, compute_log_sumexp=True, is_causal=is_causal)[0]
+            if isinstance(query, DTensor):  # its ranks pass keys and values on between calls of a GPU's kernel
+                return aten._scaled_dot_product_flash_attention(query, key, value, is_causal=is_causal)[0]  # noqa: SLF001
             return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask)[0]  # noqa: SLF001
 
 
@@ -378,8 +377,7 @@ def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] 
     ``masks``: whether what SDPA cannot say otherwise (a sliding window) becomes one; other kernels are told of it."""
     # transformers takes fake tensors for tracing, and would build a mask that training does not.
     answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}
-    if not masks:
-        answers["_ignore_causal_mask_sdpa"] = True
+    answers |= {} if masks else {"_ignore_causal_mask_sdpa": True}
     functions = {
         name: lambda *_, answer=answer, **__: answer for name, answer in answers.items() if hasattr(masking_utils, name)
     }

@@ -44,8 +44,6 @@ def prepare(request: Mapping[str, Any]) -> None:
                 importlib.import_module(f"{ops.__name__}.{info.name}")
         if spec.get("lora"):
             importlib.import_module("peft")
-        if spec.get("parallelism", "ddp") != "ddp":
-            importlib.import_module("torch.distributed.fsdp")
 
 
 # What a prediction does not look at: how long is measured, judgement, data, compilers and matrix units.

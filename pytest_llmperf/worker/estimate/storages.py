@@ -103,7 +103,7 @@ class StorageCounter(QuickMode):
         kwargs = kwargs or {}
         made = function(*args, **kwargs)
         if self.operators is not None and function.namespace in ("c10d", "_c10d_functional"):
-            self.operators.exchanges.saw(function, args)
+            self.operators.exchanges.saw(function, (*args, made))  # one of them is the whole
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self.count(tensor)

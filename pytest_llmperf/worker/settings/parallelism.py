@@ -36,13 +36,10 @@ def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
         arguments["fsdp_config"] = {"version": 2, "reshard_after_forward": RESHARD_AFTER_FORWARD}
     if zero_stage(spec):
         arguments["deepspeed"] = _deepspeed(spec)
-    sizes = {_SIZES[spec.parallelism]: spec.gpus} if spec.parallelism in _SIZES else {}
-    if spec.parallelism == "fsdp_hybrid":
-        replicas, shards = replicas_and_shards(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
-        sizes = {"dp_replicate_size": replicas, "dp_shard_size": shards}
-    if sizes:
+    if spec.parallelism in (*_SIZES, "fsdp_hybrid"):
         from accelerate.parallelism_config import ParallelismConfig  # noqa: PLC0415 - a script may have no accelerate
 
+        sizes = mesh_sizes(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
         arguments["parallelism_config"] = ParallelismConfig(**sizes)
     return arguments
 
@@ -67,12 +64,14 @@ def build_whole(spec: TrainSpec) -> None:
         unset_hf_deepspeed_config()
 
 
-def replicas_and_shards(spec: TrainSpec, on_this_node: int) -> tuple[int, int]:
-    """How often FSDP repeats its shards, and over how many ranks; gathering stays within a node of several."""
+def mesh_sizes(spec: TrainSpec, on_this_node: int) -> dict[str, int]:
+    """As accelerate names them: FSDP has replicas of its shards where gathering stays within a node of several."""
+    if spec.parallelism in _SIZES:
+        return {_SIZES[spec.parallelism]: spec.gpus}
     shards = spec.gpus
     if spec.parallelism == "fsdp_hybrid":
         shards = on_this_node if on_this_node < spec.gpus else spec.gpus // 2
-    return spec.gpus // shards, shards
+    return {"dp_replicate_size": spec.gpus // shards, "dp_shard_size": shards}
 
 
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -139,12 +138,8 @@ def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence
         return ParallelismEvidence(world_size=ranks, parallelism="ddp" if is_ddp else "none", mesh=[])
     mesh = [size for size in max(_meshes(modules[0]), key=len, default=()) if size > 1]
     cast_to = sharded._get_fsdp_state()._mp_policy.param_dtype  # noqa: SLF001 - told nowhere else
-    return ParallelismEvidence(
-        world_size=ranks,
-        parallelism="fsdp_hybrid" if len(mesh) > 1 else "fsdp",
-        mesh=mesh,
-        gathered_dtype="" if cast_to is None else str(cast_to),
-    )
+    kind = "fsdp_hybrid" if len(mesh) > 1 else "fsdp"
+    return ParallelismEvidence(world_size=ranks, parallelism=kind, mesh=mesh, gathered_dtype=str(cast_to or ""))
 
 
 def _seen(training: Training) -> ParallelismEvidence:

@@ -59,6 +59,13 @@ def test_what_was_not_measured_is_not_told(widths: tuple[int, ...], rates: dict[
     assert told(found, 8 if widths != (8,) else 4) is None
 
 
+@pytest.mark.parametrize("parallelism", ["tensor", "context"])
+def test_of_ranks_that_share_each_sequence_no_other_width_tells(parallelism: str) -> None:
+    spec = TrainSpec(model="llama-3.2-1b", gpus=4, parallelism=parallelism, mixed_precision="no")
+    found = [measured(*widths).step_range(spec, STEPS[4], lambda narrow: STEPS[narrow.gpus]) for widths in ((2,), (4,))]
+    assert found == [None, (TOKENS / CHAPTER[4],) * 2]
+
+
 def test_only_replicas_of_a_hybrid_exchange_between_nodes() -> None:
     exchanges = {"all_gather of dp_shard_cp": (33, 4 * 10**9), "all_reduce of dp_replicate": (17, 10**9)}
     steps = {64: StaticStep(**STEP, exchanges=exchanges)}
