@@ -203,6 +203,15 @@ def test_sharding_divides_what_the_optimizer_works_on() -> None:
     assert quarter["activations"] == pytest.approx(whole["activations"], rel=0.1)
 
 
+def test_each_rank_of_context_has_a_part_of_each_sequence_and_of_the_weights() -> None:
+    attention = torch.nn.functional.scaled_dot_product_attention
+    whole, part = (sharded(micro_batch_size=64, parallelism=kind) for kind in ("fsdp", "context"))
+    for name in ("weights", "optimizer"):
+        assert part[name] == whole[name]
+    assert part["activations"] == pytest.approx(whole["activations"] / 4, rel=0.15)
+    assert torch.nn.functional.scaled_dot_product_attention is attention
+
+
 @pytest.mark.parametrize("gpus", [4, 8])
 def test_replicas_of_shards_hold_what_their_shards_hold(gpus: int) -> None:
     assert sharded(gpus=gpus, parallelism="fsdp_hybrid") == sharded(gpus=gpus // 2)
