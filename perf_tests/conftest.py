@@ -12,7 +12,7 @@ from perf_tests.capacity import CAPACITIES
 from perf_tests.families import FAMILIES, Family
 from perf_tests.fine_tuning import FINE_TUNING, FINE_TUNING_ON_CPU, FineTuning
 from perf_tests.gains import GAINS, Gain, specs_of
-from perf_tests.ladder import LADDER, Rung
+from perf_tests.ladder import LADDER, Rung, oom_below_gib
 from perf_tests.optimisations import OPTIMISATIONS, OPTIMISATIONS_ON_CPU, Optimisation
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
@@ -42,9 +42,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(name, _CASES[name](on_cpu(metafunc.config)) or [_NOT_HERE])
 
 
+def _oom(below_gib: float | None) -> list[Any]:
+    return [pytest.mark.expects_oom(below_gib=below_gib)] if below_gib else []
+
+
 def _optimisation(one: Optimisation) -> Any:
     fails = pytest.mark.xfail(raises=DidNotTrain, strict=True, reason=one.known_to_fail)
-    return pytest.param(one, id=one.spec.id, marks=[fails] if one.known_to_fail else [])
+    return pytest.param(
+        one, id=one.spec.id, marks=[*([fails] if one.known_to_fail else []), *_oom(oom_below_gib(one.spec))]
+    )
 
 
 def _gain(gain: Gain, cpu: bool) -> Any:
@@ -55,7 +61,7 @@ def _gain(gain: Gain, cpu: bool) -> Any:
 
 
 def _case(rung: Rung) -> Any:
-    marks = [pytest.mark.rung(number=rung.number)]
+    marks = [pytest.mark.rung(number=rung.number), *_oom(oom_below_gib(rung.spec))]
     if rung.published:
         marks.append(pytest.mark.reference(**rung.published))
     if rung.inactive:
@@ -64,7 +70,7 @@ def _case(rung: Rung) -> Any:
 
 
 def _fine_tuning(case: FineTuning) -> Any:
-    marks = [pytest.mark.expects_oom(below_gib=case.oom_below_gib)] if case.oom_below_gib else []
+    marks = _oom(case.oom_below_gib)
     return pytest.param(case, id=case.spec.id, marks=marks)
 
 
@@ -82,7 +88,7 @@ def _text_case(case: TextCase) -> Any:
 
 
 def _width(width: Width) -> Any:
-    marks = []
+    marks = [*_oom(oom_below_gib(width.spec))]
     if width.published:
         memory = width.published.peak_reserved_bytes
         marks.append(pytest.mark.rung(number="15.10"))

@@ -49,6 +49,16 @@ def on_cpu(spec: TrainSpec) -> TrainSpec:
     )
 
 
+# OPT 1.3B at the chapter's largest micro-batch, not compiled and each rank with all of it, reserves 82.6 GiB.
+_OPT_GIB, _OPT_SEQUENCES = 83.0, 32
+
+
+def oom_below_gib(spec: TrainSpec) -> float | None:
+    """On which GPUs the suite's case runs out of memory, as was measured."""
+    is_whole = spec.parallelism == "ddp" and not spec.torch_compile
+    return _OPT_GIB if is_whole and spec.model == "opt-1.3b" and spec.micro_batch_size >= _OPT_SEQUENCES else None
+
+
 def _case(rung: Step) -> Rung:
     # Liger has no kernels for OPT: asked for, as the chapter does, and declared to change nothing.
     is_inactive = rung.spec.liger and rung.spec.architecture.model_type == "opt"

@@ -264,7 +264,12 @@ class Collector:
     def pytest_configure_node(self, node: Any) -> None:
         """A worker of xdist begins: all of them share this run's GPUs, which the controller chose."""
         with self.session.outcomes():
-            node.workerinput["llmperf_gpus"] = self.session.chosen
+            node.workerinput["llmperf_gpus"] = chosen = self.session.chosen
+            workers, n = node.workerinput["workercount"], len(chosen)
+            if 0 < n < workers and node.workerinput["workerid"] == "gw0":
+                self.session.notes.append(
+                    f"-n {workers} with --gpus {n}: {n} at a time; --gpus {workers} lets all launch"
+                )
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -108,6 +108,7 @@ def verdicts(node: Project, *options: str) -> dict[str, Any]:
 def test_packed_cases_have_gpus_of_their_own_and_wide_ones_wait_for_all(node: Project) -> None:
     result = node.run("-n", "4", "--update-baselines=new", gpus="8")
     assert result.ret == 0, result.stdout.str()
+    result.stdout.no_fnmatch_line("*at a time*")
     found = uses(node)
     assert Counter(use.asked for use in found) == {1: 4, 2: 4, 8: 4}
     assert any(one.meets(other) for one, other in combinations(found, 2)), "nothing was packed"
@@ -125,7 +126,8 @@ def test_packing_changes_no_verdict(node: Project) -> None:
 
 
 def test_a_parallel_run_uses_no_more_than_it_may(node: Project) -> None:
-    node.run("-n", "4", "--update-baselines=new", gpus="2")
+    result = node.run("-n", "4", "--update-baselines=new", gpus="2")
+    result.stdout.fnmatch_lines(["-n 4 with --gpus 2: 2 at a time; --gpus 4 lets all launch"])
     found = uses(node)
     assert Counter(use.asked for use in found) == {1: 4, 2: 4}
     assert most_at_once(found) == 2
