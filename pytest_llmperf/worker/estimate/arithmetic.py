@@ -215,11 +215,8 @@ class Arithmetic(QuickMode):
     def whole(self, name: str, flops: int) -> Iterator[None]:
         """Count ``flops`` for all that happens inside, and none of its parts."""
         self.add(name, flops)
-        before, self._is_silent = self._is_silent, True
-        try:
+        with replaced(self, _is_silent=True):
             yield
-        finally:
-            self._is_silent = before
 
     def __enter__(self) -> Arithmetic:  # noqa: PYI034 - Self is newer than the oldest Python here
         for names, flops in _FUSED.items():
@@ -415,8 +412,7 @@ class OperatorCounter:
             yield
         self._now = Counter()  # of which nobody asks
         for total, found in ((self.operators, counts), (self.flops, arithmetic.by_operator)):
-            for name, count in found.items():
-                total[name] += count * number
+            total.update({name: count * number for name, count in found.items()})
 
 
 def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:

@@ -353,8 +353,7 @@ def _is_halved(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 
-def _dropout(tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    del inplace
+def _dropout(tensor: torch.Tensor, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
     return _Dropout.apply(tensor) if training and p > 0 else tensor
 
 
