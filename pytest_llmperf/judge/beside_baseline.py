@@ -185,4 +185,5 @@ def seen_notes(launches: Sequence[Launch], baseline: Baseline | None) -> Iterato
     yield from trace_notes(launches, baseline.trace if baseline else None)
     yield from (f"measured under {fault}" for fault in validity.injected(launches))
     made = (rank.calibration for launch in launches for rank in launch.ranks if rank.calibration)
-    yield from dict.fromkeys(f"its GPU's calibration is not used: {each.trouble}" for each in made if each.trouble)
+    troubles = (line for each in made for line in each.trouble.split("; ") if line)
+    yield from dict.fromkeys(f"its GPU's calibration is not used: {line}" for line in troubles)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.judge.beside_baseline import seen_notes
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
@@ -88,20 +89,28 @@ def test_a_run_that_calibrates_nothing_says_nothing(engine: Engine, asked: list[
     assert [line for line in engine.heard.said if "calibrations" in line] == []
 
 
+def calibrated(device: str, trouble: str) -> Launch:
+    calibration = Calibration(made_at="2026-01-01T00:00:00Z", seconds={"copy": 1.0}, versions={}, trouble=trouble)
+    record = launch_of(SPEC)
+    return replace(record, ranks=(replace(record.ranks[0], device=device, calibration=calibration),))
+
+
 def test_two_in_vain_on_one_gpu_are_the_last_there_and_others_go_on(engine: Engine) -> None:
     engine.on(GPUS)
     caller = engine.caller(gpus=1)
-
-    def launch(device: str, trouble: str) -> Launch:
-        calibration = Calibration(made_at="2026-01-01T00:00:00Z", seconds={"copy": 1.0}, versions={}, trouble=trouble)
-        record = launch_of(SPEC)
-        return replace(record, ranks=(replace(record.ranks[0], device=device, calibration=calibration),))
 
     def told(*launches: Launch) -> list[bool]:
         gpus = [Gpu(0, f"GPU-{name}", "NVIDIA H200", 2**37) for name in ("a1", "b2")]
         return [calibrates(caller, launches, [gpu]) for gpu in gpus]
 
-    troubled = launch("NVIDIA H200 a1", "another process on the GPU")
+    troubled = calibrated("NVIDIA H200 a1", "another process on the GPU")
     assert told(troubled) == [True, True]
     assert told(troubled, troubled) == [False, True]
-    assert told(*[launch("NVIDIA H200 a1", "")] * 3) == [True, True]
+    assert told(*[calibrated("NVIDIA H200 a1", "")] * 3) == [True, True]
+
+
+def test_each_trouble_of_a_calibration_is_told_once() -> None:
+    of_fp32, of_bf16 = (f"{name}_product was not steady: its halves are 0.9 % apart" for name in ("fp32", "bf16"))
+    launches = [calibrated("NVIDIA H200 a1", trouble) for trouble in (of_fp32, f"{of_bf16}; {of_fp32}")]
+    told = [line for line in seen_notes(launches, None) if "calibration" in line]
+    assert told == [f"its GPU's calibration is not used: {line}" for line in (of_fp32, of_bf16)]
