@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from configparser import ConfigParser
 from functools import cache
+from pathlib import Path
 
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 from pytest_llmperf.support.formats import first_n
@@ -18,51 +20,11 @@ COPIES, ELEMENTWISE = "copies and casts", "elementwise and others"
 CATEGORIES = (MATRIX, ATTENTION, NORM, LOSS, OPTIMIZER, COMMUNICATION, COPIES, ELEMENTWISE)
 _BY_KIND = {"collective": COMMUNICATION, "copy": COPIES, "fill": COPIES}
 
-# The first that fits: a fused kernel's name lists all that it does, a loss's softmax is no attention.
-_RULES = {
-    part: re.compile(pattern, re.IGNORECASE)
-    for part, pattern in {
-        COMMUNICATION: r"nccl|gloo|nvshmem|symm_mem|all_?reduce|all_?gather|reduce_?scatter|c10d::",
-        # The flag of a warp's softmax says whether its logarithm is taken.
-        LOSS: r"cross_?entropy|nll_?loss|log_?softmax|softmax_warp_\w+<[^<>]*\d, true|element_mul_kernel|kl_?div|jsd",
-        ATTENTION: r"sdpa|fmha|flash(?!infer)|attention|_attn|attn_|softmax|flex|dot_do_o|convert_dq",
-        # The norm of two and the plain root are those of the gradients and of Adam's denominator.
-        OPTIMIZER: (
-            r"multi_tensor|foreach|adam|lerp|addcdiv|addcmul|lpnorm|optimizer|sgd_|clip_grad|linalg_vector_norm"
-            r"|Norm(One|Two|Inf)?Ops|(?<!r)sqrt(_kernel|_?$)"
-        ),
-        MATRIX: (
-            r"gemm|nvjet|xmma|cutlass|cublas|splitk|gemv|::mm$|::bmm|addmm|addbmm|baddbmm|::_?(int_)?mm\b|matmul|linear$"
-            r"|scaled_mm|grouped_mm|triton_(tem|mm|bmm)_|MmBackward|LinearBackward"
-        ),
-        NORM: (
-            r"norm|swiglu|geglu|gelu|silu|relu|sigmoid|tanh|(?<!p)rope|rotary|rsqrt|dropout|threshold_kernel"
-            r"|GammaBeta|cuCompute(Part)?Grad|RowwiseMoments"
-        ),
-        COPIES: (
-            r"copy|memcpy|memset|cat_?array|chunk_cat|::cat|::contiguous|::clone|::to$|fill|zero_|quantiz|cast_|_cast"
-        ),
-    }.items()
-}
-
-# Inductor's pointwise kernels and reductions are named after all that was fused into them: a product in such a name
-# stood beside it, and a copy is one only where it does nothing else.
+_READ = ConfigParser(interpolation=None, delimiters="=")
+_READ.read_string(Path(__file__).with_name("categories.ini").read_text(encoding="utf-8"))
+#: By what they are for, and by part of a step.
+PATTERNS = {use: {part: re.compile(told) for part, told in _READ[use].items()} for use in _READ.sections()}
 _COMPILED = re.compile(r"triton_(poi|red|per|for)_fused_")
-_MOVED = "to_copy|copy|clone|unsafe_view|view|transpose|permute|expand|unsqueeze|squeeze|slice|select|split|cat|stack|t"
-_COMPILED_RULES = {
-    part: re.compile(pattern)
-    for part, pattern in {
-        LOSS: r"log_softmax|nll_loss|cross_entropy|softmax_online",
-        ATTENTION: r"attention|sdpa|softmax|flex",
-        OPTIMIZER: r"foreach|adam|lerp|addcdiv|addcmul",
-        # A mean of squares is a norm's, also without its root; what is negated, cut and joined is turned by a rope.
-        NORM: (
-            r"norm|gelu|silu|relu|threshold|sigmoid|tanh|rsqrt|dropout|pow_sum|mean_(mul_)?pow|sum_(mul_)?pow"
-            r"|(?=.*_neg)(?=.*_mul)(?=.*_(slice|cat|split))"
-        ),
-        COPIES: rf"fused(_+({_MOVED}))+_\d+$",
-    }.items()
-}
 
 
 @cache
@@ -70,7 +32,7 @@ def category(kind: str, name: str) -> str:
     """Of a row of a trace that keeps the device busy."""
     if kind in _BY_KIND:
         return _BY_KIND[kind]
-    rules = _COMPILED_RULES if _COMPILED.match(name) else _RULES
+    rules = PATTERNS["compiled" if _COMPILED.match(name) else "any"]
     return next((found for found, pattern in rules.items() if pattern.search(name)), ELEMENTWISE)
 
 

@@ -10,19 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from pytest_llmperf.analysis.likely_causes import (
-    ATTENTION,
-    CATEGORIES,
-    COMMUNICATION,
-    COPIES,
-    ELEMENTWISE,
-    LOSS,
-    MATRIX,
-    NORM,
-    OPTIMIZER,
-    category,
-    likely_causes,
-)
+from pytest_llmperf.analysis.likely_causes import CATEGORIES, COMMUNICATION, PATTERNS, category, likely_causes
 from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow, new_places
 from pytest_llmperf.support.formats import first_n
 
@@ -244,22 +232,6 @@ def _names(before: Sequence[TraceRow], after: Sequence[TraceRow]) -> list[tuple[
 
 # Relevant differences: which of the things that are not as they were may have moved the parts of a step that moved.
 
-# What each part may be moved by; a device and its clocks move all that it computes.
-_OF_PART = {
-    part: re.compile(words, re.IGNORECASE)
-    for part, words in {
-        MATRIX: r"tf32|cublas|cuda\b|fp8|dtype|precision|autocast|^torch\b|compile|^gpu\b|driver|power",
-        ATTENTION: r"attention|sdp|flash|cudnn|^torch\b|transformers|config|^gpu\b|driver|power",
-        NORM: r"liger|triton|transformers|compile|dropout|checkpointing|config",
-        LOSS: r"liger|loss|triton|transformers|compile",
-        OPTIMIZER: r"optim|foreach|fused|^torch\b|bitsandbytes|apex|accelerate",
-        COMMUNICATION: r"nccl|slurm|ranks_per_node|ddp|fsdp|parallel|^gpu\b|driver|UCX|IB_",
-        COPIES: r"autocast|dtype|precision|liger|transformers|accelerate|compile",
-        ELEMENTWISE: r"liger|transformers|triton|compile|dropout|autocast|dtype|config|optim|foreach",
-        HOST: r"launch_blocking|OMP_|MKL_|python|platform|alloc|compile|graph|TORCH_|debug|hook|callback",
-        DATA: r"data|loader|worker|collat|OMP_|MKL_|python|platform|tokeniz",
-    }.items()
-}
 # What makes the same work take longer; all else that differs changes what is done, or nothing.
 _SLOWS_THE_SAME = re.compile(
     r"launch_blocking|OMP_|MKL_|KMP_|alloc|debug|trac|profil|monitor|dev_?mode|hook|callback|driver|power|^gpu\b|nccl"
@@ -287,7 +259,9 @@ def _weight(line: str, difference: StepDifference) -> float:
         return 0.0
     moves = {part.name: abs(part.change) for part in difference.parts}
     least = _LEAST_SHARE * max(moves.values(), default=0.0)
-    return max((move for part, move in moves.items() if move > least and _OF_PART[part].search(name)), default=0.0)
+    return max(
+        (move for part, move in moves.items() if move > least and PATTERNS["moved by"][part].search(name)), default=0.0
+    )
 
 
 # In words, which are ASCII: what the difference between two points to.

@@ -39,24 +39,7 @@ APPLICATION_ID = 0x6C707266
 BUSY_SECONDS = 15.0
 
 #: What makes of each schema the next one; a new file goes through all of them.
-SCHEMAS = (
-    """
-    CREATE TABLE texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
-    CREATE TABLE runs (
-        id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, machine TEXT NOT NULL, revision TEXT NOT NULL,
-        unfinished TEXT NOT NULL
-    );
-    CREATE TABLE results (
-        run INTEGER NOT NULL REFERENCES runs, case_id TEXT NOT NULL, digest TEXT NOT NULL, nodeid TEXT NOT NULL,
-        verdict TEXT NOT NULL, tokens_per_step INTEGER NOT NULL, ranks INTEGER NOT NULL, peak_reserved_bytes REAL,
-        versions INTEGER NOT NULL REFERENCES texts, launches TEXT NOT NULL
-    );
-    CREATE INDEX results_of_a_case ON results (case_id);
-    """,
-    "ALTER TABLE results ADD COLUMN counts TEXT NOT NULL DEFAULT '{}';",
-    "ALTER TABLE runs ADD COLUMN project TEXT NOT NULL DEFAULT '';",
-    "ALTER TABLE results ADD COLUMN calibrations INTEGER REFERENCES texts;",
-)
+SCHEMAS = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8").split("\n\n")
 
 # Columns of a result that have its fields' names.
 _SAME = ("digest", "nodeid", "verdict", "tokens_per_step", "ranks", "peak_reserved_bytes")

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
+from configparser import ConfigParser
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -20,33 +21,9 @@ __tracebackhide__ = is_refusal
 #: The fields that hold what somebody else names: a mapping, kept as JSON text that equal mappings share.
 OPEN = ("training_arguments", "model_kwargs")
 
-# Whose names are fields here, as patterns; by an empty word those that a measured training sets by itself.
-_OWNED: Mapping[str, Mapping[str, str]] = {
-    "training_arguments": {
-        "optimizer": "optim",
-        "micro_batch_size": "per_device_train_batch_size|auto_find_batch_size",
-        "gradient_accumulation_steps": "gradient_accumulation_steps",
-        "model_precision, mixed_precision or tf32": "bf16|fp16|tf32",
-        "torch_compile": "torch_compile|torch_compile_mode",
-        "liger": "use_liger_kernel|liger_kernel_config",
-        "gradient_checkpointing": "(gradient|activation)_checkpointing(_kwargs)?",
-        "parallelism": "fsdp.*|parallelism_config|deepspeed|ddp_(backend|find_unused_parameters)",
-        "seed": "seed",
-        "steps": "max_steps|num_train_epochs",
-        "weights": "resume_from_checkpoint",
-        "": "save_.*|enable_jit_checkpoint|"
-        "output_dir|use_cpu|local_rank|lr_scheduler_.*|warmup_.*|log.*|report_to|run_name|project|trackio_.*|debug|"
-        "disable_tqdm|.*eval.*|do_.*|include_.*|(push_to_)?hub.*|load_best_.*|metric_for_.*|greater_is_better|"
-        "data_seed|train_sampling_strategy|length_column_name|label_names|ignore_data_skip|restore_.*",
-    },
-    "model_kwargs": {
-        "model": "model_type|architectures|auto_map",
-        "attention": "_?attn_implementation",
-        "experts": "_?experts_implementation",
-        "model_precision": "(torch_)?dtype",
-        "": "use_cache|return_dict|output_.*|transformers_version|_.*",
-    },
-}
+# Whose names are fields here, as patterns; by the word "itself" those that a measured training sets.
+_OWNED = ConfigParser(interpolation=None, delimiters="=")
+_OWNED.read_string(Path(__file__).with_name("owned.ini").read_text(encoding="utf-8"))
 
 # What JSON has for the types that an annotation may name; of others nothing is asked.
 _JSON: Mapping[str, tuple[type, ...]] = {
@@ -101,10 +78,10 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
         for name, value in values(spec, field).items():
             owner = next((own for own, names in _OWNED[field].items() if re.fullmatch(names, name)), None)
             types = [part.strip() for part in known.get(name, "Any").split("|")]
-            if owner:
-                yield f"TrainSpec: {field} says {name}, which has a field of its own: use {owner}"
-            elif owner is not None:
+            if owner == "itself":
                 yield f"TrainSpec: {field} says {name}, which a measured training decides by itself: leave it out"
+            elif owner:
+                yield f"TrainSpec: {field} says {name}, which has a field of its own: use {owner}"
             elif known and name not in known:
                 yield f"TrainSpec: {field} says {name}, which is no field of TrainingArguments{hint(name, known)}"
             elif {*types} <= {*_JSON} and type(value) not in {kind for each in types for kind in _JSON[each]}:
