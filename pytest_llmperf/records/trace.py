@@ -123,7 +123,7 @@ class Trace:
     busy_seconds: float = 0.0
     """In which the device did anything, mean of the ranks."""
     exposed_seconds: float = 0.0
-    """In which it only exchanged with other ranks."""
+    """In which it only exchanged with other ranks; of a CPU nobody knows."""
     data_seconds: float = 0.0
     """In which it did nothing and the host fetched the next batch."""
     exchange_seconds: float = 0.0
@@ -184,7 +184,10 @@ class Trace:
         rows: dict[str, dict[str, list[float]]] = {}
         for row in self.rows:
             rows.setdefault(row.kind, {})[row.name] = [row.count, row.seconds]
-        return {**plain_fields(self), "rows": rows}
+        values = {**plain_fields(self), "rows": rows}
+        if self.is_on_host:  # where nobody knows what an exchange hides
+            del values["exposed_seconds"]
+        return values
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Trace:
@@ -203,9 +206,9 @@ class TraceForm:
     ranks: Annotated[int, Meta(ge=1)]
     step_seconds: _Some
     busy_seconds: _Some
-    exposed_seconds: _Some
     data_seconds: _Some
     rows: Mapping[Kind, Mapping[str, tuple[Annotated[float, Meta(gt=0, lt=_MOST_COUNT)], _Some]]]
+    exposed_seconds: _Some = 0.0
     exchange_seconds: _Some = 0.0
     by_rank: tuple[RankWork, ...] = ()
     places: Mapping[str, Mapping[str, Annotated[float, Meta(gt=0, lt=_MOST)]]] = field(default_factory=dict)
