@@ -61,6 +61,8 @@ def joined_reasons(lines: Iterable[str]) -> str:
 
 #: Ends a note that means no fault: the page has it, and the terminal with ``-v``.
 USUAL = "usual, no fault"
+#: Begins why a first measurement that was to be recorded was not.
+NOT_RECORDED = "not recorded: "
 
 
 @dataclass(frozen=True, kw_only=True)

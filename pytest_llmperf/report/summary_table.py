@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_llmperf.records import failure as names
 from pytest_llmperf.records.metrics import RATE
-from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Check, Spent
+from pytest_llmperf.records.result import NOT_RECORDED, USUAL, VERDICTS, CaseResult, Check, Spent
 from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.failure_message import headline
 from pytest_llmperf.report.text import Column, Glyphs, figure_columns, fold, glyphs_of, one_line, render
@@ -233,9 +233,9 @@ def _cases(results: Sequence[CaseResult]) -> Collection[CaseResult]:
 
 def _hint(results: Sequence[CaseResult]) -> list[str]:
     cases = list(_cases(results))
-    new = sum(result.verdict == "new" and not result.updated for result in cases)
+    lines = [result.reason for result in cases if result.reason.startswith(NOT_RECORDED)]
+    new = sum(result.verdict == "new" and not result.updated for result in cases) - len(lines)
     changed = sum(map(_passes_changed, cases))
-    lines = []
     if changed:
         subject, them = (
             ("1 case that is changed passes", "it") if changed == 1 else (f"{changed} that are changed pass", "them")

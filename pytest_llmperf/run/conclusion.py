@@ -15,7 +15,7 @@ from pytest_llmperf.judge.baseline import Baseline, CapacityBaseline
 from pytest_llmperf.judge.store import Accepted, BaselineChangedError, BaselineError, not_in_git
 from pytest_llmperf.judge.verdict import AT_THE_END, NEW
 from pytest_llmperf.records.failure import LaunchFailed
-from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.result import NOT_RECORDED, CaseResult
 from pytest_llmperf.report.failure_message import different
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.findings import CaseFailedError, Concluded, DidNotTrainError
@@ -120,7 +120,9 @@ class Recorder:
                 baseline = error.now
                 result = judge(baseline)
             except BaselineError as error:
-                return result, baseline, f"not recorded: {error}"
+                refused = f"{NOT_RECORDED}{error}"
+                # A first one has no other reason.
+                return (replace(result, reason=refused) if result.verdict == "new" else result), baseline, refused
         return result, baseline, ""
 
     def record(self, spec: Spec, result: CaseResult, judged: Baseline | None, disagreement: str = "") -> CaseResult:

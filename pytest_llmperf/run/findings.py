@@ -41,7 +41,7 @@ class Concluded:
             needs_reason = result.verdict in ("regressed", "changed") or result.changed or self.refused
             accept += ' --perf-reason "why"' if needs_reason else ""
         told = failure_message(result, rerun=again, accept=accept, baseline=self.held_against)
-        return "\n".join(filter(None, [told, self.refused]))
+        return "\n".join(filter(None, [told, self.refused if self.refused != result.reason else ""]))
 
 
 _KINDS: Mapping[str, type] = {"results": CaseResult, "planned": Planned, "skipped": Skipped}

@@ -853,7 +853,7 @@ class TestScripts:
         assert found.too_large == 3
         assert world.launched[0].digest == world.launched[1].digest  # which shows what of its losses repeats
 
-    @pytest.mark.parametrize(("seconds", "launches"), [(10.0, 2), (60.0, 1)])
+    @pytest.mark.parametrize(("seconds", "launches"), [(10.0, 2), (55.0, 2), (60.0, 1)])
     def test_whether_its_losses_repeat_is_asked_where_there_is_time(
         self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, launches: int
     ) -> None:
@@ -868,8 +868,9 @@ class TestScripts:
 
         monkeypatch.setattr(world, "launch", launch)
         space = self._space(engine, 'batch = [1]\nflag = [""]\n')
-        Tuner(engine.caller(gpus=0), _of_space(space, seconds=240.0), lambda *_: None).run()
+        found = Tuner(engine.caller(gpus=0), _of_space(space, seconds=240.0), lambda *_: None).run()
         assert len(world.launched) == launches
+        assert any(note.startswith("first losses are not compared") for note in found.notes) == (launches == 1)
 
     @pytest.mark.parametrize(("planted", "told"), [(0.1, True), (0.0, False)])
     def test_what_time_is_left_goes_to_turns_of_those_that_trials_leave_undecided(

@@ -63,9 +63,9 @@ class Trials:
         files = [(folder / name, digest) for name, digest in trial.sources.items()]
         return all(path.is_file() and sha256(path.read_bytes()).hexdigest().startswith(it) for path, it in files)
 
-    def make(self, spec: Spec, most_seconds: float = math.inf, *, twice: bool = False) -> Trial:
+    def make(self, spec: Spec, most_seconds: float = math.inf, *, twice_within: float = 0.0) -> Trial:
         """Launch ``spec``, for so long: what hangs must not take the time of all others. It is kept unless it may end
-        otherwise. ``twice``: once more, for what of its losses repeats."""
+        otherwise. Once more, for what of its losses repeats, where both end ``twice_within`` so many seconds."""
         short, began = lasting(spec, STEPS, LEAST_STEPS, WARM_UP), time.monotonic()
         before = self._runner.seconds
         self._runner.most_seconds = max(_LEAST_SECONDS, most_seconds)
@@ -79,7 +79,7 @@ class Trials:
             known = self._caller.run.stored.experience
             around = () if troubles else validity.circumstances(outcome, math.inf, known).lines
             trial = Trial.of(outcome, troubles, around)
-            is_time = twice and time.monotonic() + outcome.wall_seconds < began + most_seconds
+            is_time = time.monotonic() + outcome.wall_seconds < began + twice_within
             again = self._runner.launch(short, 2) if is_time else None
             trial = replace(trial, losses_again=again.losses) if isinstance(again, Launch) else trial
         else:

@@ -178,7 +178,9 @@ class Tuner:
         while (number := self._next()) is not None:
             spec, most = self._specs[number], max(_TRIAL_LEAST, _TRIAL_SHARE * self._found.seconds_given)
             most = min(most, self._trial_seconds() + _OVERTIME)
-            trial = trials.make(spec, most, twice=spec.is_script and self._held is None)
+            # The winner's own case takes two launches more.
+            within = (self._until - time.monotonic()) / 2 if spec.is_script and self._held is None else 0.0
+            trial = trials.make(spec, most, twice_within=within)
             self._note(Tried(spec, trial))
             is_wrong = not self._held and trial.kind not in OF_ITS_OWN  # another flag of a command may be known
             if is_wrong if spec.is_script else trial.kind == "never-started":
@@ -218,6 +220,8 @@ class Tuner:
     def _note(self, tried: Tried) -> None:
         trial, search = tried.trial, self._search
         if tried.spec.is_script and trial.is_measured:
+            if not self._held and trial.losses and not trial.losses_again:
+                self._found.notes.append(f"first losses are not compared: {trial.id} had no time for a second launch")
             self._held = self._held or tried
             # A command that has other numbers may draw, or split, its batches otherwise.
             mine, its = (re.findall(r"\d+", " ".join(one.spec.argv)) for one in (tried, self._held))
