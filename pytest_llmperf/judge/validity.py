@@ -4,8 +4,8 @@ is found makes a case ``invalid``, before any comparison. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -13,7 +13,7 @@ from pytest_llmperf.judge.stats import Experience
 from pytest_llmperf.records.calibration import THROTTLES, Health
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import OLDER, Learning
-from pytest_llmperf.records.result import USUAL
+from pytest_llmperf.records.result import USUAL, Check
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.records.trace import UNWANTED
 from pytest_llmperf.settings.data import is_uneven
@@ -112,6 +112,46 @@ def circumstances(launch: Launch, tolerance: float, experience: Experience | Non
 def neighbours(health: Health) -> tuple[str, ...]:
     """One line for each process of somebody else's."""
     return tuple(f"another process on the hardware: {line}" for line in health.foreign_processes)
+
+
+#: How the detail of a check begins that others on its host explain.
+TAKEN = "other programs used "
+# Of the timed steps, beyond what the stored launches waited: less is judged as it is.
+_LEAST_TAKEN = 0.1
+
+
+def excused(
+    check: Check,
+    read: Callable[[Sequence[Launch]], float],
+    launches: Sequence[Launch],
+    held: Sequence[Launch],
+    enough: int,
+) -> Check:
+    """``check``, which says nothing where fewer than ``enough`` of ``launches`` are left without those that are within
+    its limit but for waits, longer than those ``held`` have, for cores of a CPU that other programs used. All threads'
+    waits may come one after the other, since each part of a step ends with its slowest thread."""
+    if check.verdict != "regressed" or not (check.unit == "s" or check.unit.endswith("/s")) or not check.limit:
+        return check
+    least, busy = median(_taken(each)[0] for each in held) + _LEAST_TAKEN, []
+    for told, ratio in ((_taken(one), check.limit / read([one])) for one in launches):
+        slower = ratio if check.higher_is_better else 1 / ratio
+        busy += [told] if told[0] >= least and slower * (1 - told[0]) <= 1 else []
+    if not busy or len(launches) - len(busy) >= enough:
+        return check
+    _, waited, others = max(busy)
+    used = f"{others:.1f} core(s) beside it: its threads waited {waited:.1f} s for one in each second of training"
+    return replace(check, verdict="inconclusive", detail=f"{TAKEN}{used}; run it again on an idle host")
+
+
+def _taken(launch: Launch) -> tuple[float, float, float]:
+    """Of a second of the timed steps, for how long a rank's threads waited for what others had; what its own took is
+    its own; and for how long they waited at all, and how many cores others had."""
+    found, whole = [(0.0, 0.0, 0.0)], launch.train_seconds or math.inf
+    told = [(rank.host, rank.core_seconds) for rank in launch.ranks if rank.core_seconds]
+    for host, (waited, _, busy) in told:
+        others = max(0.0, busy - sum(each[1] for at, each in told if at == host))
+        found.append((min(waited, others) / whole, waited / whole, others / whole))
+    return max(found)
 
 
 def injected(launches: Sequence[Launch]) -> tuple[str, ...]:

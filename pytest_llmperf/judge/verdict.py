@@ -13,7 +13,7 @@ from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import CONFIRMED_BY, Held, Policy, Reference, Rule, decide, lasting, limit, middle
 from pytest_llmperf.judge.stats import Difference, Pairs
-from pytest_llmperf.judge.validity import unusable
+from pytest_llmperf.judge.validity import excused, unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, measured, phases, rate_of
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, left_by_each_step, worst_of
@@ -78,6 +78,8 @@ def _judged(
             found.append(_as_stored(metric, speed, held))
         else:
             found.append((_confirmed if metric.rule == "confirmed" else _exact)(metric, check, launches, held, policy))
+        told = excused(found[-1].check, metric.read, launches, held.launches, min(CONFIRMED_BY, policy.rule.budget))
+        found[-1] = replace(found[-1], check=told)
     found = _told(found)
     checks = [each.check for each in found]
     gating = [check for check in checks if check.verdict is not None]
@@ -365,7 +367,8 @@ def phase_checks(launches: Sequence[Launch], held: Held | None, policy: Policy) 
             verdict = "regressed" if len(weighed) >= CONFIRMED_BY else "inconclusive"
         undecided |= verdict == "inconclusive" and len(launches) < policy.rule.budget
         detail = OF_ONE_LAUNCH if verdict == "inconclusive" else ""
-        checks.append(metric.check(seconds, usual, tolerance=tolerance, limit=most, verdict=verdict, detail=detail))
+        check = metric.check(seconds, usual, tolerance=tolerance, limit=most, verdict=verdict, detail=detail)
+        checks.append(excused(check, metric.read, told, held.launches if held else (), CONFIRMED_BY))
         if verdict == "pass" and not worst[0] <= worst[2]:
             notes.append(f"{name} {worst[0]:.3g} s in one launch, {seconds:.3g} s in another: the shortest counts")
     return PhaseChecks(tuple(checks), undecided, tuple(notes))

@@ -244,6 +244,10 @@ class GpuClock(Clock):
     def wait(self) -> None:
         torch.cuda.synchronize()
 
+    def cores(self) -> tuple[float, ...]:
+        """A host runs ahead of its GPU: what its threads wait says nothing of the work."""
+        return ()
+
 
 class GpuMemory(Memory):
     loss_bytes = 512

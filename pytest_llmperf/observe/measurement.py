@@ -67,6 +67,17 @@ class Clock:
         self.wait()
         return self.so_far()
 
+    def cores(self) -> tuple[float, ...]:
+        """What was made of the host's so far, which this clock times, as ``RankRecord.core_seconds`` has it."""
+        with suppress(OSError, psutil.Error, IndexError):
+            told = [_on_cores(thread) for thread in os.listdir("/proc/self/task")]  # noqa: PTH208 - names alone
+            own, every = psutil.Process(), psutil.cpu_times(percpu=True)
+            spent = (one.cpu_times()[:4] for one in (own, *own.children(recursive=True)))  # and of those that ended
+            used = (every[core] for core in own.cpu_affinity())
+            busy = sum(sum(each[:8]) - each.idle - each.iowait for each in used)
+            return sum(each[1] for each in told if each), sum(map(sum, spent)), busy
+        return ()
+
 
 class Memory:
     """This rank's since the object was made, in bytes: what is resident above what was then; ``device`` has a GPU's."""
@@ -218,9 +229,11 @@ class Measurement:
         self._ends: list[Boundary] = []
         self._waiting: tuple[float, ...] = ()
         self._peaks = 0, 0
+        self._cores: tuple[float, ...] = ()
 
     def begin(self) -> None:
         """With the first step."""
+        self._cores = self._clock.cores()
         self._start = time.perf_counter()
         self._clock.mark()
 
@@ -260,6 +273,9 @@ class Measurement:
         self._seconds = time.perf_counter() - self._start
         self._waiting = self._exchange.seconds() if self._exchange else ()
         self._peaks = self._memory.peaks()
+        # A thread that ended takes its waits along.
+        spent = zip(self._clock.cores(), self._cores, strict=False)
+        self._cores = tuple(round(max(0.0, now - before), 4) for now, before in spent)
         self.is_over = True
 
     def _so_far(self, name: str) -> list[Any]:
@@ -300,6 +316,7 @@ class Measurement:
             allocated_bytes=tuple(bytes_ - own * step for step, bytes_ in enumerate(held) if bytes_ is not None),
             peak_reserved_bytes=self._peaks[0],
             peak_allocated_bytes=self._peaks[1],
+            core_seconds=self._cores,
             **rates,
         )
         return Trained(

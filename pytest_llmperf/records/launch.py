@@ -88,6 +88,9 @@ class RankRecord:
     """What tensors held as each step ended; empty where nothing counts them, and in old records."""
     step_tokens: tuple[int, ...] = ()
     """Of every step, where they are not all of as many: ``tokens_per_step`` is their mean then."""
+    core_seconds: tuple[float, ...] = ()
+    """Of a CPU's cores in the timed steps: for which its threads waited for one, which it and its children had, and
+    which anybody had; empty where nobody told, and in old records."""
 
     def __post_init__(self) -> None:
         for name in ("waiting_seconds", "real_tokens", "allocated_bytes", "step_tokens"):
