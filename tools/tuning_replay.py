@@ -21,7 +21,7 @@ from statistics import fmean
 
 from pytest_llmperf.judge.tuning import CLOSE, Beliefs, Outcome, Search
 from pytest_llmperf.run.tuning.trials import STEPS
-from pytest_llmperf.run.tuning.tuner import field_of
+from pytest_llmperf.run.tuning.tuner import field_of, most_seconds
 from pytest_llmperf.run.tuning.winner import RIVALS
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -107,6 +107,7 @@ class Budget:
 
     def __init__(self, bed: Bed, seconds: float, chance: random.Random, *, gives_up: bool = False) -> None:
         self.bed, self.left, self.chance = bed, seconds * (1 - _END_SHARE), chance
+        self._most = most_seconds(seconds)
         self._kept, self._gives_up, self._best = seconds * _END_SHARE, gives_up, math.inf
         self.launched = 0
         self.saved = self.spent = 0.0
@@ -120,13 +121,20 @@ class Budget:
         log, made = self.bed.log(number), steps
         if self._gives_up and self._best + _SLOWER < log < math.inf:
             made = _THREE_TIMED
-        cost = self.cost(number, made)
+        cost = min(self._most, self.cost(number, made))
         if cost > self.left:
             return None
         self.left, self.spent, self._best = self.left - cost, self.spent + cost, min(self._best, log)
         self.saved += self.cost(number, steps) - cost
         self.launched += 1
+        if cost == self._most:
+            return math.inf
         return log + self.chance.gauss(0, _TRIAL_SD * math.sqrt(STEPS / steps))
+
+    def for_trials(self, close: Sequence[int]) -> float:
+        """What trials may take so that ``close`` can take turns."""
+        turns = sum(self.cost(number, _FULL_STEPS) for number in close[: 1 + RIVALS])
+        return self.left - max(0.0, turns * (len(close) > 1) - self._kept)
 
     def final(self, seen: Mapping[int, float]) -> int:
         """The best of those that are close to the best, by rounds of turns as long as there is time for them."""
@@ -143,7 +151,7 @@ class Budget:
 def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[int, float]:
     """As ``llmperf tune`` searches."""
     search, seen = Search(field_of(bed.space, bed.specs), STEPS, beliefs), dict[int, float]()
-    while (number := next(search.promising(budget.left), None)) is not None:
+    while (number := next(search.promising(budget.for_trials(search.close_to_best())), None)) is not None:
         known = bed.known[number]
         if not known.fits:
             search.excluded |= {*search.as_large(number)}
@@ -153,7 +161,7 @@ def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[i
             break
         if known.failure == "oom":
             search.excluded |= {*search.as_large(number)}
-        elif known.failure:
+        elif log == math.inf:
             search.tell(number, Outcome(None))
         else:
             seen[number] = log

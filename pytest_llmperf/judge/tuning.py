@@ -201,6 +201,8 @@ _BEGINNING = 6
 # A gain, as a logarithm, of a micro-batch beside the best one, and from where on a trial is worth its seconds; a choice
 # that failed so often is given up.
 _NEAR, _WORTH, _GIVEN_UP = 0.006, 0.003, 2
+# What is slower by this, as a logarithm, by its smaller micro-batch alone is not tried.
+_FAR_SLOWER = 0.7
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ class Beliefs:
     elsewhere: float = 0.03
     beside_plain: float = 0.5
     fixed: float = 2.0
+    astray: float = 0.1
 
 
 Choices = Mapping[str, str]
@@ -316,7 +319,8 @@ class Search:
         return _FIRST[compiles]
 
     def promising(self, seconds: float) -> Iterator[int]:
-        """What to try next with so many seconds left, and what after that; nothing where no trial is worth them."""
+        """What to try next with so many seconds left, and what after that: steps that promise a gain, then all else but
+        what arithmetic condemns."""
         field, logs = self._field, self._logs()
         if not logs and self._is_left(0):
             yield 0
@@ -330,10 +334,15 @@ class Search:
             return
         best, again = self.in_order()[0], dict.fromkeys(filter(self._is_left, self.outcomes), self._beliefs.untried)
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
-        for gains in (self._gains(best) | again, self._gains_afar(best)):
+        for gains, least in ((self._gains(best) | again, _WORTH), (self._gains_afar(best), -math.inf)):
             costs = {number: self.outside(field.compiles[number]) + each * field.tokens[number] for number in gains}
-            worth = [number for number in gains if gains[number] >= _WORTH and costs[number] <= seconds]
-            yield from sorted(worth, key=lambda number: -gains[number] / costs[number])
+            worth = [number for number in gains if gains[number] >= least and costs[number] <= seconds]
+            yield from sorted(worth, key=lambda number: -self._hoped(gains[number]) / costs[number])
+
+    def _hoped(self, gain: float) -> float:
+        """What is to be expected of a gain that is believed, as beliefs err: of a loss little, and not nothing."""
+        err = self._beliefs.astray
+        return err * math.log1p(math.exp(gain / err))
 
     def _far(self, number: int) -> tuple[float, ...]:
         """How far from the first of all, while nothing trains."""
@@ -370,17 +379,21 @@ class Search:
 
     def _gains_afar(self, best: int) -> dict[int, float]:
         """What any other may bring, by all that it has in the place of what ``best`` has: once no step is worth it, or
-        where there are too few, as in a part of a space."""
+        where there are too few, as in a part of a space. Not what spares memory that as many sequences had without, nor
+        what is far slower by its micro-batch alone."""
         own, sizes, each, found = self._field.choices[best], self._field.sizes, self._choice_gains(best), {}
-        doubling, axis = self._doubling(best), self._field.size_axis
+        wastes, logs = self._field.wastes, self._logs()
+        fixed, axis = 2 * sizes[best] * self._doubling(best), self._field.size_axis
         for number in self.left:
             changes = [one for one in self._field.choices[number].items() - own.items() if one[0] != axis]
             if any(one not in each for one in changes):  # it was given up
                 continue
-            doublings = math.log2(sizes[number] / sizes[best])
+            by_size = math.log((1 + fixed / sizes[best]) / (1 + fixed / sizes[number]))
+            is_needless = any(sizes[number] <= sizes[one] and wastes[number] > wastes[one] for one in logs)
+            if by_size < -_FAR_SLOWER or is_needless:
+                continue
             gain = sum(each[one][0] for one in changes) - self._beliefs.elsewhere * max(0, len(changes) - 1)
-            gain += doubling * (min(1.0, doublings) if doublings > 0 else 2 * doublings)
-            found[number] = gain - max(0.0, self._field.wastes[number] - self._field.wastes[best])
+            found[number] = gain + by_size - max(0.0, wastes[number] - wastes[best])
         return found
 
     def _choice_gains(self, best: int) -> dict[tuple[str, str], tuple[float, bool]]:

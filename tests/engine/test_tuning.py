@@ -935,7 +935,7 @@ class TestScripts:
         golden(found.notes[:1])
         launches = len(world.launched)
         again = self._tuned(engine, 'batch = [8, 16]\nflag = ["", "--summed"]\n')
-        assert (again.winner.id, again.notes[:1]) == (found.winner.id, found.notes[:1])
+        assert (again.winner.id, sorted(again.notes)) == (found.winner.id, sorted(found.notes))
         assert not [one for one in world.launched[launches:] if one.steps == 7]  # trials are kept
 
     def test_it_begins_where_it_is_told(self, engine: Engine, world: World) -> None:

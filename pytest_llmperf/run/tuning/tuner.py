@@ -23,9 +23,9 @@ from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure, lacks_rows
 
-# Of the time given, what the trials leave for the end at least, and at most; and the launches of its turns, of which
-# a CPU needs more.
-_END_SHARE, _END_MOST, _TURNS_LAUNCHES, _ON_A_CPU = 0.15, 0.5, 2, 4
+# Of the time given, what the trials leave for the end at least, in which a winner without each of its choices takes
+# turns, and at most.
+_END_SHARE, _END_MOST = 0.15, 0.5
 # Of it, what one trial may take, and the seconds that it may take in any case: a compiler may have much to do.
 _TRIAL_SHARE, _TRIAL_LEAST = 0.2, 60.0
 # Seconds that a trial may take of those that were kept for the end; and that the search's own end takes.
@@ -124,6 +124,11 @@ def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True,
     )
 
 
+def most_seconds(given: float) -> float:
+    """What one trial may take of the seconds ``given``."""
+    return max(_TRIAL_LEAST, _TRIAL_SHARE * given)
+
+
 #: Is told what is found, what is done next in words (empty: a trial has ended), and the seconds left.
 Watch = Callable[[Tuning, str, float], None]
 
@@ -176,7 +181,7 @@ class Tuner:
         for spec, trial in trials.known(self._specs).items():
             self._note(Tried(spec, trial, was_kept=True))
         while (number := self._next()) is not None:
-            spec, most = self._specs[number], max(_TRIAL_LEAST, _TRIAL_SHARE * self._found.seconds_given)
+            spec, most = self._specs[number], most_seconds(self._found.seconds_given)
             most = min(most, self._trial_seconds() + _OVERTIME)
             # The winner's own case takes two launches more.
             within = (self._until - time.monotonic()) / 2 if spec.is_script and self._held is None else 0.0
@@ -187,9 +192,7 @@ class Tuner:
                 raise CaseFailedError(f"{spec.id}: {trial.failure}")
         if order := self._search.in_order():
             final, found = Final(self._caller, self._found, self._until, self._tell), self._found
-            # Who else computes on a CPU is not seen, and a trial may be anything: the next ones are asked in any case.
-            close = {*self._search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu else 0]}
-            found.rivals = [self._specs[number] for number in order[1:] if number in close]
+            found.rivals = [self._specs[number] for number in self._near()]
             final.decide([self._specs[number] for number in order], self._forecast.fits)
 
     def _fits(self, number: int) -> bool:
@@ -272,13 +275,22 @@ class Tuner:
             raise CaseFailedError(f"{found.space.base.id}: nothing of this space can be trained here: {reasons}")
         return sound or runnable
 
+    def _near(self) -> list[int]:
+        """Those that turns are to tell from the best. Who else computes on a CPU is not seen, and a trial may be
+        anything: the next ones are asked in any case."""
+        order, close = self._search.in_order(), self._search.close_to_best()
+        asked = {*close, *order[: 1 + RIVALS if self._run.on_cpu else 0]}
+        return [number for number in order[1:] if number in asked]
+
     def _trial_seconds(self) -> float:
-        """Return the seconds that one more trial may take before the end: turns of the best, and the winner's proof."""
-        left, given, best, needed = self._until - time.monotonic(), self._found.seconds_given, self._found.winner, 0.0
+        """Return the seconds that one more trial may take before the end: turns of those near the best, if there are
+        any, and the winner's proof."""
+        left, given, best = self._until - time.monotonic(), self._found.seconds_given, self._found.winner
+        needed, least = 0.0, 0.0 if self._found.space.base.is_script else _END_SHARE * given
         if best is not None and (trial := self._found.trial_of(best)) is not None:
-            each = self._search.outside(compiles(best)) + FULL_STEPS * trial.step_seconds
-            needed = (_ON_A_CPU if self._run.on_cpu else _TURNS_LAUNCHES) * each + proof_seconds(best, each)
-        end = min(_END_MOST * given, max(_END_SHARE * given, needed))
+            each, near = self._search.outside(compiles(best)) + FULL_STEPS * trial.step_seconds, len(self._near())
+            needed = (1 + min(RIVALS, near)) * bool(near) * each + proof_seconds(best, each)
+        end = min(_END_MOST * given, max(least, needed))
         return min(left - end, seconds_before_proof(self._found.space.base, left))
 
     def _count(self) -> None:

@@ -56,7 +56,7 @@ def _tell(search: Search, number: int, **values: Any) -> None:
 
 
 def _searched(fails: Callable[[Choices], bool] = lambda _: False, largest: int = 64) -> tuple[Search, list[int]]:
-    """A search until nothing is worth its seconds, on a card that holds so many sequences."""
+    """A search of all but what arithmetic condemns, on a card that holds so many sequences."""
     search, order = Search(FIELD, steps=7), list[int]()
     while (number := next(search.promising(600.0), None)) is not None:
         if FIELD.sizes[number] * (0.5 if CHOICES[number]["kept"] == "few" else 1) > largest:
@@ -72,7 +72,7 @@ def test_it_begins_with_the_first_and_finds_the_best_of_168_by_few_trials() -> N
     search, order = _searched()
     assert order[0] == 0
     assert search.in_order()[0] == _number(size="64", attention="flash", norm="on", compile="layers")
-    assert len(order) < 20
+    assert order.index(search.in_order()[0]) < 20
 
 
 def test_what_arithmetic_condemns_is_not_tried() -> None:
@@ -121,15 +121,15 @@ def test_what_never_trains_is_not_tried_again_and_again() -> None:
 
 
 def test_what_one_choice_brings_is_not_hoped_of_another_of_its_axis() -> None:
-    """Flash is the best beside the one norm and cannot be had beside the other; eager is the worst."""
-    choices = [{"attention": one, "norm": norm} for norm in "xy" for one in ("sdpa", "flash", "eager")]
-    del choices[4]
+    """Flash is the best beside the one norm and cannot be had beside the other; eager is the worst, and comes last."""
+    choices = [{"attention": one, "norm": norm} for norm in "xyz" for one in ("sdpa", "flash", "eager")]
+    del choices[7:], choices[4]
     ones = [1] * len(choices)
     search = Search(Field(choices, "", ones, ones, ones, [0.0] * len(choices)), steps=7)
     for number, log in enumerate((0.0, -0.2, 0.1, -0.5)):
         search.tell(number, Outcome(log, step_seconds=0.1))
-    assert search.left == [4]
-    assert not list(search.promising(600.0))
+    assert search.left == [4, 5]
+    assert [*dict.fromkeys(search.promising(600.0))] == [5, 4]
 
 
 def test_two_choices_that_fail_together_keep_neither_from_the_best() -> None:
