@@ -46,10 +46,11 @@ GRIDS = {
 }
 # What may be believed, by ``--left-out``.
 BELIEFS = [Beliefs()] + [
-    Beliefs(untried=untried, elsewhere=elsewhere, fixed=fixed)
+    Beliefs(untried=untried, elsewhere=elsewhere, fixed=fixed, astray=astray)
     for untried in (0.06, 0.1, 0.15)
     for elsewhere in (0.015, 0.03)
     for fixed in (2.0, 4.0)
+    for astray in (0.05, 0.2)
 ]
 _CHOSEN_BY_ORDERS = 20
 
@@ -233,16 +234,19 @@ def told(gaps: Sequence[tuple[float, int]]) -> str:
     return f"{mean:.1%} ({reached:.1%}, {within:.0%}, {launches:.0f})".replace("%", " %")
 
 
+@cache
+def gaps(name: str, beliefs: Beliefs, seconds: float) -> Sequence[float]:
+    """Of a grid's first orders."""
+    way = partial(by_ascent, beliefs=beliefs)
+    return [gap(grid(name), way, seconds, seed)[0] for seed in range(_CHOSEN_BY_ORDERS)]
+
+
 def chosen_without(model: str, seconds: float) -> Beliefs:
     """What does best on the grids of all other models: the most orders within 1 %, and the least far from it."""
     others = [name for name in GRIDS if not name.endswith(f" {model}")]
 
     def told_by(beliefs: Beliefs) -> tuple[float, float]:
-        far = [
-            gap(grid(name), partial(by_ascent, beliefs=beliefs), seconds, seed)[0]
-            for name in others
-            for seed in range(_CHOSEN_BY_ORDERS)
-        ]
+        far = [one for name in others for one in gaps(name, beliefs, seconds)]
         return fmean(one <= _WITHIN for one in far), -fmean(min(one, 1.0) for one in far)
 
     return max(BELIEFS, key=told_by)
@@ -251,14 +255,16 @@ def chosen_without(model: str, seconds: float) -> Beliefs:
 def left_out(orders: Sequence[int], budgets: Sequence[float]) -> Iterator[str]:
     """A row for each grid, searched by what was chosen without its model."""
     yield (
-        "| grid | configurations | untried, elsewhere, fixed | " + " | ".join(f"{one:.0f} s" for one in budgets) + " |"
+        "| grid | configurations | untried, elsewhere, fixed, astray | "
+        + " | ".join(f"{one:.0f} s" for one in budgets)
+        + " |"
     )
     yield "|---|---:|---|" + "---:|" * len(budgets)
     for name in GRIDS:
         beliefs = chosen_without(name.split()[1], budgets[0])
         way = partial(by_ascent, beliefs=beliefs)
         cells = [told([gap(grid(name), way, seconds, seed) for seed in orders]) for seconds in budgets]
-        words = f"{beliefs.untried:g}, {beliefs.elsewhere:g}, {beliefs.fixed:g}"
+        words = f"{beliefs.untried:g}, {beliefs.elsewhere:g}, {beliefs.fixed:g}, {beliefs.astray:g}"
         yield f"| {name} | {len(grid(name).specs)} | {words} | " + " | ".join(cells) + " |"
 
 
