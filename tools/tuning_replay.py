@@ -21,7 +21,7 @@ from statistics import fmean
 
 from pytest_llmperf.judge.tuning import CLOSE, Beliefs, Outcome, Search
 from pytest_llmperf.run.tuning.trials import STEPS
-from pytest_llmperf.run.tuning.tuner import field_of, most_seconds
+from pytest_llmperf.run.tuning.tuner import TRIAL_LEAST, TRIAL_SHARE, field_of
 from pytest_llmperf.run.tuning.winner import RIVALS
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -108,7 +108,7 @@ class Budget:
 
     def __init__(self, bed: Bed, seconds: float, chance: random.Random, *, gives_up: bool = False) -> None:
         self.bed, self.left, self.chance = bed, seconds * (1 - _END_SHARE), chance
-        self._most = most_seconds(seconds)
+        self._most = max(TRIAL_LEAST, TRIAL_SHARE * seconds)
         self._kept, self._gives_up, self._best = seconds * _END_SHARE, gives_up, math.inf
         self.launched = 0
         self.saved = self.spent = 0.0

@@ -198,18 +198,16 @@ CLOSE, _DEVIATIONS = 0.015, 2.0
 _FIRST = (3.0, 15.0, 120.0)
 # Of the time left, what a search is told to begin with takes the so-manieth part at most.
 _BEGINNING = 6
-# A gain, as a logarithm, of a micro-batch beside the best one, and from where on a trial is worth its seconds; a choice
-# that failed so often is given up.
-_NEAR, _WORTH, _GIVEN_UP = 0.006, 0.003, 2
-# What is slower by this, as a logarithm, by its smaller micro-batch alone is not tried.
-_FAR_SLOWER = 0.7
+# A gain, as a logarithm, of a micro-batch beside the best one, and from where on a step is worth its seconds; a choice
+# that failed so often is given up, and what is so much slower by its smaller micro-batch alone is not tried.
+_NEAR, _WORTH, _GIVEN_UP, _FAR_SLOWER = 0.006, 0.003, 2, 0.7
 
 
 @dataclass(frozen=True)
 class Beliefs:
     """What is expected before it is known. As logarithms: the gain of a choice that nobody has tried, and by how much
-    one may do better than it did ``elsewhere``; the share that counts of what a choice brings beside a plain one; and
-    how many sequences of a step take as long as what does not grow with them."""
+    one may do better than it did ``elsewhere``; the share that counts of what a choice brings beside a plain one; how
+    many sequences of a step take as long as what does not grow with them; and by how much beliefs go ``astray``."""
 
     untried: float = 0.10
     elsewhere: float = 0.03
@@ -257,10 +255,9 @@ class Field:
 
 
 class Search:
-    """Over a field; where it begins is the first of it."""
+    """Over a field, by trials of so many ``steps``; where it begins is the first of it."""
 
     def __init__(self, field: Field, steps: int, beliefs: Beliefs = Beliefs()) -> None:
-        """``steps`` of a trial."""
         self._field, self._num_steps, self._beliefs = field, steps, beliefs
         self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
         self._all = list(dict.fromkeys(choice for one in field.choices for choice in one.items()))
@@ -319,8 +316,7 @@ class Search:
         return _FIRST[compiles]
 
     def promising(self, seconds: float) -> Iterator[int]:
-        """What to try next with so many seconds left, and what after that: steps that promise a gain, then all else but
-        what arithmetic condemns."""
+        """What to try next with so many seconds left, and then: steps that promise a gain, and what may be one afar."""
         field, logs = self._field, self._logs()
         if not logs and self._is_left(0):
             yield 0
@@ -334,15 +330,11 @@ class Search:
             return
         best, again = self.in_order()[0], dict.fromkeys(filter(self._is_left, self.outcomes), self._beliefs.untried)
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
-        for gains, least in ((self._gains(best) | again, _WORTH), (self._gains_afar(best), -math.inf)):
+        steps = {number: gain for number, gain in (self._gains(best) | again).items() if gain >= _WORTH}
+        for gains in (steps, self._gains_afar(best)):
             costs = {number: self.outside(field.compiles[number]) + each * field.tokens[number] for number in gains}
-            worth = [number for number in gains if gains[number] >= least and costs[number] <= seconds]
-            yield from sorted(worth, key=lambda number: -self._hoped(gains[number]) / costs[number])
-
-    def _hoped(self, gain: float) -> float:
-        """What is to be expected of a gain that is believed, as beliefs err: of a loss little, and not nothing."""
-        err = self._beliefs.astray
-        return err * math.log1p(math.exp(gain / err))
+            able = [number for number in gains if costs[number] <= seconds]
+            yield from sorted(able, key=lambda number: -gains[number] / costs[number])
 
     def _far(self, number: int) -> tuple[float, ...]:
         """How far from the first of all, while nothing trains."""
@@ -352,8 +344,7 @@ class Search:
 
     def _gains(self, best: int) -> dict[int, float]:
         """What each step from ``best`` may bring, as far as others tell."""
-        own, found = self._field.choices[best], dict[int, float]()
-        sizes, each = self._size_gains(best), self._choice_gains(best)
+        own, each, found = self._field.choices[best], self._choice_gains(best), dict[int, float]()
 
         def step(gain: float, *changes: tuple[str, str], at: int = best) -> bool:
             number = self._beside(self._field.choices[at], *changes)
@@ -362,7 +353,7 @@ class Search:
                 found[number] = max(found.get(number, -math.inf), gain - max(0.0, extra))
             return number is not None
 
-        for size, gain in sizes.items():
+        for size, gain in self._size_gains(best).items():
             is_excluded = step(gain, size) and self._beside(own, size) in self.excluded
             if is_excluded and gain > _NEAR:  # what takes less memory may make room for it
                 for choice, (more, _) in each.items():
@@ -378,22 +369,20 @@ class Search:
         return found
 
     def _gains_afar(self, best: int) -> dict[int, float]:
-        """What any other may bring, by all that it has in the place of what ``best`` has: once no step is worth it, or
-        where there are too few, as in a part of a space. Not what spares memory that as many sequences had without, nor
-        what is far slower by its micro-batch alone."""
+        """What any other may bring, as beliefs err, by all that it has in the place of what ``best`` has: but for what
+        was given up, spares memory that as many sequences had without, or is far slower by its micro-batch alone."""
         own, sizes, each, found = self._field.choices[best], self._field.sizes, self._choice_gains(best), {}
         wastes, logs = self._field.wastes, self._logs()
-        fixed, axis = 2 * sizes[best] * self._doubling(best), self._field.size_axis
+        fixed, axis, err = 2 * sizes[best] * self._doubling(best), self._field.size_axis, self._beliefs.astray
         for number in self.left:
             changes = [one for one in self._field.choices[number].items() - own.items() if one[0] != axis]
-            if any(one not in each for one in changes):  # it was given up
-                continue
             by_size = math.log((1 + fixed / sizes[best]) / (1 + fixed / sizes[number]))
             is_needless = any(sizes[number] <= sizes[one] and wastes[number] > wastes[one] for one in logs)
-            if by_size < -_FAR_SLOWER or is_needless:
+            if by_size < -_FAR_SLOWER or is_needless or any(one not in each for one in changes):
                 continue
             gain = sum(each[one][0] for one in changes) - self._beliefs.elsewhere * max(0, len(changes) - 1)
-            found[number] = gain + by_size - max(0.0, wastes[number] - wastes[best])
+            gain += by_size - max(0.0, wastes[number] - wastes[best])
+            found[number] = err * math.log1p(math.exp(gain / err))
         return found
 
     def _choice_gains(self, best: int) -> dict[tuple[str, str], tuple[float, bool]]:

@@ -23,11 +23,10 @@ from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure, lacks_rows
 
-# Of the time given, what the trials leave for the end at least, in which a winner without each of its choices takes
-# turns, and at most.
+# Of the time given, what the trials leave for the end: of a model, whose choices are asked for, at least; and at most.
 _END_SHARE, _END_MOST = 0.15, 0.5
-# Of it, what one trial may take, and the seconds that it may take in any case: a compiler may have much to do.
-_TRIAL_SHARE, _TRIAL_LEAST = 0.2, 60.0
+#: Of it, what one trial may take, and the seconds that it may take in any case: a compiler may have much to do.
+TRIAL_SHARE, TRIAL_LEAST = 0.2, 60.0
 # Seconds that a trial may take of those that were kept for the end; and that the search's own end takes.
 _OVERTIME, _CLOSING = 10.0, 3.0
 # While one is launched, the memory of so many that may come next is predicted.
@@ -124,11 +123,6 @@ def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True,
     )
 
 
-def most_seconds(given: float) -> float:
-    """What one trial may take of the seconds ``given``."""
-    return max(_TRIAL_LEAST, _TRIAL_SHARE * given)
-
-
 #: Is told what is found, what is done next in words (empty: a trial has ended), and the seconds left.
 Watch = Callable[[Tuning, str, float], None]
 
@@ -153,10 +147,9 @@ class Tuner:
         try:
             with suppress(SpecError):  # then something else comes first
                 self._forecast.ask([found.space.first])  # beside what follows: to look at a large space takes seconds
-            self._specs, spares = self._runnable(), found.objective.name != "memory"
+            self._specs, spares, on_cpu = self._runnable(), found.objective.name != "memory", self._run.on_cpu
             found.begun_at, self._numbers = self._specs[0], {spec: at for at, spec in enumerate(self._specs)}
-            field = field_of(found.space, self._specs, spares_memory=spares, on_cpu=self._run.on_cpu)
-            self._search = Search(field, STEPS)
+            self._search = Search(field_of(found.space, self._specs, spares_memory=spares, on_cpu=on_cpu), STEPS)
             self._find(trials)
         except KeyboardInterrupt:
             found.ended = "interrupted"
@@ -181,7 +174,7 @@ class Tuner:
         for spec, trial in trials.known(self._specs).items():
             self._note(Tried(spec, trial, was_kept=True))
         while (number := self._next()) is not None:
-            spec, most = self._specs[number], most_seconds(self._found.seconds_given)
+            spec, most = self._specs[number], max(TRIAL_LEAST, TRIAL_SHARE * self._found.seconds_given)
             most = min(most, self._trial_seconds() + _OVERTIME)
             # The winner's own case takes two launches more.
             within = (self._until - time.monotonic()) / 2 if spec.is_script and self._held is None else 0.0
@@ -191,8 +184,7 @@ class Tuner:
             if is_wrong if spec.is_script else trial.kind == "never-started":
                 raise CaseFailedError(f"{spec.id}: {trial.failure}")
         if order := self._search.in_order():
-            final, found = Final(self._caller, self._found, self._until, self._tell), self._found
-            found.rivals = [self._specs[number] for number in self._near()]
+            final = Final(self._caller, self._found, self._until, self._tell)
             final.decide([self._specs[number] for number in order], self._forecast.fits)
 
     def _fits(self, number: int) -> bool:
@@ -244,7 +236,10 @@ class Tuner:
             error = math.hypot(scatter, trial.step_error) if objective.is_of_time else 0.0
             log, is_spoilt = objective.log_of(trial), bool(trial.disturbances)
             search.tell(number, Outcome(log, trial.step_seconds, outside, error, is_spoilt))
-        self._found.winner = next((self._specs[number] for number in search.in_order()), None)
+        # Who else computes on a CPU is not seen, and a trial may be anything: turns are asked of the next ones anyway.
+        order = search.in_order()
+        close = {*search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu else 0]}
+        self._found.winner, *self._found.rivals = [self._specs[n] for n in order if n in close] or (None,)
         self._tell("")
 
     def _limit_bytes(self) -> int:
@@ -275,23 +270,14 @@ class Tuner:
             raise CaseFailedError(f"{found.space.base.id}: nothing of this space can be trained here: {reasons}")
         return sound or runnable
 
-    def _near(self) -> list[int]:
-        """Those that turns are to tell from the best. Who else computes on a CPU is not seen, and a trial may be
-        anything: the next ones are asked in any case."""
-        order, close = self._search.in_order(), self._search.close_to_best()
-        asked = {*close, *order[: 1 + RIVALS if self._run.on_cpu else 0]}
-        return [number for number in order[1:] if number in asked]
-
     def _trial_seconds(self) -> float:
-        """Return the seconds that one more trial may take before the end: turns of those near the best, if there are
-        any, and the winner's proof."""
-        left, given, best = self._until - time.monotonic(), self._found.seconds_given, self._found.winner
-        needed, least = 0.0, 0.0 if self._found.space.base.is_script else _END_SHARE * given
-        if best is not None and (trial := self._found.trial_of(best)) is not None:
-            each, near = self._search.outside(compiles(best)) + FULL_STEPS * trial.step_seconds, len(self._near())
-            needed = (1 + min(RIVALS, near)) * bool(near) * each + proof_seconds(best, each)
-        end = min(_END_MOST * given, max(least, needed))
-        return min(left - end, seconds_before_proof(self._found.space.base, left))
+        """Return the seconds that one more trial may take before the end: turns with rivals, if any, and proofs."""
+        left, found, needed = self._until - time.monotonic(), self._found, 0.0
+        if found.winner is not None and (trial := found.trial_of(found.winner)) is not None:
+            each, rivals = self._search.outside(compiles(found.winner)) + FULL_STEPS * trial.step_seconds, found.rivals
+            needed = (1 + len(rivals[:RIVALS])) * bool(rivals) * each + proof_seconds(found.winner, each)
+        share = max(0.0 if found.space.base.is_script else _END_SHARE, min(_END_MOST, needed / found.seconds_given))
+        return min(left - share * found.seconds_given, seconds_before_proof(found.space.base, left))
 
     def _count(self) -> None:
         self._found.left, self._found.too_large = len(self._search.left), len(self._search.excluded)
