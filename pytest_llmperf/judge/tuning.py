@@ -371,17 +371,16 @@ class Search:
     def _gains_afar(self, best: int) -> dict[int, float]:
         """What any other may bring, as beliefs err, by all that it has in the place of what ``best`` has: but for what
         was given up, spares memory that as many sequences had without, or is far slower by its micro-batch alone."""
-        own, sizes, each, found = self._field.choices[best], self._field.sizes, self._choice_gains(best), {}
-        wastes, logs = self._field.wastes, self._logs()
-        fixed, axis, err = 2 * sizes[best] * self._doubling(best), self._field.size_axis, self._beliefs.astray
+        field, logs, each, err, found = self._field, self._logs(), self._choice_gains(best), self._beliefs.astray, {}
+        own, sizes, fixed = field.choices[best], field.sizes, 2 * field.sizes[best] * self._doubling(best)
         for number in self.left:
-            changes = [one for one in self._field.choices[number].items() - own.items() if one[0] != axis]
+            changes = [one for one in field.choices[number].items() - own.items() if one[0] != field.size_axis]
             by_size = math.log((1 + fixed / sizes[best]) / (1 + fixed / sizes[number]))
-            is_needless = any(sizes[number] <= sizes[one] and wastes[number] > wastes[one] for one in logs)
+            is_needless = any(sizes[number] <= sizes[one] and field.wastes[number] > field.wastes[one] for one in logs)
             if by_size < -_FAR_SLOWER or is_needless or any(one not in each for one in changes):
                 continue
             gain = sum(each[one][0] for one in changes) - self._beliefs.elsewhere * max(0, len(changes) - 1)
-            gain += by_size - max(0.0, wastes[number] - wastes[best])
+            gain += by_size - max(0.0, field.wastes[number] - field.wastes[best])
             found[number] = err * math.log1p(math.exp(gain / err))
         return found
 
