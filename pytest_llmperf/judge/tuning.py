@@ -372,7 +372,7 @@ class Search:
         """What any other may bring, as beliefs err, by all that it has in the place of what ``best`` has: but for what
         was given up, spares memory that as many sequences had without, or is far slower by its micro-batch alone."""
         field, logs, each, err, found = self._field, self._logs(), self._choice_gains(best), self._beliefs.astray, {}
-        own, sizes, fixed = field.choices[best], field.sizes, 2 * field.sizes[best] * self._doubling(best)
+        own, sizes, fixed = field.choices[best], field.sizes, 2 * field.sizes[best] * max(0.0, self._doubling(best))
         for number in self.left:
             changes = [one for one in field.choices[number].items() - own.items() if one[0] != field.size_axis]
             by_size = math.log((1 + fixed / sizes[best]) / (1 + fixed / sizes[number]))

@@ -65,6 +65,8 @@ def test_a_slow_launch_whose_threads_waited_for_what_others_used_is_no_regressio
         ([launch(16.0, waited=0.5, others=1.0)] * 2, [untold()]),
         # As it was when its baseline was recorded.
         ([BUSY, BUSY], [launch(waited=1.25, others=1.3)]),
+        # What the stored launches waited too explains nothing.
+        ([launch(9.0, waited=0.75, others=0.8)] * 2, [launch(waited=0.6, others=0.7)]),
         # Two of three were on idle cores.
         ([BUSY, launch(6.0), launch(6.0)], [untold()]),
     ],

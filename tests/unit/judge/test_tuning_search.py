@@ -103,6 +103,13 @@ def test_in_a_part_of_a_space_the_best_is_found_where_no_single_step_leads_to_it
     assert next(search.promising(600.0)) == best
 
 
+def test_where_larger_micro_batches_are_slower_all_that_are_left_are_weighed() -> None:
+    search = Search(FIELD, steps=7)
+    for size, norm, log in [("4", "on", 0.0), ("8", "on", 0.4), ("8", "off", -0.5)]:
+        _tell(search, _number(size=size, norm=norm), log=log)
+    assert _number(size="1", norm="on") in search.promising(math.inf)
+
+
 def test_what_a_choice_did_at_a_far_smaller_micro_batch_is_tried_again() -> None:
     """Compiled, a few sequences wait for the host; many do not."""
     search = Search(FIELD, steps=7)
