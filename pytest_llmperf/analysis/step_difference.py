@@ -259,9 +259,8 @@ def _weight(line: str, difference: StepDifference) -> float:
         return 0.0
     moves = {part.name: abs(part.change) for part in difference.parts}
     least = _LEAST_SHARE * max(moves.values(), default=0.0)
-    return max(
-        (move for part, move in moves.items() if move > least and PATTERNS["moved by"][part].search(name)), default=0.0
-    )
+    by = PATTERNS["moved by"]
+    return max((move for part, move in moves.items() if move > least and by[part].search(name)), default=0.0)
 
 
 # In words, which are ASCII: what the difference between two points to.

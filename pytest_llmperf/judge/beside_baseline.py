@@ -114,10 +114,8 @@ class BesideBaseline:
 
     def of_judgement(self, judgement: Judgement, *, on_cpu: bool) -> Iterator[str]:
         """What its checks leave to be told beside it."""
-        told = (one.detail for one in judgement.checks)
-        yield from dict.fromkeys(
-            each for each in told if each in (*NOTED, LEARN_ANEW) or each.startswith(validity.TAKEN)
-        )
+        told = dict.fromkeys(one.detail for one in judgement.checks)
+        yield from (each for each in told if each in (*NOTED, LEARN_ANEW) or each.startswith(validity.TAKEN))
         # Whether another session of the baseline would have helped its speed to decide; on a CPU that is noise.
         is_open = any(check.metric == RATE and check.verdict == "inconclusive" for check in judgement.checks)
         if self.baseline is not None and is_open and self.baseline.sessions == 1 and not on_cpu:

@@ -132,11 +132,9 @@ def excused(
     waits may come one after the other, since each part of a step ends with its slowest thread."""
     if check.verdict != "regressed" or not (check.unit == "s" or check.unit.endswith("/s")) or not check.limit:
         return check
-    usual, busy = median(_taken(each)[0] for each in held), []
-    for told, ratio in ((_taken(one), check.limit / read([one])) for one in launches):
-        slower = ratio if check.higher_is_better else 1 / ratio
-        is_busy = told[0] >= usual + _LEAST_TAKEN and slower * (1 - told[0]) <= 1 - usual
-        busy += [told] if is_busy else []
+    usual, sign = median(_taken(each)[0] for each in held), 1 if check.higher_is_better else -1
+    each = ((_taken(one), (check.limit / read([one])) ** sign) for one in launches)
+    busy = [told for told, slower in each if told[0] >= usual + _LEAST_TAKEN and slower * (1 - told[0]) <= 1 - usual]
     if not busy or len(launches) - len(busy) >= enough:
         return check
     _, waited, others = max(busy)

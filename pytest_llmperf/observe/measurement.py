@@ -31,6 +31,9 @@ from pytest_llmperf.records.launch import RankRecord, Trained, soak_seconds_of
 from pytest_llmperf.records.steady_state import MOST_GROWTH, growth
 from pytest_llmperf.support.files import kernel_number
 
+# Where a container has its limits.
+_CGROUP = Path("/sys/fs/cgroup")
+
 
 class Clock:
     """Instants in the order of the work, and the times between them. This one is the host's; ``device`` has a GPU's."""
@@ -70,6 +73,9 @@ class Clock:
     def cores(self) -> tuple[float, ...]:
         """What was made of the host's so far, which this clock times, as ``RankRecord.core_seconds`` has it."""
         with suppress(OSError, psutil.Error, IndexError):
+            for quota in filter(Path.is_file, (_CGROUP / "cpu.max", _CGROUP / "cpu/cpu.cfs_quota_us")):
+                if quota.read_text(encoding="ascii").split()[0] not in ("max", "-1"):  # who waits for it has no others
+                    return ()
             told = [_on_cores(thread) for thread in os.listdir("/proc/self/task")]  # noqa: PTH208 - names alone
             own, every = psutil.Process(), psutil.cpu_times(percpu=True)
             spent = (one.cpu_times()[:4] for one in (own, *own.children(recursive=True)))  # and of those that ended

@@ -267,9 +267,8 @@ class Collector:
             node.workerinput["llmperf_gpus"] = chosen = self.session.chosen
             workers, n = node.workerinput["workercount"], len(chosen)
             if 0 < n < workers and node.workerinput["workerid"] == "gw0":
-                self.session.notes.append(
-                    f"-n {workers} with --gpus {n}: {n} at a time; --gpus {workers} lets all launch"
-                )
+                note = f"-n {workers} with --gpus {n}: {n} at a time; --gpus {workers} lets all launch"
+                self.session.notes.append(note)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

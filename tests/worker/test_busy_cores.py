@@ -22,6 +22,8 @@ from tests.worker.scripted import launch, loop
 
 pytest.importorskip("torch")
 
+from pytest_llmperf.observe import measurement
+
 pytestmark = [pytest.mark.torchrun]
 
 STEPS: dict[str, Any] = {"steps": 12, "warmup_steps": 2}
@@ -58,9 +60,28 @@ def beside_a_faster_one(run: Launch) -> Judgement:
     return judge([run, run], accept(None, launches=[stored], **how), policy)
 
 
+@pytest.mark.skipif(not measurement.Clock().cores(), reason="nobody tells of cores here, or a container has a quota")
 def test_busy_loops_are_told_from_a_slow_script(tmp_path: Path) -> None:
     with busy_loops(2 * len(os.sched_getaffinity(0))):
         busy = launched(tmp_path / "busy", COMPUTES)
     slow = launched(tmp_path / "slow", "time.sleep(0.05)")
     assert beside_a_faster_one(busy).verdict == "inconclusive"
     assert beside_a_faster_one(slow).verdict == "regressed"
+
+
+@pytest.mark.parametrize(
+    ("file", "told", "counted"),
+    [
+        ("cpu.max", "max 100000\n", 3),
+        ("cpu.max", "200000 100000\n", 0),
+        ("cpu/cpu.cfs_quota_us", "-1\n", 3),
+        ("cpu/cpu.cfs_quota_us", "200000\n", 0),
+    ],
+)
+def test_what_waits_for_a_quota_is_not_said_to_wait_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, told: str, counted: int
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(told, encoding="ascii")
+    monkeypatch.setattr(measurement, "_CGROUP", tmp_path)
+    assert len(measurement.Clock().cores()) == counted

@@ -244,9 +244,8 @@ class Recheck:
         lines, notes, ratio = dict[str, str](), list[str](), METRICS["throughput_ratio"]
         for words, turns in beside.items():
             gain = formats.share(abs(math.expm1(-turns.log)))
-            lines[words] = (
-                f"{words} is now {gain} {'slower' if turns.log > 0 else 'faster'} (±{formats.share(turns.wide)})"
-            )
+            change = f"{gain} {'slower' if turns.log > 0 else 'faster'} (±{formats.share(turns.wide)})"
+            lines[words] = f"{words} is now {change}"
         verdict: Verdict = "pass"
         reason = f"still the fastest: {len(beside)} of its neighbours took turns with it"
         if faster:
