@@ -267,7 +267,7 @@ class Collector:
             node.workerinput["llmperf_gpus"] = chosen = self.session.chosen
             workers, n = node.workerinput["workercount"], len(chosen)
             if 0 < n < workers and node.workerinput["workerid"] == "gw0":
-                note = f"-n {workers} with --gpus {n}: {n} at a time; --gpus {workers} lets all launch"
+                note = f"-n {workers} with --gpus {n}: {n} at a time; a larger --gpus lets more of them launch"
                 self.session.notes.append(note)
 
     @pytest.hookimpl(optionalhook=True)
