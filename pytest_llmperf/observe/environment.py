@@ -166,9 +166,12 @@ def configuration(config: Any) -> dict[str, Any]:
 
 
 def parameter_groups(optimizer: Any) -> list[str]:
-    """Of each group: how many parameters it updates, how fast, and how much they decay."""
+    """Of each group: how many parameters it updates, how fast before any schedule, and how much they decay."""
     groups = getattr(optimizer, "param_groups", [])
-    return [f"{len(g['params'])} lr={g.get('lr')} weight_decay={g.get('weight_decay')}" for g in groups]
+    rates = [g.get("initial_lr", g.get("lr")) for g in groups]
+    return [
+        f"{len(g['params'])} lr={r} weight_decay={g.get('weight_decay')}" for g, r in zip(groups, rates, strict=True)
+    ]
 
 
 def numel(parameter: nn.Parameter) -> int:

@@ -44,8 +44,8 @@ Told: TypeAlias = Mapping[tuple[str, int], tuple[TrainSpec, Mapping[str, tuple[f
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """Each case's spec, and what its ranks exchange, told by one process without them."""
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], tuple[TrainSpec, StaticStep]]:
+    """Each case's spec, and what a step of its fullest rank takes, counted by one process without the others."""
     path = tmp_path_factory.mktemp("model") / "config.json"
     path.write_text(json.dumps(CONFIG), encoding="utf-8")
     specs = [TrainSpec(model=str(path), gpus=ranks, parallelism=kind, **SMALL) for kind, ranks in CASES]
@@ -53,8 +53,34 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         steps.ask(specs)
         found = [steps.of(spec) for spec in specs]
     assert not [each for each in found if isinstance(each, PredictionError)], found
-    exchanges = [each.exchanges for each in found if isinstance(each, StaticStep)]
-    return dict(zip(CASES, zip(specs, exchanges, strict=True), strict=True))
+    known = [each for each in found if isinstance(each, StaticStep)]
+    return dict(zip(CASES, zip(specs, known, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def told(counted: Mapping[tuple[str, int], tuple[TrainSpec, StaticStep]]) -> Told:
+    """What each case's ranks exchange."""
+    return {case: (spec, step.exchanges) for case, (spec, step) in counted.items()}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_of_a_sequence_share_its_arithmetic(
+    counted: Mapping[tuple[str, int], tuple[TrainSpec, StaticStep]], ranks: int
+) -> None:
+    """Tensor: all but the vocabulary's product. Context: all; of the causal attention, whose ring is balanced, a rank
+    does its own part whole and half of each other."""
+    attention, others = _flops(counted["fsdp", 2][1])
+    vocabulary = 3 * 2 * 16_003 * 64 * 32 * 3  # forward and backward, of each token of three micro-batches
+    shared = attention / ranks, vocabulary + (others - vocabulary) / ranks
+    assert _flops(counted["tensor", ranks][1]) == pytest.approx(shared)
+    turns = 1 + (ranks - 1) / 2
+    assert _flops(counted["context", ranks][1]) == pytest.approx((attention * turns / ranks**2, others / ranks))
+
+
+def _flops(step: StaticStep) -> tuple[float, float]:
+    """Of attention, and of all else."""
+    attention = sum(flops for name, flops in step.flops.items() if "attention" in name)
+    return attention, sum(step.flops.values()) - attention
 
 
 @pytest.mark.parametrize("case", CASES[:2], ids=str)

@@ -21,6 +21,7 @@ from pytest_llmperf.support import codec
 
 torch = pytest.importorskip("torch")
 
+from pytest_llmperf.observe.environment import parameter_groups  # noqa: E402 - it imports torch
 from pytest_llmperf.worker.script.model import _identity  # noqa: E402 - it imports torch
 
 pytestmark = pytest.mark.torchrun
@@ -214,3 +215,13 @@ def test_other_cells_of_one_tensor_are_another_batch() -> None:
     assert _identity(rows[:, :2]) == _identity(rows[:, :2])
     assert _identity(rows[:, :2]) != _identity(rows[:2])
     assert _identity(rows[:2]) != _identity(rows[::2])
+
+
+def test_a_schedule_is_no_other_learning_rate() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    before = parameter_groups(optimizer)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] < 0.5
+    assert parameter_groups(optimizer) == before == ["1 lr=0.5 weight_decay=0"]

@@ -33,6 +33,7 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -223,6 +224,14 @@ class Arithmetic(QuickMode):
             module, function = names.split()
             if module in sys.modules:  # else nobody can call it
                 self._patches.enter_context(_counted(self, getattr(sys.modules[module], function), flops))
+        told = ShardingPropagator._propagate_tensor_meta_non_cached  # noqa: SLF001 - it has no other
+
+        def unheard(*given: Any) -> Any:
+            """The shape of what all ranks have together is found by the operator itself: that is no rank's work."""
+            with self.whole("", 0):
+                return told(*given)
+
+        self._patches.enter_context(replaced(ShardingPropagator, _propagate_tensor_meta_non_cached=unheard))
         super().__enter__()
         return self
 
