@@ -127,7 +127,7 @@ def test_packing_changes_no_verdict(node: Project) -> None:
 
 def test_a_parallel_run_uses_no_more_than_it_may(node: Project) -> None:
     result = node.run("-n", "4", "--update-baselines=new", gpus="2")
-    result.stdout.fnmatch_lines(["-n 4 with --gpus 2: 2 at a time; a larger --gpus lets more of them launch"])
+    result.stdout.fnmatch_lines(["*: 2 at a time;*"])
     found = uses(node)
     assert Counter(use.asked for use in found) == {1: 4, 2: 4}
     assert most_at_once(found) == 2
