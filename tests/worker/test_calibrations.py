@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT, Calibration
+from pytest_llmperf.records.calibration import BF16_PRODUCT, COPY, FP32_PRODUCT, OF_THE_RUN, UNKEPT, Calibration
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
 from tests.worker.launching import launched
@@ -87,6 +87,25 @@ def test_the_random_numbers_of_the_training_are_untouched() -> None:
     torch.manual_seed(1)
     calibrate(CPU)
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(("unsteady_times", "attempts"), [(0, 1), (1, 2), (9, 2)])
+def test_a_work_that_is_not_steady_is_measured_once_more(
+    monkeypatch: pytest.MonkeyPatch, unsteady_times: int, attempts: int
+) -> None:
+    measured = list[str]()
+
+    def steady(*of: Any) -> list[float]:
+        name = of[3]
+        measured.append(name)
+        swings = name == FP32_PRODUCT and measured.count(name) <= unsteady_times
+        return [1.0] * 5 + [1.03 if swings else 1.0] * 5
+
+    monkeypatch.setattr(calibrator, "_steady", steady)
+    monkeypatch.setattr(calibrator, "_judged", lambda steady, _: steady)  # as a GPU's are
+    trouble = calibrate(CPU).trouble
+    assert measured == [BF16_PRODUCT, *[FP32_PRODUCT] * attempts, COPY]
+    assert bool(trouble) == (unsteady_times >= attempts)
 
 
 @pytest.fixture
