@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
+from calendar import timegm
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from pytest_llmperf.records.calibration import Calibration, Health, Place, host_of, site_of
+from pytest_llmperf.records.calibration import TIME_FORMAT, Calibration, Health, Place, host_of, site_of
 from pytest_llmperf.records.learning import OLDER as UNINSPECTED
 from pytest_llmperf.records.learning import Learning, ParityOrder, RankLearning
 from pytest_llmperf.records.steady_state import PassingRanges, Steady, find_steady, growth
@@ -291,6 +293,15 @@ class Launch:
     def host(self) -> str:
         """The machines it ran on: what cools, feeds and drives all their GPUs alike."""
         return host_of(rank.place for rank in self.ranks)
+
+    @property
+    def ran(self) -> tuple[float, float]:
+        """From its request to its end, in seconds since 1970. It notes when its first rank began, in whole ones."""
+        try:
+            began = timegm(time.strptime(self.started_at, TIME_FORMAT)) - self.phases.get("start", 0.0)
+        except ValueError:  # somebody else's file
+            began = 0.0
+        return began, began + self.wall_seconds
 
     @property
     def is_on_a_node(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_llmperf.records import failure as names
@@ -277,18 +277,24 @@ _OF_A_RUN = {
 _NEGLIGIBLE = 0.01
 
 
+def time_parts(phases: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by what they went to, as told of a whole run; the largest part first."""
+    parts: dict[str, float] = {}
+    for phase, seconds in phases.items():
+        name = _OF_A_RUN.get(phase, phase)
+        parts[name] = parts.get(name, 0.0) + max(0.0, seconds)
+    least = _NEGLIGIBLE * sum(parts.values())
+    told = [(seconds, name) for name, seconds in parts.items() if seconds > 0 and seconds >= least]
+    return {name: seconds for seconds, name in sorted(told, key=lambda part: -part[0])}
+
+
 def time_line(spent: Spent) -> str:
     """``364 s in 12 launches: 240 s start-up, 105 s training, 19 s waiting for hardware``; the largest part first.
     Without its parts where nothing is known of them; empty where nothing was launched."""
     if not spent.launches:
         return ""
-    parts: dict[str, float] = {}
-    for phase, seconds in spent.phases.items():
-        name = _OF_A_RUN.get(phase, phase)
-        parts[name] = parts.get(name, 0.0) + max(0.0, seconds)
     line = f"{formats.seconds(spent.seconds)} in {spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
-    told = [name for name, seconds in parts.items() if seconds > 0 and seconds >= _NEGLIGIBLE * sum(parts.values())]
-    told.sort(key=lambda name: -parts[name])
+    told = time_parts(spent.phases)
     if not {*told} - {_OF_A_RUN[names.OTHER]}:
         return line
-    return f"{line}: {', '.join(f'{formats.seconds(parts[name])} {name}' for name in told)}"
+    return f"{line}: {', '.join(f'{formats.seconds(seconds)} {name}' for name, seconds in told.items())}"

@@ -11,9 +11,9 @@ from pytest_llmperf.analysis.ladder import NOTES
 from pytest_llmperf.judge.baseline import ANY_MACHINE, BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
-from pytest_llmperf.report.page import Case, Cell, Page, Table, html
+from pytest_llmperf.report.page import Case, Cell, Page, Section, Table, html
 from pytest_llmperf.report.results_json import Result, RunDocument
-from pytest_llmperf.report.summary_table import no_gate_of_speed, without_name
+from pytest_llmperf.report.summary_table import no_gate_of_speed, time_parts, without_name
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
 from pytest_llmperf.run import page_charts
 from pytest_llmperf.run.history import histories_of
@@ -51,7 +51,8 @@ def page_of(
     ]
     # Of each case on each machine kind, of two runs the last that was named.
     newest = {(result.machine, result.id): result for result in results}
-    sections = (page_charts.ladder_section([*newest.values()]), page_charts.history_section(histories))
+    ladders, changed = page_charts.ladder_section([*newest.values()]), page_charts.history_section(histories)
+    sections = (ladders, changed, _time_section(documents))
     # Where published figures come from, and how they differ from ours.
     sources = dict.fromkeys(filter(None, (one.record.reference.source for one in results if one.record.reference)))
     return Page(
@@ -254,6 +255,24 @@ def _launches(result: Result) -> Table:
         rows.append(cells)
     headings = ("launch", "host", "device", "steps", "median step", "first step")
     return Table((*headings, "tokens/s/GPU", "reserved", "wall", "clock", "power"), tuple(rows), 3)
+
+
+def _time_section(documents: Sequence[RunDocument]) -> Section | None:
+    """What the seconds of each run's launches went to, and how long they took by the clock: those that overlap, or run
+    side by side, share its seconds."""
+    tables = list[tuple[str, Table]]()
+    for document in documents:
+        parts = time_parts(document.record.spent.phases) if document.record.spent else {}
+        if parts:
+            covered = reached = 0.0
+            for start, end in sorted(launch.ran for result in document.results for launch in result.launches):
+                covered += max(0.0, end - max(start, reached))
+                reached = max(reached, end)
+            rows = tuple((name, formats.seconds(seconds)) for name, seconds in parts.items())
+            bars = tuple(seconds / max(parts.values()) for seconds in parts.values())
+            title = f"{_clipped(document.source or document.machine)}: {formats.seconds(covered)} by the clock"
+            tables.append((title, Table(("phase", "of launches"), rows, bars=bars)))
+    return Section(anchor="time", title="Where the time went", tables=tuple(tables)) if tables else None
 
 
 # The page as a file: what is read and written around it.

@@ -92,6 +92,22 @@ def test_where_speed_is_no_gate_the_page_says_so_and_not_what_it_would_detect(go
         assert "detectable" in gate.columns
 
 
+def test_time_of_launches_side_by_side_counts_once_by_the_clock() -> None:
+    """Two at once, a gap, and one that begins behind the end of the one before."""
+    values: Any = json.loads(json.dumps(ladder_run([result_of(*LADDER[name]) for name in list(LADDER)[:4]])))
+    values["spent"] = {"launches": 4, "seconds": 38.0, "phases": {"start": 6.0, "model": 2.0, "steps": 30.0}}
+    ran = [("00:00:02", 2.0, 10.0), ("00:00:02", 2.0, 10.0), ("00:00:21", 1.0, 10.0), ("00:00:29", 1.0, 8.0)]
+    for result, (began, start, seconds) in zip(values["results"], ran, strict=True):
+        for launch in result["launches"]:
+            launch |= {"started_at": f"2026-01-05T{began}Z", "wall_seconds": seconds, "phases": {"start": start}}
+    ((title, table),) = section(of_run(values), "time").tables
+    assert (title.partition(": ")[2], table.rows) == (
+        "26 s by the clock",
+        (("training", "30 s"), ("start-up", "8 s")),
+    )
+    assert table.bars == (1, pytest.approx(8 / 30))
+
+
 def test_a_users_own_ladder_has_its_name_and_its_order() -> None:
     """A chapter's rung may be its first, and is none of the chapter's there."""
     chapter = [result_of(*LADDER[name]) for name in list(LADDER)[:3]]
