@@ -9,6 +9,7 @@ import pytest
 from tests.slurm.cluster import Slurm
 from tests.slurm.conftest import Suite
 from tests.worker.scripted import loop
+from tests.worker.user import QUICK
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 
@@ -17,14 +18,15 @@ import pytest
 
 @pytest.mark.parametrize("gpus", [1, 2], ids=["gpus1", "gpus2"])
 def test_script(perf, gpus):
-    perf.script("bash -c 'python train.py && touch {out}'", gpus=gpus, steps=6, warmup_steps=2)
+    command, quick = "bash -c 'python train.py && touch {out}'", {"PYTHONPATH": "{quick}"}
+    perf.script(command, gpus=gpus, steps=6, warmup_steps=2, env=quick)
 """
 
 
 def test_a_script_runs_on_a_node_of_the_job_and_is_ended_there(nodes: Slurm, tmp_path: Path) -> None:
     suite, out = Suite(nodes, tmp_path / "suite"), tmp_path / "uploaded"
     loop(suite.folder)
-    (suite.folder / "test_tiny.py").write_text(_TESTS.replace("{out}", str(out)))
+    (suite.folder / "test_tiny.py").write_text(_TESTS.replace("{out}", str(out)).replace("{quick}", str(QUICK)))
     job = suite.submit("--update-baselines=new")
     nodes.ended(job)
     results, log = suite.results(job), suite.log(job)
