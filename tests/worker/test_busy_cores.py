@@ -19,6 +19,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.spec import ScriptSpec
 from tests.shelf import accept
 from tests.worker.scripted import launch, loop
+from tests.worker.user import QUICK
 
 pytest.importorskip("torch")
 
@@ -27,12 +28,22 @@ from pytest_llmperf.observe import measurement
 pytestmark = [pytest.mark.torchrun]
 
 STEPS: dict[str, Any] = {"steps": 12, "warmup_steps": 2}
-COMPUTES = "loss = loss + (torch.randn(256, 1024) @ torch.randn(1024, 1024)).mean()"
+COMPUTES = "loss = loss + sum((torch.randn(256, 1024) @ torch.randn(1024, 1024)).mean() for _ in range(2))"
+# Until the script has imported all that it needs they wait: it would share its cores with them for that, too.
+WAITS = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+while True:
+    pass
+"""
+BEGINS = "pathlib.Path({begun!r}).touch(); time.sleep(0.2)"
 
 
 @contextmanager
-def busy_loops(number: int) -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+def busy_loops(number: int, begun: Path) -> Iterator[None]:
+    """While the file is there."""
+    loops = [subprocess.Popen([sys.executable, "-c", WAITS, str(begun)]) for _ in range(number)]
     try:
         yield
     finally:
@@ -42,7 +53,7 @@ def busy_loops(number: int) -> Iterator[None]:
 
 
 def launched(folder: Path, each: str) -> Launch:
-    found = launch(loop(folder, each=each), **STEPS)
+    found = launch(loop(folder, before=BEGINS.format(begun=str(folder / "begun")), each=each), **STEPS)
     assert isinstance(found, Launch), found
     return found
 
@@ -61,8 +72,9 @@ def beside_a_faster_one(run: Launch) -> Judgement:
 
 
 @pytest.mark.skipif(not measurement.Clock().cores(), reason="nobody tells of cores here, or a container has a quota")
-def test_busy_loops_are_told_from_a_slow_script(tmp_path: Path) -> None:
-    with busy_loops(2 * len(os.sched_getaffinity(0))):
+def test_busy_loops_are_told_from_a_slow_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(QUICK))  # nothing is compiled
+    with busy_loops(2 * len(os.sched_getaffinity(0)), tmp_path / "busy" / "begun"):
         busy = launched(tmp_path / "busy", COMPUTES)
     slow = launched(tmp_path / "slow", "time.sleep(0.05)")
     assert beside_a_faster_one(busy).verdict == "inconclusive"
