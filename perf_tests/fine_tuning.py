@@ -67,9 +67,12 @@ def _wide() -> Iterator[FineTuning]:
     for gpus in (2, 4, 8):
         yield FineTuning(replace(_LARGE[0], lora=True, gpus=gpus))
     master: dict[str, Any] = {"model_precision": "fp32", "mixed_precision": "bf16", "parallelism": "fsdp"}
-    for how in ({}, _COMPILED, {**_COMPILED, "fp8": "tensorwise"}):
+    by_fp8 = [{**_COMPILED, "fp8": recipe} for recipe in ("tensorwise", "tensorwise_all_gather")]
+    for how in ({}, _COMPILED, *by_fp8):
         for gpus in (4, 8):
             yield FineTuning(replace(_LARGE[1], gpus=gpus, **master, **how))
+    for how in by_fp8:
+        yield FineTuning(replace(_SMALL, gpus=2, **master, **how))
 
 
 FINE_TUNING = [*_cases(), *_wide()]

@@ -33,6 +33,15 @@ def _kernels() -> Iterator[TrainSpec]:
         replace(_PLAIN, torch_compile=True, torch_compile_scope="layers", fp8=recipe)
         for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")
     )
+    yield replace(
+        _PLAIN,
+        model_precision="fp32",
+        torch_compile=True,
+        torch_compile_scope="layers",
+        fp8="tensorwise_all_gather",
+        gpus=2,
+        parallelism="fsdp",
+    )
     yield replace(_LIGER, optimizer="adamw_torch_8bit")
     yield replace(_PLAIN, loss="cut")
     yield replace(_LIGER, offloading="activations")

@@ -24,6 +24,7 @@ from pytest_llmperf.records.failure import SOAKED, Failure, Progress
 from pytest_llmperf.records.launch import DIARY_FILE, ENVIRONMENT_FILE, OLDER, Environment, Launch, RankRecord
 from pytest_llmperf.records.trace import WORK, StaticStep, Trace, TraceRow
 from pytest_llmperf.run import runner
+from pytest_llmperf.settings.precision import GATHERED
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -156,6 +157,7 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "fp8_modules": 112 if spec.fp8 != "no" else 0,
         "linear_modules": 1,
         "fp8_recipe": spec.fp8 if spec.fp8 != "no" else "",
+        "fp8_gathered": 112 if spec.fp8 == GATHERED else 0,
         "parallelism": spec.parallelism if spec.gpus > 1 else "none",
         "torch_compile": spec.torch_compile,
         "torch_compile_mode": spec.torch_compile_mode if spec.torch_compile else "",

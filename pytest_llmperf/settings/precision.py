@@ -21,8 +21,10 @@ from pytest_llmperf.settings.setting import (
 from pytest_llmperf.support.user_input import hint
 
 __tracebackhide__ = is_refusal
-#: torchao's recipes for the products of linear layers; ``no`` leaves them in the compute precision.
-FP8_RECIPES = ("no", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+#: torchao's recipe by which FSDP gathers weights in float8, half the bytes of bf16: each has one scale.
+GATHERED = "tensorwise_all_gather"
+#: Its recipes for the products of linear layers; ``no`` leaves them in the compute precision.
+FP8_RECIPES = ("no", "tensorwise", "rowwise", "rowwise_with_gw_hp", GATHERED)
 
 #: One word for the pair (model_precision, mixed_precision) and TF32, the chapter's steps first.
 PRECISIONS: Mapping[str, tuple[str, str, bool]] = {
@@ -78,11 +80,17 @@ def _clash(spec: TrainSpec) -> str | None:
         return f"{weights} weights under {autocast} mixed precision; use one 16-bit type"
     if spec.tf32 and weights != "fp32":
         return f"tf32 acts on fp32 matrix products, and {spec.precision} has none; leave tf32=False"
+    return None if spec.fp8 == "no" else _fp8_clash(spec)
+
+
+def _fp8_clash(spec: TrainSpec) -> str | None:
     tokens = spec.micro_batch_size * spec.sequence_length
-    if spec.fp8 != "no" and "bf16" not in (weights, autocast):
+    if "bf16" not in (spec.model_precision, spec.mixed_precision):
         return "fp8 products are made from bf16 ones; use bf16 weights or bf16 mixed precision"
-    if spec.fp8 != "no" and tokens % FP8_MULTIPLE:
+    if tokens % FP8_MULTIPLE:
         return f"fp8 products need tokens in multiples of {FP8_MULTIPLE}, and a micro-batch has {tokens}"
+    if spec.fp8 == GATHERED and spec.parallelism not in ("fsdp", "fsdp_hybrid"):
+        return f"fp8={GATHERED!r} is of weights that FSDP gathers: use parallelism='fsdp', or fp8={FP8_RECIPES[1]!r}"
     return None
 
 
@@ -104,7 +112,7 @@ def _axis(base: TrainSpec, search: Search) -> Axis:
         if word in PRECISIONS and word != base.precision:
             choices[word] = {**precision_fields(word), "fp8": "no"}
         for recipe in FP8_RECIPES if word == "fp8" else ():
-            choices |= {} if recipe in ("no", base.fp8) else {f"fp8 {recipe}": {**own, "fp8": recipe}}
+            choices |= {} if recipe in ("no", base.fp8, GATHERED) else {f"fp8 {recipe}": {**own, "fp8": recipe}}
     return Axis.of("precision", choices)
 
 
@@ -124,6 +132,8 @@ class PrecisionEvidence:
     linear_modules: int = 0
     """Those that do not."""
     fp8_recipe: str | None = None
+    fp8_gathered: int = 0
+    """Those whose weights FSDP gathered in float8."""
     loss_scaling: bool | None = None
 
 
@@ -151,7 +161,9 @@ def _fp8(spec: TrainSpec, evidence: Evidence) -> str | None:
     left, converted = seen.linear_modules, seen.fp8_modules
     if left > converted:
         return f"asked for fp8, {left} linear layers were left as they were and {converted} converted"
-    return equal("fp8's recipe", spec.fp8, spec.fp8 if seen.fp8_recipe is None else seen.fp8_recipe)
+    if line := equal("fp8's recipe", spec.fp8, spec.fp8 if seen.fp8_recipe is None else seen.fp8_recipe):
+        return line
+    return equal("weights gathered in fp8:", converted if spec.fp8 == GATHERED else 0, seen.fp8_gathered)
 
 
 SETTING = Setting(
@@ -162,6 +174,7 @@ SETTING = Setting(
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
     needs=lambda spec: _TORCHAO if spec.fp8 != "no" else None,
+    plain=lambda spec: {"fp8": FP8_RECIPES[1]} if spec.fp8 == GATHERED else {},
     in_fp32=lambda _: {**precision_fields("fp32"), "fp8": "no"},
     axis=_axis,
     evidence=PrecisionEvidence,

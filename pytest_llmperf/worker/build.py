@@ -158,9 +158,10 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
 def trainer_of(
     kind: Callable[..., T], spec: TrainSpec, model: PreTrainedModel, given: TrainingArguments, **more: Any
 ) -> T:
-    """A Trainer of this ``kind``, with the optimizer and the TF32 that ``spec`` asks for."""
+    """A Trainer of this ``kind``, with the optimizer, the TF32 and the fp8 that ``spec`` asks for."""
     made = kind(model=model, args=given, **more, **optimizer.chosen(spec, model, given))
     precision.force_tf32(spec, model.device)
+    precision.gather_fp8(spec, model, made)
     return made
 
 

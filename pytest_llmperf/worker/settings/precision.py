@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from pytest_llmperf.observe.device import allow_tf32, is_gpu
 from pytest_llmperf.observe.environment import numel
-from pytest_llmperf.settings.precision import FP8_MULTIPLE, FP8_RECIPES, PrecisionEvidence
+from pytest_llmperf.settings.precision import FP8_MULTIPLE, FP8_RECIPES, GATHERED, PrecisionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.settings import Training
 from pytest_llmperf.worker.settings.parallelism import zero_masters
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, Trainer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,21 +35,29 @@ def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
 
 def to_fp8(spec: TrainSpec, model: PreTrainedModel) -> None:
     """Let the linear layers multiply in float8, but for the vocabulary's, whose products the loss is sensitive to."""
-    if spec.fp8 == "no":
+    if spec.fp8 in ("no", GATHERED):
         return
     # Imported here: only fp8 needs the package.
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415
+    from torchao.float8 import convert_to_float8_training  # noqa: PLC0415
 
+    convert_to_float8_training(model, config=fp8_config(spec.fp8), module_filter_fn=_takes_fp8(model))
+
+
+def fp8_config(recipe: str) -> Any:
+    from torchao.float8 import Float8LinearConfig  # noqa: PLC0415 - as above
+
+    if recipe == GATHERED:
+        return Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    return Float8LinearConfig.from_recipe_name(recipe)
+
+
+def _takes_fp8(model: PreTrainedModel) -> Callable[[nn.Module, str], bool]:
     head = model.get_output_embeddings()
-    convert_to_float8_training(
-        model,
-        config=Float8LinearConfig.from_recipe_name(spec.fp8),
-        # The matrix units take operands in rows of so many bytes.
-        module_filter_fn=lambda module, _name: (
-            isinstance(module, nn.Linear)
-            and module is not head
-            and module.in_features % FP8_MULTIPLE == module.out_features % FP8_MULTIPLE == 0
-        ),
+    # The matrix units take operands in rows of so many bytes.
+    return lambda module, _name: (
+        isinstance(module, nn.Linear)
+        and module is not head
+        and module.in_features % FP8_MULTIPLE == module.out_features % FP8_MULTIPLE == 0
     )
 
 
@@ -56,6 +65,16 @@ def force_tf32(spec: TrainSpec, device: torch.device) -> None:
     """As the spec says: accelerate switches it on for compiled fp32 training."""
     if is_gpu(device):
         allow_tf32(spec.tf32)
+
+
+def gather_fp8(spec: TrainSpec, model: PreTrainedModel, trainer: Trainer) -> None:
+    """Have accelerate convert what is gathered in fp8: once the optimizer is made, since it finds weights by storages,
+    which torchao's tensors hide. After each update it computes all scales at once."""
+    if spec.fp8 == GATHERED:
+        from accelerate.utils import AORecipeKwargs  # noqa: PLC0415 - a script may have no accelerate
+
+        recipe = AORecipeKwargs(config=fp8_config(spec.fp8), module_filter_func=_takes_fp8(model))
+        trainer.accelerator.ao_recipe_handler, trainer.accelerator.has_fp8_handler = recipe, True
 
 
 class Witness:
@@ -82,6 +101,7 @@ class Witness:
             fp8_modules=converted,
             linear_modules=left,
             fp8_recipe=recipe,
+            fp8_gathered=gathered_in_fp8(training.model) if converted else 0,
             loss_scaling=getattr(training.trainer.accelerator, "scaler", None) is not None,
         )
 
@@ -124,11 +144,19 @@ def fp8_layers(model: nn.Module) -> tuple[int, int, str]:
     converted = next((module for module in model.modules() if type(module).__name__ == "Float8Linear"), None)
     recipe = ""
     if converted is not None:
-        from torchao.float8 import Float8LinearConfig  # noqa: PLC0415 - only fp8 needs the package
-
-        found = (name for name in FP8_RECIPES[1:] if Float8LinearConfig.from_recipe_name(name) == converted.config)
+        found = (name for name in FP8_RECIPES[1:] if fp8_config(name) == converted.config)
         recipe = next(found, "another")
     return kinds.count("Float8Linear"), kinds.count("Linear"), recipe
+
+
+def gathered_in_fp8(model: nn.Module) -> int:
+    """Of how many weights FSDP's copies came over in float8: it keeps what it gathered into, without its storage."""
+    weights = set()
+    for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
+        state = module._get_fsdp_state()  # noqa: SLF001 - told nowhere else
+        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:  # noqa: SLF001
+            weights |= {*group.fsdp_params} if group else set()
+    return sum({torch.float8_e4m3fn} == {copy.dtype for copy in each.all_gather_outputs} for each in weights)
 
 
 def _tf32_rounds(device: torch.device) -> bool:

@@ -88,6 +88,7 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"gradient_checkpointing": True, "checkpointing_policy": "selective"}, "name the others in liger_kernels"),
         ({"fp8": "e4m3"}, "unknown fp8 'e4m3'"),
         ({"fp8": "rowwise", "model_precision": "fp32", "mixed_precision": "no"}, "made from bf16 ones"),
+        ({"fp8": "tensorwise_all_gather"}, "use parallelism='fsdp', or fp8='tensorwise'"),
         ({"fp8": "rowwise", "sequence_length": 1000, "micro_batch_size": 1}, "tokens in multiples of 16"),
         ({"parallelism": "fsdp"}, "nothing to shard over on one GPU"),
         ({"parallelism": "fsdp", "gpus": 2}, "keeps fp32 weights whatever was asked for"),
