@@ -157,7 +157,7 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "fp8_modules": 112 if spec.fp8 != "no" else 0,
         "linear_modules": 1,
         "fp8_recipe": spec.fp8 if spec.fp8 != "no" else "",
-        "fp8_gathered": 112 if spec.fp8 == GATHERED else 0,
+        **({"fp8_gathered": 112} if spec.fp8 == GATHERED else {}),
         "parallelism": spec.parallelism if spec.gpus > 1 else "none",
         "torch_compile": spec.torch_compile,
         "torch_compile_mode": spec.torch_compile_mode if spec.torch_compile else "",

@@ -132,8 +132,8 @@ class PrecisionEvidence:
     linear_modules: int = 0
     """Those that do not."""
     fp8_recipe: str | None = None
-    fp8_gathered: int = 0
-    """Those whose weights FSDP gathered in float8."""
+    fp8_gathered: int | None = None
+    """Those whose weights FSDP gathered in float8; nothing where none is in fp8."""
     loss_scaling: bool | None = None
 
 
@@ -163,7 +163,7 @@ def _fp8(spec: TrainSpec, evidence: Evidence) -> str | None:
         return f"asked for fp8, {left} linear layers were left as they were and {converted} converted"
     if line := equal("fp8's recipe", spec.fp8, spec.fp8 if seen.fp8_recipe is None else seen.fp8_recipe):
         return line
-    return equal("weights gathered in fp8:", converted if spec.fp8 == GATHERED else 0, seen.fp8_gathered)
+    return equal("weights gathered in fp8:", converted if spec.fp8 == GATHERED else 0, seen.fp8_gathered or 0)
 
 
 SETTING = Setting(

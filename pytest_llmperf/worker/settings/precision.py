@@ -101,7 +101,7 @@ class Witness:
             fp8_modules=converted,
             linear_modules=left,
             fp8_recipe=recipe,
-            fp8_gathered=gathered_in_fp8(training.model) if converted else 0,
+            fp8_gathered=gathered_in_fp8(training.model) if converted else None,
             loss_scaling=getattr(training.trainer.accelerator, "scaler", None) is not None,
         )
 
