@@ -128,7 +128,7 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
         (
             replace(BF16, parallelism="fsdp", fp8="tensorwise_all_gather"),
             {"fp8_gathered": 0},
-            "weights gathered in fp8",
+            "asked for weights gathered in fp8: 112, the run had 0",
         ),
         (SPEC, {"liger_functions": ["rope"]}, "liger was not asked for, and 1 modules were patched"),
         (SPEC, {"fp8_modules": 112}, "fp8 was not asked for, and 112 modules had it"),
