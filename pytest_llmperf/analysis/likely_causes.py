@@ -6,11 +6,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from configparser import ConfigParser
 from functools import cache
-from pathlib import Path
 
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.formats import first_n
 
 MATRIX, ATTENTION, NORM = "matrix products", "attention", "normalisation and activation"
@@ -20,8 +19,7 @@ COPIES, ELEMENTWISE = "copies and casts", "elementwise and others"
 CATEGORIES = (MATRIX, ATTENTION, NORM, LOSS, OPTIMIZER, COMMUNICATION, COPIES, ELEMENTWISE)
 _BY_KIND = {"collective": COMMUNICATION, "copy": COPIES, "fill": COPIES}
 
-_READ = ConfigParser(interpolation=None, delimiters="=")
-_READ.read_string(Path(__file__).with_name("categories.ini").read_text(encoding="utf-8"))
+_READ = shipped(__file__, "categories.ini")
 #: By what they are for, and by part of a step.
 PATTERNS = {use: {part: re.compile(told) for part, told in _READ[use].items()} for use in _READ.sections()}
 _COMPILED = re.compile(r"triton_(poi|red|per|for)_fused_")

@@ -15,6 +15,7 @@ from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.night_tests import LeftOut, left_out
 from pytest_llmperf.run.options import instead
 from pytest_llmperf.support import user_input
+from pytest_llmperf.support.files import shipped
 
 # It names files, and is a word of sbatch's and of a mail's.
 _NAME = re.compile(r"[\w.-]+")
@@ -289,52 +290,17 @@ def _refuse_unknown(path: Path, what: str, name: str, known: Mapping[str, object
         raise ClusterError(f"{path}: unknown {what}: {name!r}{instead(name, known)}; known: {', '.join(known)}")
 
 
-_JOB = "which the nightly job gives pytest itself"
-_RUN_NO_TEST = (
-    "-h -V --help --version --collect-only --collectonly --co --setup-only --setuponly --setup-plan --setupplan "
-    "--fixtures --funcargs --fixtures-per-test --markers --cache-show --perf-static"
-).split()
+def _by_option(section: Mapping[str, str]) -> Mapping[str, str]:
+    return {option: why for options, why in section.items() for option in options.split()}
 
-#: Of pytest, each with what says it instead.
-RESERVED: Mapping[str, str] = {
-    "-k": "of which pytest knows the last alone; say it as [suite] select",
-    "--gpus": "which the nightly job gives pytest for each width; say them as [suite] gpus",
-    **dict.fromkeys(("--perf-json", "--perf-resume", "--perf-width", "--perf-plan"), _JOB),
-    "--perf-dry-run": "of which no night has results; see llmperf submit --dry-run",
-    **dict.fromkeys(_RUN_NO_TEST, "with which no test is launched"),
-    **dict.fromkeys(
-        ("--lf", "--last-failed", "--sw", "--stepwise", "--sw-skip", "--stepwise-skip"),
-        "with which a night leaves tests out",
-    ),
-}
+
+# Of pytest, of sbatch for each job, and for the one that merges: what a night gives itself, with what says it instead.
+RESERVED, SBATCH, SBATCH_MERGE = (
+    _by_option(section) for section in map(shipped(__file__, "reserved.ini").__getitem__, ("pytest", "sbatch", "merge"))
+)
 # Of pytest and pytest-xdist: after these the rest of a word is the value.
 _SHORT_WITH_VALUE = "cmnoprW"
 
-_SUBMITS_NONE = ("--wrap", "--test-only", "--help", "--usage", "--version")
-#: Of sbatch, for each job.
-SBATCH: Mapping[str, str] = {
-    "--time": "say it as [sbatch] time",
-    "--array": "say it as [suite] mode",
-    "--job-name": "say it as [cluster] name",
-    **dict.fromkeys(("--nodes", "--ntasks", "--ntasks-per-node"), "which follow from [suite] gpus and gpus_per_node"),
-    **dict.fromkeys(("--output", "--error", "--open-mode"), "since logs lie in the folder of [suite] results"),
-    **dict.fromkeys(("--requeue", "--no-requeue"), "say how often it starts as [suite] max_restarts"),
-    **dict.fromkeys(("--signal", "--parsable", "--dependency", "--input"), "which submit gives sbatch itself"),
-    **dict.fromkeys(
-        ("--gpus", "--gpus-per-node", "--ntasks-per-gpu"), "which follow from [suite] gpus; see [sbatch] gres"
-    ),
-    "--chdir": "say it as [suite] checkout",
-    "--clusters": "whose queue this cluster does not know: submit where the jobs run",
-    "--hold": "with which no night begins",
-    "--wait": "say it as llmperf submit --wait",
-    **dict.fromkeys(_SUBMITS_NONE, "with which sbatch submits no job of this night"),
-}
-#: For the job that merges: what else submit gives it may be said otherwise.
-SBATCH_MERGE: Mapping[str, str] = {
-    **{option: SBATCH[option] for option in (*_SUBMITS_NONE, "--parsable")},
-    "--dependency": "which makes it wait for the night's jobs",
-    **dict.fromkeys(("--array", "--wait"), "since it is one job that nobody waits for"),
-}
 _SBATCH_SHORT = dict(
     word.split("=")
     for word in (

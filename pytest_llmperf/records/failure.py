@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.launch import Environment
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.redaction import without_secrets
 
 #: The minutes of a soak are over, and so its launcher has ended it: all that it was asked for.
@@ -187,59 +188,22 @@ def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
 # Shortage: how a lack of memory is known, by what is said when it ends and by what was left then. Pure.
 Said = Literal["plainly", "perhaps", ""]
 
-# Of memory in words, and of something else: static TLS is a table of the loader's, what InfiniBand cannot register is
-# locked memory, Triton's resource is a multiprocessor's shared memory, and /dev/shm is a file system.
-_SOMETHING_ELSE = (
-    r"cannot allocate memory in static tls block",
-    r"ibv_\w+ failed[^\n]*",
-    r"[^\n]*out of resource[^\n]*",
-    r"[^\n]*insufficient shared memory[^\n]*",
-)
-
-_PLAINLY = (
-    # Allocators: CUDA's, HIP's, XPU's and MPS's caching ones, torch's and numpy's of the CPU, C++'s, Rust's.
-    r"out of memory|can't allocate memory|unable to allocate \S+ \S+ for an array",
-    r"std::bad_alloc|memory allocation of \d+ bytes failed",
-    # The C library and whoever passes on its errno, of mmap, fork and dlopen as well.
-    r"cannot allocate memory|virtual memory exhausted|openblas error: memory allocation still failed",
-    # The driver and CUDA's libraries.
-    r"cuda_error_out_of_memory|cudaerrormemoryallocation|(?:cublas|cudnn|cusolver|cusparse)_status_alloc_failed",
-    r"cudnn_status_internal_error_(?:host|device)_allocation_failed|curand_status_allocation_failed|cufft_alloc_failed",
-    # Carried as text: out of a process that loads data, or out of a log.
-    r"\b_?(?:array)?memoryerror\b",
-)
-
-_PERHAPS = (
-    # oneDNN says no more when its code or its scratchpad found no memory.
-    r"could not create a (?:primitive|memory)|could not execute a primitive",
-    # A thread's stack found none, or there are too many threads.
-    r"resource temporarily unavailable|can't start new thread|thread creation failed|pthread_create failed",
-    r"unable to allocate necessary resources|terminate called without an active exception",
-    # The loader could not map a library, or its folder forbids it.
-    r"failed to map segment",
-    r"dataloader worker \(pid.*?\) (?:is killed by signal: killed|exited unexpectedly)",
-    # What a handle or a plan says on a GPU that is full, and on one that is broken.
-    r"(?:cublas|cudnn|cusolver|cusparse)_status_(?:not_initialized|internal_error|execution_failed)",
-    r"cusparse_status_insufficient_resources|cufft_internal_error",
-    r"unable to find (?:an engine to execute|a valid cudnn algorithm)",
-    # NCCL says that it got no memory, and not why: after an illegal access nobody gets any.
-    r"failed to cuda \w*alloc",
-)
-
-_OF_A_PEER = r"connection|\bpeer\b|socket|broken pipe|ncclremoteerror|remote process|timed? ?out"
+_SAID = {
+    name: "|".join(filter(None, told.split("\n"))) for name, told in shipped(__file__, "shortage.ini")["said"].items()
+}
 
 
 def said(words: str) -> Said:
     """Whether ``words`` say that memory ended."""
-    text = re.sub("|".join(_SOMETHING_ELSE), "", words.lower())
-    if re.search("|".join(_PLAINLY), text):
+    text = re.sub(_SAID["something else"], "", words.lower())
+    if re.search(_SAID["plainly"], text):
         return "plainly"
-    return "perhaps" if re.search("|".join(_PERHAPS), text) else ""
+    return "perhaps" if re.search(_SAID["perhaps"], text) else ""
 
 
 def of_a_peer(words: str) -> bool:
     """Whether ``words`` are of another rank that has gone, which says nothing of this one's memory."""
-    return re.search(_OF_A_PEER, words.lower()) is not None
+    return re.search(_SAID["of a peer"], words.lower()) is not None
 
 
 # Of a rank's own limit: what failed is what did not fit any more, so a whole product's workspace may be left where a

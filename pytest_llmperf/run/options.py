@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_llmperf.support import user_input
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.user_input import argument, hint
 
 if TYPE_CHECKING:
@@ -194,23 +195,7 @@ def why_no_folder(text: str | Path) -> str:
 
 
 #: Options and commands that there were, each with what serves instead; that of one command by both words.
-REMOVED: Mapping[str, str] = {
-    "--perf-budget": "[sbatch] time, max_restarts and budget_gpu_hours of a cluster file bound a night's cost",
-    "--perf-loss-curve": "use --perf-parity",
-    **dict.fromkeys(("--perf-price", "--perf-currency"), "--perf-json has tokens/s per GPU, which a price divides"),
-    "explain": "use llmperf report RESULTS --html FILE",
-    "predict": "use llmperf scale or expect",
-    "diff": "use perf.compare in a test, or pytest --perf-against",
-    "export": "llmperf merge prints its Markdown, pytest's --junit-xml is for JUnit, --perf-json has every figure",
-    "prune": "unused baselines are listed; delete their files",
-    "bisect --package": "use --python 'uv run --with NAME=={version} python' with --versions",
-    "scheduler": "leave it out: without SLURM pytest --gpus N runs all widths",
-    "merge --mail": "[suite] mail of a cluster file is SLURM's --mail-user",
-    **dict.fromkeys(("merge --nights", "merge --name"), "llmperf nights FOLDER says how its nights stand"),
-    **dict.fromkeys(("submit --mail", "nights --mail"), "cron mails what it prints"),
-    "tune --write": "its test is printed; --record records its baseline",
-    **dict.fromkeys(("report --purpose", "report --losses"), "use report --tables, or --perf-json"),
-}
+REMOVED = shipped(__file__, "removed.ini")["removed"]
 
 
 def instead(name: str, known: Iterable[str], command: str = "") -> str:

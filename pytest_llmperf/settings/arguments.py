@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
-from configparser import ConfigParser
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from typing import Any
 
 from pytest_llmperf.settings.setting import Evidence, Setting, SpecError, TrainSpec, claimed, equal, is_refusal
 from pytest_llmperf.settings.spec import hashed
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.user_input import hint
 
 __tracebackhide__ = is_refusal
@@ -22,8 +22,7 @@ __tracebackhide__ = is_refusal
 OPEN = ("training_arguments", "model_kwargs")
 
 # Whose names are fields here, as patterns; by the word "itself" those that a measured training sets.
-_OWNED = ConfigParser(interpolation=None, delimiters="=")
-_OWNED.read_string(Path(__file__).with_name("owned.ini").read_text(encoding="utf-8"))
+_OWNED = shipped(__file__, "owned.ini")
 
 # What JSON has for the types that an annotation may name; of others nothing is asked.
 _JSON: Mapping[str, tuple[type, ...]] = {

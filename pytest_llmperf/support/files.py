@@ -14,6 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from itertools import chain
@@ -23,6 +24,14 @@ from typing import BinaryIO
 # Of what another host's process left.
 _UNTOUCHED_SECONDS = 24 * 3600.0
 _PART = re.compile(r"\.llmperf-(?:(?P<space>\w+)-)?(?P<pid>\d+)-\w+\.part")
+
+
+def shipped(module: str, name: str) -> ConfigParser:
+    """The sections of the file ``name``, which ships beside ``module``: data that nobody reads as code."""
+    found = ConfigParser(interpolation=None, delimiters="=")
+    found.optionxform = str  # type: ignore[assignment,method-assign] # letters as they are
+    found.read_string(Path(module).with_name(name).read_text(encoding="utf-8"))
+    return found
 
 
 def boot_id() -> str:
