@@ -24,7 +24,6 @@ EXCEPTIONS = {
     "settings/compilation.py": "a mode of torch.compile, by torch's own word",
     "worker/settings/compilation.py": "the same mode, as its compiler was given it",
     "records/launch.py": "beginnings of variables of exchanges, which are no difference of one rank",
-    "records/failure.py": "what drivers and libraries print of a lack of memory, known by their words",
     "run/history_store.py": "names of versions in stored results",
     "analysis/likely_causes.py": "patterns for names of kernels and libraries in stored traces",
     "analysis/step_difference.py": "patterns for names of variables, versions and kernels in records",
