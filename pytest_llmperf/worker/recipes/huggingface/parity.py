@@ -129,9 +129,9 @@ def _plain(
     seen = train(in_fp32(replace(exact, optimizer=true_optimizer(spec) or "adamw_torch")), is_plain=True, double=True)
     truth = Truth(seen.losses, seen.gradients)
     truth.save(folder / f"truth-{spec.seed}.pt")
-    # FSDP computes with copies of the weights in 16 bits where others compute under autocast.
-    own = exact if order.gathered == "no" else replace(exact, mixed_precision="no")
-    forms = [(OWN, own, order.gathered)]
+    # FSDP computes with copies of the weights in 16 bits where others compute under autocast, which fp8 needs.
+    copies = order.gathered if spec.fp8 == "no" else "no"
+    forms = [(OWN, exact if copies == "no" else replace(exact, mixed_precision="no"), copies)]
     if in_fp32(spec).digest != spec.digest:
         forms.append((FP32, in_fp32(exact), "no"))
     for form, whole, gathered in forms:
