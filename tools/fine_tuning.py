@@ -27,7 +27,8 @@ _TIMES = 1.96
 def _trained(spec: TrainSpec) -> str:
     if not spec.lora:
         shared = ", sharded" if spec.parallelism == "fsdp" else ""
-        return "all weights" + shared + ", compiled" * spec.torch_compile + ", fp8" * (spec.fp8 != "no") + ", gathered so" * spec.fp8.endswith("gather")
+        fp8 = ", fp8" * (spec.fp8 != "no") + ", gathered so" * spec.fp8.endswith("gather")
+        return "all weights" + shared + ", compiled" * spec.torch_compile + fp8
     of = "" if spec.lora_targets == "all-linear" else f" of {spec.lora_targets}"
     more = ", dropout" if spec.lora_dropout else ""
     return f"LoRA {spec.lora_rank}{of}{more}" + (" over nf4" if spec.lora_base == "nf4" else "")
