@@ -192,7 +192,11 @@ def calibrate(device: torch.device) -> Calibration:
     with gpu.sensors(device) as sensed:
 
         def measure(name: str, make: Callable[[], Work]) -> None:
+            numbers, seen = random.get_state(), len(sensed.looks)
             for _ in range(_ATTEMPTS):
+                # As if the one before had not been: its factors, and nothing of what was seen of it.
+                random.set_state(numbers)
+                del sensed.looks[seen:]
                 steady[name] = _steady(make, device, sizes, name, sensed)
                 if not _of_all(len(unsteady(_judged({name: steady[name]}, device))), device):
                     return

@@ -60,7 +60,9 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, name="llmperf-heartbeat", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Once, however often: a rank whose place another process took in the same moment takes it back."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def enter(self, phase: str) -> None:
         """Begin ``phase``, unless it has begun."""

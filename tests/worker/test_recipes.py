@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,13 @@ def test_who_names_none_has_the_trainer(tmp_path: Path) -> None:
 def test_one_that_is_not_there_is_said() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"worker\.recipes\.nemo"):
         job.recipe_of(_request(recipe="nemo"))
+
+
+def test_a_rank_that_takes_its_place_back_has_one_heartbeat(tmp_path: Path) -> None:
+    """Two processes that go backward in the same moment both begin; the one that trains begins once more."""
+    words: Any = None
+    beat = Heartbeat(tmp_path, 0, words)
+    beat.start()
+    beat.start()
+    assert [each.name for each in threading.enumerate()].count("llmperf-heartbeat") == 1
+    beat.stop()

@@ -156,7 +156,8 @@ def gathered_in_fp8(model: nn.Module) -> int:
         state = module._get_fsdp_state()  # noqa: SLF001 - told nowhere else
         for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:  # noqa: SLF001
             weights |= {*group.fsdp_params} if group else set()
-    return sum({torch.float8_e4m3fn} == {copy.dtype for copy in each.all_gather_outputs} for each in weights)
+    kinds = ({str(copy.dtype) for copy in each.all_gather_outputs} for each in weights)
+    return sum(bool(names) and all(name.startswith("torch.float8") for name in names) for names in kinds)
 
 
 def _tf32_rounds(device: torch.device) -> bool:
