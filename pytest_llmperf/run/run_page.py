@@ -270,7 +270,7 @@ def _time_section(documents: Sequence[RunDocument]) -> Section | None:
                 reached = max(reached, end)
             rows = tuple((name, formats.seconds(seconds)) for name, seconds in parts.items())
             bars = tuple(seconds / max(parts.values()) for seconds in parts.values())
-            title = f"{_clipped(document.source or document.machine)}: its cases took {formats.seconds(covered)} by the clock"
+            title = f"{_clipped(document.source or document.machine)}: {formats.seconds(covered)} in cases by the clock"
             tables.append((title, Table(("phase", "of launches"), rows, bars=bars)))
     return Section(anchor="time", title="Where the time went", tables=tuple(tables)) if tables else None
 

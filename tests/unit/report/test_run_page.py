@@ -102,7 +102,7 @@ def test_time_of_launches_side_by_side_counts_once_by_the_clock() -> None:
             launch |= {"started_at": f"2026-01-05T{began}Z", "wall_seconds": seconds, "phases": {"start": start}}
     ((title, table),) = section(of_run(values), "time").tables
     assert (title.partition(": ")[2], table.rows) == (
-        "its cases took 26 s by the clock",
+        "26 s in cases by the clock",
         (("training", "30 s"), ("start-up", "8 s")),
     )
     assert [round(bar, 3) for bar in table.bars] == [1, 0.267]
