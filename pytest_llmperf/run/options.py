@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 #: The front-ends that make runs; the other commands of ``llmperf`` read what runs have left.
 PYTEST, CHECK, TUNE, BISECT, SCRIPT = "pytest", "check", "tune", "bisect", "script"
-#: Every command that reads stored baselines.
-STORED = "stored"
+#: Every command that reads stored baselines; and those of stored runs.
+STORED, HISTORY, REPORT = "stored", "history", "report"
+
+#: What options say of themselves, by flag; and options and commands that there were.
+WORDS = shipped(__file__, "options.ini")
 
 #: ``--update-baselines`` of pytest.
 UPDATES = {
@@ -52,9 +55,8 @@ class OptionError(Exception):
 class Option:
     flag: str = ""
     """On the command line; empty: only the ini file says it."""
-    help: str = ""
     fronts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Front-ends that have it, and what is different there: ``flag``, ``default``, ``help``."""
+    """Front-ends that have it, and what is different there: ``flag``, ``default``."""
     default: Any = None
     parse: Callable[[str], Any] | None = None
     """From text; ``None``: the text is no such value."""
@@ -70,7 +72,6 @@ class Option:
     path: Literal["", "file", "folder", "store", "source"] = ""
     """What it names: a file to write, a folder, a file to add to (or ``off``), a file to read."""
     ini: str = ""
-    ini_help: str = ""
     not_with: str = ""
     """Those of ``ALONE`` that refuse it."""
     launches: bool = False
@@ -99,7 +100,10 @@ class Option:
 
     def words(self, front: str) -> dict[str, Any]:
         """For argparse's ``add_argument``. No default: ``None`` says that nobody said anything."""
-        default, text = self.at(front, "default"), self.at(front, "help")
+        default = self.at(front, "default")
+        places = [front, "llmperf", PYTEST] if front != PYTEST else [PYTEST]
+        texts = (WORDS.get(place, self.flag, fallback="") for place in places)
+        text = next(filter(None, texts), "").format(default=default)
         if default and "(" not in text:
             shown = f"{default:g}" if isinstance(default, float) and front != PYTEST else default
             text += f" (default: {shown})"
@@ -118,25 +122,13 @@ class Option:
         return text if self.parse is not None and self.parse(text) else None
 
 
-@dataclass(frozen=True)
-class Unsaid:
-    """An option of which has to be said what it is for."""
-
-    words: Mapping[str, Any]
-    default: Any
-
-    def says(self, what: str = "", ini: str = "") -> Any:
-        """A field of settings, with its entry of the table; ``ini``: what the ini file's help says, if another."""
-        return field(default=self.default, metadata={"option": Option(**self.words, help=what, ini_help=ini)})
-
-
-def option(flag: str = "", fronts: Mapping[str, Any] | None = None, *, default: Any = None, **words: Any) -> Unsaid:
-    """``default=MISSING``: whoever makes settings says it."""
+def option(flag: str = "", fronts: Mapping[str, Any] | None = None, *, default: Any = None, **words: Any) -> Any:
+    """A field of settings, with its entry of the table. ``default=MISSING``: whoever makes settings says it."""
     unsaid = None if default is MISSING else default
-    return Unsaid({"flag": flag, "fronts": fronts or {}, "default": unsaid, **words}, default)
+    return field(default=default, metadata={"option": Option(flag=flag, fronts=fronts or {}, default=unsaid, **words)})
 
 
-def switch(flag: str, fronts: Mapping[str, Any], **words: Any) -> Unsaid:
+def switch(flag: str, fronts: Mapping[str, Any], **words: Any) -> Any:
     """One that is off unless its flag is given, or its ini value is true."""
     return option(flag, fronts, default=False, is_switch=True, **words)
 
@@ -165,7 +157,7 @@ def add_to_pytest(parser: Any, options: Iterable[Option]) -> None:
             group.addoption(one.flag, **one.words(PYTEST))
         if one.ini:
             kind = {"type": "bool", "default": False} if one.is_switch else {"default": ""}
-            parser.addini(one.ini, one.ini_help or f"as {one.flag}", **kind)
+            parser.addini(one.ini, WORDS["ini"].get(one.ini, f"as {one.flag}"), **kind)
 
 
 def add_to_command(parser: Any, options: Iterable[Option], front: str) -> None:
@@ -194,13 +186,9 @@ def why_no_folder(text: str | Path) -> str:
     return f"{text}: it is a file; name the folder that holds the baselines" if is_file else ""
 
 
-#: Options and commands that there were, each with what serves instead; that of one command by both words.
-REMOVED = shipped(__file__, "removed.ini")["removed"]
-
-
 def instead(name: str, known: Iterable[str], command: str = "") -> str:
     """What to use in place of ``name``, which is unknown, in brackets; empty where nobody can tell."""
-    gone = REMOVED.get(f"{command} {name}") or REMOVED.get(name)
+    gone = WORDS["removed"].get(f"{command} {name}") or WORDS["removed"].get(name)
     return f" (removed; {gone})" if gone else hint(name, known)
 
 
@@ -231,21 +219,11 @@ ALL_STEPS = 10
 TOLERANCES = {"throughput": "tokens_per_second_per_gpu", "memory": "peak_reserved_bytes"}
 
 #: What a site's ini file says of SLURM, each as ``perf_slurm_NAME``.
-SLURM_INI = {
-    "prefix": "goes before the command on each node, e.g. singularity exec --nv image.sif",
-    "modules": "modules to load on each node first",
-    "srun": "more options for srun",
-    "python": "the Python on the nodes, e.g. of the container (the one that runs pytest)",
-    "scratch": "a folder that each node has for itself (its TMPDIR)",
-    "cpu_bind": "srun's --cpu-bind (none)",
-}
+SLURM_INI = WORDS["slurm"]
 
 _BOTH, _ALL = only(PYTEST, CHECK), only(PYTEST, CHECK, TUNE, BISECT)
 _EVERY = _ALL | only(SCRIPT)
 _PYTEST = only(PYTEST)
-_HERE = {"help": "where baselines are kept (default: baselines/ here)"}
-_KIND = {"help": "only baselines of this machine kind"}
-_EACH = {"help": "per launch"}
 _IDLE: dict[str, Any] = {"launches": True, "repeated": True}
 _LAUNCHES: dict[str, Any] = {"parse": user_input.count, "expected": "a number of launches, 1 or more", "metavar": "N"}
 _LAUNCHES |= _IDLE
@@ -269,43 +247,21 @@ def _no_slurm_options() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything this run was asked for. ``help`` says what each is; what it does not say stands below."""
+    """Everything this run was asked for. ``options.ini`` says what each is; what it does not say stands below."""
 
-    gpus: int | None = option("--gpus", _EVERY, **_GPUS).says(
-        "GPUs this run may use; 0 = the CPU (gloo); default: all visible GPUs, else 0"
-    )
-    update: str | None = option("--update-baselines", _BOTH, not_with="against soak_minutes").says()
+    gpus: int | None = option("--gpus", _EVERY, **_GPUS)
+    update: str | None = option("--update-baselines", _BOTH, not_with="against soak_minutes")
     """``new``, ``all`` or ``None``."""
-    reason: str = option("--perf-reason", _BOTH, default="", metavar="TEXT").says(
-        "why; required where an update makes a figure worse"
-    )
+    reason: str = option("--perf-reason", _BOTH, default="", metavar="TEXT")
     baselines: Path = option(
-        "--perf-baselines",
-        only(PYTEST, check=_HERE, tune=_HERE, bisect=_HERE, stored=_HERE, history=_HERE),
-        default=MISSING,
-        path="folder",
-        metavar="DIR",
-        repeated=True,
-    ).says("where baselines are kept (default: baselines/ under rootdir)")
-    json: Path | None = option("--perf-json", _BOTH, path="file", metavar="FILE").says(
-        "write every result, machine-readable"
+        "--perf-baselines", _ALL | only(STORED, HISTORY), default=MISSING, path="folder", metavar="DIR", repeated=True
     )
-    report: Path | None = option("--perf-report", _PYTEST, path="file", metavar="FILE.html").says(
-        "write the run as one page that needs no network"
-    )
-    dry_run: bool = switch("--perf-dry-run", _PYTEST, not_with="static").says(
-        "show what would run, in what order, and its GPU-hours; run nothing"
-    )
-    parity: bool = switch("--perf-parity", _BOTH, not_with="static soak_minutes", repeated=True).says(
-        "compare what each case trains with its plain form first: losses, gradients and updates of a small model"
-    )
-    soak_minutes: float | None = option("--perf-soak", _BOTH, not_with="static", repeated=True, **_MINUTES).says(
-        "launch each case once, for so many minutes of steps, and judge it against itself: drift, leaks, stalls; "
-        "no baselines"
-    )
-    strict: bool = switch(
-        "--perf-strict", only(PYTEST, check={"help": "also fail on improved, inconclusive or changed cases"})
-    ).says("also fail on improved, inconclusive or changed cases, and on unused baselines")
+    json: Path | None = option("--perf-json", _BOTH, path="file", metavar="FILE")
+    report: Path | None = option("--perf-report", _PYTEST, path="file", metavar="FILE.html")
+    dry_run: bool = switch("--perf-dry-run", _PYTEST, not_with="static")
+    parity: bool = switch("--perf-parity", _BOTH, not_with="static soak_minutes", repeated=True)
+    soak_minutes: float | None = option("--perf-soak", _BOTH, not_with="static", repeated=True, **_MINUTES)
+    strict: bool = switch("--perf-strict", _BOTH)
     against: str = option(
         "--perf-against",
         _PYTEST,
@@ -313,33 +269,19 @@ class Settings:
         metavar="PYTHON|git:REVISION",
         not_with="static soak_minutes",
         repeated=True,
-    ).says(
-        "compare each case with the same case under this interpreter, or each script with the project at git:REVISION, "
-        "in turns on the same GPUs; no baselines"
     )
     start: str = option(
         "--perf-start", _ALL, default="auto", choices=("auto", "warm", "cold"), launches=True, ini="perf_start"
-    ).says(
-        "how a launch begins: forked from a process that has imported everything, or by an interpreter of its own "
-        "(auto: warm where it can be)",
-        ini="how a launch begins: auto, warm or cold (auto)",
     )
-    overlap: bool = option("--perf-overlap", _ALL, default=True, launches=True, **_AUTO_NO).says(
-        "whether a launch begins while the processes of the one before still end (auto: warm ones, on this machine)"
-    )
-    trace: bool = option("--perf-trace", _BOTH, default=True, **_YES_NO, **_IDLE).says(
-        "whether each launch traces three steps after those that it times, for exact counts (yes)"
-    )
+    overlap: bool = option("--perf-overlap", _ALL, default=True, launches=True, **_AUTO_NO)
+    trace: bool = option("--perf-trace", _BOTH, default=True, **_YES_NO, **_IDLE)
     calibration: bool = option(
         "--perf-calibration",
-        only(PYTEST, CHECK, tune={"default": False, "help": "whether each GPU is calibrated once a day (no)"}),
+        _BOTH | only(tune={"default": False}),
         default=True,
         repeated=True,
         ini="perf_calibration",
         **_AUTO_NO,
-    ).says(
-        "whether each GPU is calibrated once a day, for some seconds inside a launch (auto: where GPUs train)",
-        ini="whether GPUs are calibrated: auto or no (auto)",
     )
     all_steps: int = option(
         "--perf-all-steps",
@@ -349,48 +291,21 @@ class Settings:
         repeated=True,
         ini="perf_all_steps",
         **_NIGHTS,
-    ).says(f"a case takes all its steps once in so many nights; 1: always, 0: only when recorded ({ALL_STEPS})")
-    launcher: str = option(
-        "--perf-launcher", _PYTEST, default="auto", choices=("auto", "local", "slurm"), **_IDLE
-    ).says("how torchrun is started: on this machine, or by srun in a SLURM job (auto: in a job, by srun)")
-    resume: bool = switch("--perf-resume", _PYTEST, not_with="static").says(
-        "in a SLURM job that was requeued: cases that it concluded before are not run again"
     )
-    width_gpus: int | None = option("--perf-width", _PYTEST, not_with="static", **_WIDTH).says(
-        "run only the tests whose widest spec asks for N GPUs (with --gpus 0: ranks on the CPU)"
-    )
-    plan: Path | None = option("--perf-plan", _PYTEST, path="source", metavar="FILE").says(
-        "what --perf-dry-run --perf-json wrote of the same tests: --perf-width knows them by it beforehand"
-    )
-    static: bool = switch("--perf-static", only(PYTEST, check={"flag": "--static"})).says(
-        "judge without a GPU: operators, arithmetic, predicted memory of each case's step; a script's by its tiny form"
-    )
-    markdown: Path | None = option("--perf-markdown", _PYTEST, path="file", metavar="FILE").says(
-        "write the run as a page of Markdown"
-    )
+    launcher: str = option("--perf-launcher", _PYTEST, default="auto", choices=("auto", "local", "slurm"), **_IDLE)
+    resume: bool = switch("--perf-resume", _PYTEST, not_with="static")
+    width_gpus: int | None = option("--perf-width", _PYTEST, not_with="static", **_WIDTH)
+    plan: Path | None = option("--perf-plan", _PYTEST, path="source", metavar="FILE")
+    static: bool = switch("--perf-static", only(PYTEST, check={"flag": "--static"}))
+    markdown: Path | None = option("--perf-markdown", _PYTEST, path="file", metavar="FILE")
     history: Path | None = option(
-        "--perf-history",
-        _BOTH | {"report": {"help": "the store of runs before these, for --html, or off (the one to which runs add)"}},
-        path="store",
-        metavar="FILE|off",
-        ini="perf_history",
-    ).says(
-        "the store to which this run adds what its cases took, or off (history.sqlite of the user's state)",
-        ini="as --perf-history; a relative path is looked up from the rootdir",
+        "--perf-history", _BOTH | only(REPORT), path="store", metavar="FILE|off", ini="perf_history"
     )
     timeout_seconds: float = option(
-        "--perf-timeout",
-        only(PYTEST, check=_EACH, bisect=_EACH, script=_EACH, tune=_EACH | {"default": 180.0}),
-        default=1800.0,
-        **_SECONDS,
-        **_IDLE,
-    ).says("per launch, and for a whole search of perf.max_micro_batch")
-    launches: int = option("--perf-launches", _BOTH, default=1, not_with="soak_minutes", **_LAUNCHES).says(
-        "launches of each case at least"
+        "--perf-timeout", _EVERY | only(tune={"default": 180.0}), default=1800.0, **_SECONDS, **_IDLE
     )
-    max_launches: int = option("--perf-max-launches", _BOTH, default=MAX_LAUNCHES, **_LAUNCHES).says(
-        f"launches of a case at most, where fewer do not decide (default: {MAX_LAUNCHES}, or --perf-launches if more)"
-    )
+    launches: int = option("--perf-launches", _BOTH, default=1, not_with="soak_minutes", **_LAUNCHES)
+    max_launches: int = option("--perf-max-launches", _BOTH, default=MAX_LAUNCHES, **_LAUNCHES)
     memory_limit_bytes: int = option(
         "--perf-memory-limit",
         only(PYTEST, tune={"flag": "--memory-limit"}),
@@ -398,24 +313,14 @@ class Settings:
         keeps_text=True,
         **_SIZE,
         **_IDLE,
-    ).says("give each GPU no more memory than this, e.g. 64GiB, as a smaller card has")
+    )
     """Of each rank; 0: all of it."""
-    throughput_tolerance: float | None = option(ini="perf_throughput_tolerance", **_TOLERANCE).says(
-        ini="fraction by which a case may slow down (GPU: 0.02)"
-    )
-    memory_tolerance: float | None = option(ini="perf_memory_tolerance", **_TOLERANCE).says(
-        ini="fraction by which a case's peak memory may grow (GPU: 0.01)"
-    )
-    alarms_a_month: float = option(default=1.0, ini="perf_alarms_per_month", **_ALARMS).says(
-        ini="false alarms allowed to a nightly run (1)"
-    )
+    throughput_tolerance: float | None = option(ini="perf_throughput_tolerance", **_TOLERANCE)
+    memory_tolerance: float | None = option(ini="perf_memory_tolerance", **_TOLERANCE)
+    alarms_a_month: float = option(default=1.0, ini="perf_alarms_per_month", **_ALARMS)
     machine: str = option(
-        "--machine",
-        only(TUNE, check=_KIND, bisect=_KIND, stored=_KIND, history={"help": "only on this machine kind"}),
-        default="",
-        metavar="KIND",
-        ini="perf_machine",
-    ).says("a name of your own for this machine kind", ini="your name for this machine kind, instead of the hardware's")
+        "--machine", only(CHECK, TUNE, BISECT, STORED, HISTORY), default="", metavar="KIND", ini="perf_machine"
+    )
     slurm: SlurmOptions = field(default_factory=_no_slurm_options)
     width: Width | None = None
     """Of which tests alone are run, by ``width_gpus`` and ``plan``; ``None``: all."""

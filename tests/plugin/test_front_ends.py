@@ -16,7 +16,7 @@ from pytest_llmperf.cli import answer, main
 from pytest_llmperf.cli.answer import add_shared
 from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.run.findings import UsageError
-from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, STORED, TUNE, Option, Settings, table
+from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, STORED, TUNE, WORDS, Option, Settings, table
 from pytest_llmperf.run.reading import read_settings
 from tests.fakes import install, write_fake
 from tests.golden import Golden
@@ -231,6 +231,14 @@ def test_ctrl_c_while_a_line_is_printed_costs_no_result_either(commands: Path, m
     assert main(["check", "model=llama-tiny", "--gpus", "0", "--perf-json", "out.json"]) == 130
     document = json.loads((commands / "out.json").read_text())
     assert ([result["verdict"] for result in document["results"]], document["unfinished"]) == (["new"], "interrupted")
+
+
+def test_every_flag_of_the_table_has_words_and_no_words_are_of_another() -> None:
+    shown = {one.flag for one in OPTIONS.values() if one.flag} - {"--update-baselines"}  # whose ways have words each
+    spoken = {flag for place in (PYTEST, "llmperf") for flag in WORDS[place]}
+    assert spoken == shown
+    assert spoken.issuperset(flag for place in (TUNE, "history", "report") for flag in WORDS[place])
+    assert {one.ini for one in OPTIONS.values()}.issuperset(WORDS["ini"])
 
 
 def test_no_flag_of_the_table_is_declared_a_second_time() -> None:
