@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -107,7 +108,10 @@ class ScriptLaunch:
         starts_it = Path(program).name.startswith(_STARTERS) and script.endswith(".py") and " " not in script
         missing = ""
         if shutil.which(program, path=path) is None:
-            missing = f"{program} is not found on PATH={path}; install it, or name it in full"
+            folders = [*map(Path, path.split(os.pathsep)), self.work]
+            named = {each.name for folder in folders for each in folder.glob("[a-z]*")}
+            near = "".join(f" ({name}?)" for name in get_close_matches(program, sorted(named), 1, 0.8))
+            missing = f"{program} is not found on PATH{near}; install it, or name it in full"
             if Path(program).is_file():  # as ``./train.py``
                 missing = f"{program} may not be executed; write python before it, or chmod +x"
         elif starts_it and not (self.work / script).is_file():

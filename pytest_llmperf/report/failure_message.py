@@ -45,7 +45,8 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
         also = _first_n([f"also: {reason.strip()}" for reason in others], _MOST_REASONS)
         lines = [*_header(result, first), *also, *step, *context, *again]
     else:
-        details = [f"{label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
+        told = [check for check in _gating(result) if check.detail and check.detail not in result.reason]
+        details = [f"{label(check.metric)}: {check.detail}" for check in told]
         shown = [*_table(result), *_first_n(details, _MOST_DETAILS)]
         lines = [*_header(result, result.reason), *shown, *context, *again, *record]
     return "\n".join(lines)
@@ -81,7 +82,7 @@ def _choices(result: CaseResult) -> list[str]:
 
 def _explained(result: CaseResult, reason: str) -> list[str]:
     """``reason`` and what traces point to: before a loss of speed, its cause; after anything else, as what it took. A
-    CPU's times are noise: there what is exact comes first, then the figure."""
+    script's figures come first; on a CPU, whose times are noise, what is exact does."""
     if result.verdict == "invalid":  # whose evidence has said more
         return [reason]
     told = _PLACE.sub(lambda place: "" if place[1] in reason else place[0], result.diagnosis)
@@ -92,7 +93,8 @@ def _explained(result: CaseResult, reason: str) -> list[str]:
     if is_on_host and is_speed and not is_exact and result.verdict in ("regressed", "inconclusive"):
         causes = _exact_first(result, reason, told)
     else:
-        causes = [reason, told] if is_exact or is_on_host or not is_speed else [told, reason]
+        is_script = any(launch.is_script for launch in result.launches)
+        causes = [reason, told] if is_exact or is_on_host or is_script or not is_speed else [told, reason]
     chosen = ", ".join(_choices(result))
     return [f"{changed_title(result)}: {chosen}", *causes] if chosen else causes
 
@@ -106,7 +108,7 @@ _PLACE = re.compile(r", ([\d.]+ a step at (?:(?!, [\d.]+ a step at |; ).)+)")
 
 
 def _exact_first(result: CaseResult, reason: str, told: str) -> list[str]:
-    """Counts, losses, lines of code and files that are not as they were, before the figure that was lost."""
+    """Counts and losses that are not as they were, then the figure that was lost, then where: lines, files, kernels."""
     figures, *words = reason.split("; ")
     starts = sorted(at for check in result.checks if (at := figures.find(f"{check.metric} ")) > 0)
     own = [figures[at:to].removesuffix(", ") for at, to in pairwise([0, *starts, len(figures)])]
@@ -122,12 +124,7 @@ def _exact_first(result: CaseResult, reason: str, told: str) -> list[str]:
     ]
     if result.changed and not _choices(result):
         exact.append(f"{changed_title(result)}: {result.changed[0]}")
-    lost = ", ".join(line for line in own if line not in exact)
-    # A traced step of a CPU is told by its counts, or that these are the same.
-    return [*exact, *words, told, lost] if _OF_COUNTS in told else [*exact, *words, lost, told]
-
-
-_OF_COUNTS = "a traced step on a CPU, whose times are noise: "
+    return [*exact, ", ".join(line for line in own if line not in exact), *words, told]
 
 
 def _command(words: str, command: str) -> list[str]:
@@ -166,9 +163,7 @@ def _figures(result: CaseResult) -> list[str]:
     """A new case has nothing to stand beside: its figures in one line."""
     figures = [f"{label(check.metric)} {formatted(check.metric, check.value, check.unit)}" for check in _gating(result)]
     measured = _measured(result)
-    if not figures:
-        return [_INDENT + measured]
-    return [_INDENT + one_line(", ".join(figures[:_MOST_METRICS]) + f" ({measured})")]
+    return [_INDENT + one_line(f"{', '.join(figures[:_MOST_METRICS])} ({measured})" if figures else measured)]
 
 
 def _measured(result: CaseResult) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pytest_llmperf.analysis.step_difference import points_to, ranked, relevant, step_difference, unseen
 from pytest_llmperf.analysis.waits import data_wait, held_up
 from pytest_llmperf.judge.beside_baseline import BesideBaseline, steps_notes
+from pytest_llmperf.judge.verdict import GROWTH
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import CaseResult
@@ -46,7 +47,8 @@ def waited_for(caller: Caller, launches: Sequence[Launch]) -> tuple[str, ...]:
 
 
 def beside_verdict(result: CaseResult, stored: Launch, before: Trace | None) -> CaseResult:
-    """``result`` of a script that does not hold, with the lines that wait or copy anew and the files that are other."""
+    """``result`` of a script that does not hold, with the variable that keeps a leak, the lines that wait, copy or call
+    anew, and the files that are other."""
     newest = result.launches[-1]
     if not newest.is_script or result.verdict == "pass":
         return result
@@ -56,7 +58,8 @@ def beside_verdict(result: CaseResult, stored: Launch, before: Trace | None) -> 
         words = [place for metric in moved for place in new_places(metric, before, newest.trace)]
     then, now = stored.sources, newest.sources
     files = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
-    words = [*words[:_MOST_DIFFERENT], *([f"different: {first_n(files, _MOST_FILES)}"] if files else [])]
+    kept = [one.detail for one in result.checks if one.metric == GROWTH and one.verdict == "regressed" and one.detail]
+    words = [*kept, *words[:_MOST_DIFFERENT], *([f"different: {first_n(files, _MOST_FILES)}"] if files else [])]
     return replace(result, reason="; ".join([result.reason, *words]))
 
 
@@ -69,7 +72,9 @@ def diagnosed(result: CaseResult, before: Trace | None, after: Trace | None, hel
     lost = {check.metric for check in result.checks if check.verdict not in (None, "pass")}
     of_speed = any(name in lost and row.rule == "speed" for name, row in METRICS.items())
     told = [*held_up[:1], points_to(difference, of_speed=of_speed)]
-    different = relevant((*result.changed, *result.differences), difference)[:_MOST_DIFFERENT]
-    if different:
+    # Of a script's files its reason tells.
+    files = {name for launch in result.launches for name in launch.sources}
+    lines = [line for line in (*result.changed, *result.differences) if line.partition(": ")[0] not in files]
+    if different := relevant(lines, difference)[:_MOST_DIFFERENT]:
         told.append(f"different: {', '.join(different)}")
     return replace(result, diagnosis="; ".join(told), differences=ranked(result.differences, difference))

@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_llmperf.judge.verdict import GROWTH
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
-from pytest_llmperf.run.diagnosis import diagnosed
+from pytest_llmperf.run.diagnosis import beside_verdict, diagnosed
 from pytest_llmperf.run.findings import DidNotTrainError
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import SPEC, Engine
+from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 
 RESULT = CaseResult(id="case", digest="0", nodeid="", machine="h200", verdict="regressed", reason="slower")
@@ -72,6 +76,17 @@ def test_what_fits_a_device_that_waits_for_its_host_is_its_environment(golden: G
     told = diagnosed(result, rank(), rank(idle=0.05))
     assert told.differences == ("CUDA_LAUNCH_BLOCKING: none -> 1", "accelerate: 1 -> 2")
     golden(told.diagnosis)
+
+
+def test_a_leak_of_a_script_is_told_with_its_variable_and_its_file_once(golden: Golden) -> None:
+    seen = [Fake(evidence={"setup": {"sources": {"train.py": digest}}}) for digest in ("aaaa", "bbbb")]
+    stored, now = (launch_of(ScriptSpec(command="python train.py"), each) for each in seen)
+    told = "each step leaves 1 Tensor in 'history' of train.py"
+    leak = METRICS[GROWTH].check(2.0**21, None, change=None, limit=2.0**16, verdict="regressed", detail=told)
+    files = ("train.py: aaaa -> bbbb", "CUDA_LAUNCH_BLOCKING: none -> 1")
+    result = replace(RESULT, launches=(now,), checks=(leak,), reason=leak.metric, differences=files)
+    explained = diagnosed(beside_verdict(result, stored, rank()), rank(), rank(idle=0.05))
+    golden([explained.reason, explained.diagnosis])
 
 
 def test_a_launch_that_fails_tells_what_is_not_as_it_was(engine: Engine, golden: Golden) -> None:

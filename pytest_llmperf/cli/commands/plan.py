@@ -141,7 +141,7 @@ _Scaled = tuple[TrainSpec, StaticStep, tuple[float, float] | None]
 def add_scale_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
-    ranks = argument(_numbers, "numbers of ranks, e.g. 8,64,1024")
+    ranks = argument(_numbers, "numbers of ranks, 2 or more each, e.g. 8,64,1024")
     parser.add_argument("--ranks", type=ranks, required=True, metavar="N,N", help="how many there are")
     node = argument(partial(whole, least=1), "a number of ranks")
     parser.add_argument(
