@@ -30,7 +30,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.judge.store import parse
-from pytest_llmperf.worker.estimate import prediction_server
+from pytest_llmperf.worker.estimate import arithmetic, prediction_server
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter
 from pytest_llmperf.worker.estimate.memory_estimator import COUNTED, IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
 
@@ -210,6 +210,26 @@ def test_each_rank_of_context_has_a_part_of_each_sequence_and_of_the_weights() -
         assert part[name] == whole[name]
     assert part["activations"] == pytest.approx(whole["activations"] / 4, rel=0.15)
     assert torch.nn.functional.scaled_dot_product_attention is attention
+
+
+@pytest.mark.parametrize("ranks", [8, *(pytest.param(each, marks=pytest.mark.wide) for each in (16, 32))])
+def test_one_turn_of_a_ring_counts_for_all_that_are_like_it(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"parallelism": "context", "mixed_precision": "no", "gpus": ranks}
+    again = {"gradient_accumulation_steps": 3, "gradient_checkpointing": True}
+    spec = TrainSpec(**{**SMALL.to_dict(), **values, **again})
+
+    def counted() -> tuple[int, Sequence[object]]:
+        found = OperatorCounter()
+        peak = sum(plan(spec, spec.architecture.config, found).values())
+        assert found.exchanges.found["all_to_all"][0] == 3 * 2 * ranks  # of two layers' gradients
+        return peak, [found.operators, found.flops, found.exchanges.found, found.padding]
+
+    counted()  # what PyTorch then remembers of sharded shapes is asked for once
+    peak, short = counted()
+    monkeypatch.setattr(arithmetic, "_TURNS", ranks)
+    real, whole = counted()
+    assert short == whole
+    assert peak == pytest.approx(real, rel=0.002)  # blocks are split otherwise after many turns
 
 
 @pytest.mark.parametrize("gpus", [4, 8])

@@ -34,6 +34,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.experimental._attention import _templated_ring_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -268,17 +269,37 @@ class Arithmetic(QuickMode):
 
 
 @contextmanager
-def among_ranks(spec: TrainSpec, ranks_per_node: int = 0) -> Iterator[ParallelismConfig]:
+def among_ranks(
+    spec: TrainSpec, ranks_per_node: int = 0, counter: OperatorCounter | None = None
+) -> Iterator[ParallelismConfig]:
     """Be rank 0 of the spec's ranks while this lasts, on one node where nobody says otherwise; before any fake mode: a
     mesh is made of numbers. Rank 0 holds as much as any: of too few rows the last ranks hold less."""
     config = ParallelismConfig(**mesh_sizes(spec, ranks_per_node or spec.gpus))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)
+    ring = _templated_ring_attention.__globals__  # whose loops over ranks ask its module for ``range``, then Python
+    ring["range"] = partial(_turns, counter or OperatorCounter())
     try:
         config.get_device_mesh("cpu")
         yield config
     finally:
+        del ring["range"]
         dist.destroy_process_group()
 
+
+def _turns(counter: OperatorCounter, *bounds: int) -> Iterator[int]:
+    """Of a ring's many turns the first three and the last; those between are as the third, which counts for them."""
+    turns = range(*bounds)
+    if len(bounds) > 1 or len(turns) <= _TURNS:
+        yield from turns
+        return
+    yield from turns[: _TURNS - 2]
+    with counter.repeated(len(turns) - _TURNS + 1):
+        yield turns[_TURNS - 2]
+    yield turns[-1]
+
+
+# Of a ring: its own part's, one after it, one for all that are alike, and the last, which passes nothing on.
+_TURNS = 4
 
 #: Of what a model is to be given for a pass, the context that the pass needs, and what this rank's is given in it.
 Divided: TypeAlias = Callable[[dict[str, torch.Tensor]], AbstractContextManager[dict[str, torch.Tensor]]]
@@ -401,7 +422,7 @@ class OperatorCounter:
         self.exchanges = Exchanges()
         self.padding = 0
         """Bytes that the shards of all ranks have beyond the model."""
-        self._now = Counter[str]()
+        self._now, self._flops = Counter[str](), Counter[str]()
 
     def called(self, name: str) -> None:
         """``name`` was called where no dispatcher sees it."""
@@ -410,7 +431,7 @@ class OperatorCounter:
     @contextmanager
     def times(self, number: int) -> Iterator[None]:
         """What runs inside is run so often in a step."""
-        counts = self._now = Counter[str]()
+        counts, flops = self._now, self._flops = Counter[str](), Counter[str]()
         self.exchanges.times = number
 
         def seen(name: str) -> None:
@@ -418,10 +439,21 @@ class OperatorCounter:
                 counts[name] += 1
 
         with Arithmetic(seen) as arithmetic:
+            arithmetic.by_operator = flops
             yield
         self._now = Counter()  # of which nobody asks
-        for total, found in ((self.operators, counts), (self.flops, arithmetic.by_operator)):
+        for total, found in ((self.operators, counts), (self.flops, flops)):
             total.update({name: count * number for name, count in found.items()})
+
+    @contextmanager
+    def repeated(self, number: int) -> Iterator[None]:
+        """What runs inside is so often done, and runs once."""
+        found = self._now, self._flops
+        before = [each.copy() for each in found]
+        with replaced(self.exchanges, times=self.exchanges.times * number):
+            yield
+        for each, was in zip(found, before, strict=True):
+            each.update({name: (number - 1) * (count - was[name]) for name, count in each.items()})
 
 
 def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:

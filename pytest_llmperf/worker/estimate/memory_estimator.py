@@ -75,7 +75,9 @@ def plan(
         )
     counter = StorageCounter(hf_config.get_text_config().vocab_size, operators)
     with ExitStack() as stack:
-        ranks = stack.enter_context(arithmetic.among_ranks(spec, ranks_per_node)) if spec.parallelism != "ddp" else None
+        ranks = None
+        if spec.parallelism != "ddp":
+            ranks = stack.enter_context(arithmetic.among_ranks(spec, ranks_per_node, operators))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         model = AutoModelForCausalLM.from_config(hf_config, **model_arguments(spec, attention))
