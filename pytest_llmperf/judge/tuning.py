@@ -187,15 +187,16 @@ def turns_of(pairs: Pairs, objective: Objective, noise: Noise, *, ends_anywhere:
     return Turns(fmean(logs), wide, len(pairs), max(_TIE, noise.launch.sd))
 
 
-#: How much a trial compiles: nothing but Triton's kernels; layers or a model; or these, with tilings measured.
-PLAIN, COMPILED, AUTOTUNED = range(3)
+#: How much a trial compiles: nothing but Triton's kernels; layers, each alike; a whole model; or these, with tilings
+#: measured.
+PLAIN, COMPILED, WHOLE, AUTOTUNED = range(4)
 
 #: Configurations closer than this, as a fraction, are told apart by turns and not by trials; and those closer than so
 #: many standard errors.
 CLOSE, _DEVIATIONS = 0.015, 2.0
 
 # Seconds of a trial outside of its steps, before any is known.
-_FIRST = (3.0, 15.0, 120.0)
+_FIRST = (3.0, 15.0, 45.0, 120.0)
 # Of the time left, what a search is told to begin with takes the so-manieth part at most.
 _BEGINNING = 6
 # A gain, as a logarithm, of a micro-batch beside the best one, and from where on a step is worth its seconds; a choice
@@ -261,7 +262,7 @@ class Search:
         self._field, self._num_steps, self._beliefs = field, steps, beliefs
         self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
         self._all = list(dict.fromkeys(choice for one in field.choices for choice in one.items()))
-        self._outside: tuple[list[float], ...] = ([], [], [])
+        self._outside: tuple[list[float], ...] = ([], [], [], [])
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
@@ -312,7 +313,7 @@ class Search:
         """What a trial is expected to take beside its steps, by the others; seconds."""
         for kind in range(compiles, -1, -1):
             if self._outside[kind]:
-                return median(self._outside[kind]) * _FIRST[compiles] / _FIRST[kind]
+                return median([_FIRST[kind], *self._outside[kind]]) + _FIRST[compiles] - _FIRST[kind]
         return _FIRST[compiles]
 
     def promising(self, seconds: float) -> Iterator[int]:

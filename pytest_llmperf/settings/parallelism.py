@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.settings.precision import is_16_bit
+from pytest_llmperf.settings.precision import PRECISIONS, is_16_bit
 from pytest_llmperf.settings.setting import (
     Axis,
     Evidence,
@@ -152,7 +152,11 @@ def _axis(base: TrainSpec, search: Search) -> Axis:
         except ValueError:  # more GPUs than there are
             continue
         found.append(parallelism)
-    return Axis.over("parallelism", found)
+    if base.mixed_precision == "no" or {"model_precision"} & search.fixed or {*PRECISIONS, "fp8"} & {*search.allowed}:
+        return Axis.over("parallelism", found)
+    # What shards keeps fp32 weights under mixed precision: they come with it, where precision is no axis of its own.
+    weights = {one: base.model_precision if one == "ddp" else "fp32" for one in found}
+    return Axis.of("parallelism", {one: {"parallelism": one, "model_precision": weights[one]} for one in found})
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ class Space:
         first, most, found = self._nearest(), LARGER * self.base.micro_batch_size, dict[tuple[Spec, ...], None]()
         sized = next((axis.choices for axis in self.axes if SIZE in axis.fields), ())
         sizes = [[size] for size in sized if dict(size.fields).get(SIZE, 0) <= most] if sized else [[]]
-        for recipe in recipes(self.base) if isinstance(self.base, TrainSpec) else ():
+        may = frozenset[str]().union(*(axis.fields for axis in self.axes))
+        for recipe in recipes(self.base, may) if isinstance(self.base, TrainSpec) else ():
             choices = [followed(recipe, axis, own) for axis, own in zip(self.axes, first, strict=True)]
             made = (self._made([*choices, *size]) for size in sizes if choices != [*first])
             specs = [spec for spec in made if isinstance(spec, Spec)]
@@ -344,16 +345,15 @@ def default_axes(
 
 
 # Recipes: choices that do well together wherever they were tried, which a search tries before it knows anything.
-def recipes(base: TrainSpec) -> tuple[Mapping[str, Any], ...]:
-    """Of a model like ``base``'s: fields of a TrainSpec."""
+def recipes(base: TrainSpec, may: Collection[str]) -> tuple[Mapping[str, Any], ...]:
+    """Of a model like ``base``'s, of which the fields ``may`` change: fields of a TrainSpec. Liger and a compiler fuse
+    the same, but for the loss: compiled layers leave it out, so that a whole model is compiled where Liger has none."""
     layers = {"torch_compile": True, "torch_compile_scope": "layers", "torch_compile_mode": "default"}
     fused_step = {"optimizer": "adamw_torch_fused"}
     if not liger_kernels(base):
-        return ({**layers, **fused_step},)
-    return (
-        {"liger": True, "liger_kernels": "all", **fused_step},
-        {**layers, "liger": True, "liger_kernels": LOSS, **fused_step},
-    )
+        return ({**layers, **fused_step}, {**layers, "torch_compile_scope": "model", **fused_step})
+    loss = {"liger": True, "liger_kernels": LOSS} if "liger_kernels" in may else {"liger": False}
+    return {"liger": True, "liger_kernels": "all", **fused_step}, {**layers, **loss, **fused_step}
 
 
 def followed(recipe: Mapping[str, Any], axis: Axis, own: Choice) -> Choice:

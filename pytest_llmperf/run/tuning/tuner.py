@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, CONTRADICTED, PLAIN, Field, Outcome, Search
+from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, CONTRADICTED, PLAIN, WHOLE, Field, Outcome, Search
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.run.case import Caller
@@ -26,7 +26,7 @@ from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failu
 # Of the time given, what the trials leave for the end: of a model, whose choices are asked for, at least; and at most.
 _END_SHARE, _END_MOST = 0.15, 0.5
 #: Of it, what one trial may take, and the seconds that it may take in any case: a compiler may have much to do.
-TRIAL_SHARE, TRIAL_LEAST = 0.2, 60.0
+TRIAL_SHARE, TRIAL_LEAST = 1 / 3, 60.0
 # Seconds that a trial may take of those that were kept for the end; and that the search's own end takes.
 _OVERTIME, _CLOSING = 10.0, 3.0
 # While one is launched, the memory of so many that may come next is predicted.
@@ -93,6 +93,8 @@ def compiles(spec: Spec) -> int:
         return PLAIN
     if spec.torch_compile and is_autotuned(spec.torch_compile_mode):
         return AUTOTUNED
+    if spec.torch_compile and spec.torch_compile_scope == "model":
+        return WHOLE
     return COMPILED if spec.torch_compile or spec.attention == "flex_attention" else PLAIN
 
 

@@ -200,9 +200,26 @@ def test_recipes_of_a_model_with_kernels_are_liger_and_a_compiler_with_its_loss_
     assert _recipes_of("llama-3.2-1b") == [base, compiled]
 
 
-def test_a_model_without_kernels_has_the_compilers_recipe_alone() -> None:
-    (found,) = _recipes_of("opt-1.3b")
-    assert (found.liger, found.torch_compile, found.optimizer) == (False, True, "adamw_torch_fused")
+def test_a_model_without_kernels_has_the_compilers_recipes_of_which_one_fuses_the_loss() -> None:
+    base = TrainSpec(model="opt-1.3b", micro_batch_size=8, optimizer="adamw_torch_fused", torch_compile=True)
+    assert _recipes_of("opt-1.3b") == [replace(base, torch_compile_scope=scope) for scope in ("layers", "model")]
+
+
+def test_a_compiler_is_tried_without_kernels_where_the_loss_cannot_be_had_alone() -> None:
+    base = TrainSpec(model="llama-3.2-1b", micro_batch_size=8)
+    axes = {"liger": [False, True], "compile": {"no": {"torch_compile": False}, "layers": {"torch_compile": True}}}
+    own, (compiled,) = Space(base, axes_of(axes)).recipes()[0], Space(base, axes_of(axes)).recipes()[1]
+    assert own == (replace(base, liger=True),)
+    assert compiled == replace(base, torch_compile=True)
+
+
+def test_shards_come_with_the_weights_that_they_keep_where_precision_is_no_axis() -> None:
+    base = TrainSpec(model="llama-3.2-1b", gpus=2)
+    weights = {}
+    for allowed in ((), ("bf16-mixed",)):
+        (axis,) = (one for one in default_axes(base, on_cpu=False, allowed=allowed) if one.name == "parallelism")
+        weights[allowed] = {one.name: dict(one.fields).get("model_precision") for one in axis.choices}
+    assert weights == {(): {"ddp": "bf16", "fsdp": "fp32"}, ("bf16-mixed",): {"ddp": None, "fsdp": None}}
 
 
 def test_a_recipe_follows_what_a_space_of_ones_own_has() -> None:

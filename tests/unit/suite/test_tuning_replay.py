@@ -16,17 +16,18 @@ pytestmark = pytest.mark.simulated
 
 # Of a part of a grid all is tried in four minutes, in any order.
 _SOON_TRIED = 20
-# Orders of 100 within 1 % after four minutes. GPT-2's best takes 52 s to compile, of the 192 that trials have, and
-# looks bad by all that others say of its choices.
-_WITHIN = dict.fromkeys(GRIDS, 95) | {"H100 gpt2-medium": 80}
+# Orders of 100 within 1 % after four minutes. Of GPT-2's many compiled wholes few were measured: entered at a small
+# micro-batch, the next one of a choice that does well is often not there.
+_WITHIN = dict.fromkeys(GRIDS, 95) | {"H100 gpt2-medium": 70}
 
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_it_ends_within_one_per_cent_of_the_best_of_a_measured_grid(name: str) -> None:
-    def within(way: Way, seconds: float, orders: int = 100) -> int:
-        return sum(gap(grid(name), way, seconds, seed)[0] <= 0.01 for seed in range(orders))
+    def within(way: Way, seconds: float, orders: int = 100, *, anywhere: bool = True) -> int:
+        return sum(gap(grid(name), way, seconds, seed, anywhere=anywhere)[0] <= 0.01 for seed in range(orders))
 
     assert within(by_ascent, 240.0) >= _WITHIN[name]
+    assert within(by_ascent, 240.0, 40, anywhere=False) >= 38
     assert within(by_ascent, 480.0, 50) == 50
     if len(grid(name).specs) > _SOON_TRIED:
         assert within(by_chance, 240.0) < 90
