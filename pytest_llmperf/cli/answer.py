@@ -19,6 +19,7 @@ from pytest_llmperf.report.text import FORMATS, Column, fold, leaving, one_line,
 from pytest_llmperf.run.options import STORED, Settings, add_to_command, instead, meant
 from pytest_llmperf.run.options import table as options_of
 from pytest_llmperf.support import MADE_BY, formats, interpreter, user_input
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.redaction import without_secrets
 from pytest_llmperf.support.user_input import argument
 
@@ -80,33 +81,14 @@ _HOMES = {
     "scale": "commands.plan:add_scale_options",
     "nights": "commands.submit:add_nights_options",
 }
-_COMMANDS = {
-    "baselines": "stored figures: list, show",
-    "history": "what a case took, run by run, and where that changed; without one all, worst first",
-    "plan": "the memory that specs will need, predicted without a GPU",
-    "scale": "what a step takes of each of many ranks, without a GPU: collectives, their bytes, memory, arithmetic",
-    "expect": "the rate that a training should reach on a GPU, by what is stored, and where a measured one stands",
-    "report": "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung; "
-    "and runs, as a page",
-    "check": "launch specs until they are decided against their baselines, as pytest does, without pytest",
-    "tune": "the fastest configuration of a model that fits here: searched, compared in turns, shown to be sound",
-    "script": "what could be held of a training command of your own, by two short launches; or watch a real run",
-    "bisect": "the revision, or the version, with which a training became slower, larger or another",
-    "submit": "the nightly job of a cluster file: its cost, then sbatch",
-    "merge": "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green",
-    "nights": "the nights of a folder and where each stands; exit code 1 where a new one is missing",
-}
+#: What commands, and those of their options that are no run's settings, say of themselves.
+WORDS = shipped(__file__, "commands.ini")
 
-
-# Options of several commands, and of no run's settings.
+# Options of several commands.
 _OF_COMMANDS: Mapping[str, Mapping[str, Any]] = {
-    "--json": {"action": "store_true", "help": "one JSON document instead of a page"},
+    "--json": {"action": "store_true"},
     "--format": {"choices": FORMATS},
-    "--minutes": {
-        "type": argument(user_input.minutes, user_input.A_TIME),
-        "metavar": "M",
-        "help": "for all of it (default: %(default)g)",
-    },
+    "--minutes": {"type": argument(user_input.minutes, user_input.A_TIME), "metavar": "M"},
 }
 
 
@@ -127,6 +109,12 @@ class CommandParser(argparse.ArgumentParser):
         self.read_options()
         return super().parse_known_args(*args, **others)
 
+    def _add_action(self, action: Any) -> Any:
+        name, own = [*action.option_strings, action.dest][0], self.prog.partition(" ")[2]
+        if action.help is None:
+            action.help = WORDS.get(own, name, fallback=WORDS["all"].get(name))
+        return super()._add_action(action)
+
     def meant(self, unknown: Sequence[str]) -> str:
         return meant(unknown, self._option_string_actions, self.prog.partition(" ")[2])
 
@@ -143,7 +131,7 @@ def arguments_parser() -> CommandParser:
     parser = CommandParser(prog="llmperf", description="Look into what pytest-llmperf keeps.")
     parser.add_argument("--version", action="version", version=MADE_BY)
     rooms = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, what in _COMMANDS.items():
+    for name, what in WORDS["llmperf"].items():
         description = what if name != "baselines" else None  # its own commands have one each
         home = _HOMES.get(name, f"commands.{name}:add_options")
         rooms.add_parser(name, help=what, description=description, options=f"pytest_llmperf.cli.{home}")
@@ -156,7 +144,7 @@ def add_shared(parser: argparse.ArgumentParser, front: str) -> None:
 
 
 def add_option(parser: Any, flag: str, **words: Any) -> None:
-    """Add one that other commands have too, to a parser or a group of it; ``words``: what is different here."""
+    """Add one that other commands have too, to a parser or a group of it; ``words``: what it has beside that."""
     parser.add_argument(flag, **{**_OF_COMMANDS[flag], **words})
 
 

@@ -89,8 +89,6 @@ class Terminal:
 
 _PAIRS = "model=llama-3.2-1b micro_batch_size=8"
 
-SCRIPT = "a training command of your own, as one spec: 'torchrun --nproc-per-node 2 train.py'; pairs are a ScriptSpec's"
-
 
 @dataclass(frozen=True)
 class Named:

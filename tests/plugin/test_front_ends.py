@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -239,6 +239,25 @@ def test_every_flag_of_the_table_has_words_and_no_words_are_of_another() -> None
     assert spoken == shown
     assert spoken.issuperset(flag for place in (TUNE, "history", "report") for flag in WORDS[place])
     assert {one.ini for one in OPTIONS.values()}.issuperset(WORDS["ini"])
+
+
+def test_no_words_of_a_command_are_of_an_option_that_it_does_not_have() -> None:
+    spoken: dict[str, set[str]] = {}
+
+    def note(parser: ArgumentParser) -> None:
+        assert isinstance(parser, answer.CommandParser)
+        parser.read_options()
+        names = spoken[parser.prog.removeprefix("llmperf ")] = set()
+        for action in parser._actions:
+            names |= {*action.option_strings, action.dest}
+            for name, command in (action.choices if isinstance(action, _SubParsersAction) else {}).items():
+                names.add(name)
+                note(command)
+
+    note(answer.arguments_parser())
+    everything = {name for names in spoken.values() for name in names}
+    for section in answer.WORDS.sections():
+        assert set(answer.WORDS[section]) <= spoken.get(section, everything), section
 
 
 def test_no_flag_of_the_table_is_declared_a_second_time() -> None:

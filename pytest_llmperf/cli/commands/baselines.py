@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from pytest_llmperf.cli.answer import Answer, Screen, add_place, facts, plain, table
+from pytest_llmperf.cli.answer import WORDS, Answer, Screen, add_place, facts, plain, table
 from pytest_llmperf.cli.baseline_folder import (
     AnyStored,
     Shelf,
@@ -34,14 +34,12 @@ _UUID = re.compile(r"([0-9a-f]{8})(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    one = commands.add_parser("list", help="every baseline on a line")
+    one = commands.add_parser("list", help=WORDS["baselines"]["list"])
     add_place(one)
     one.set_defaults(answer=_list)
-    case_help = "a spec's id, 6 digits or more of its digest, or a baseline's file"
-    text = "one baseline: settings, each acceptance and why, launches, environment"
-    one = commands.add_parser("show", help=text, description=text)
+    one = commands.add_parser("show", help=WORDS["baselines"]["show"], description=WORDS["baselines"]["show"])
     add_place(one)
-    one.add_argument("case", metavar="CASE", help=case_help)
+    one.add_argument("case", metavar="CASE")
     one.set_defaults(answer=_show)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError, Screen, add_option, add_shared, facts, plain, table
-from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, asked_run, named, searching, usage_errors
+from pytest_llmperf.cli.asked_run import Terminal, asked_run, named, searching, usage_errors
 from pytest_llmperf.judge.pairs import CRITERIA, Change, Yardstick
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, History, HistoryError
 from pytest_llmperf.records.result import Spent
@@ -110,22 +110,19 @@ _OF_GIT = ("path", "build", "first_parent", "project")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("specs", metavar="CASE", nargs="*", help="the id of a stored case, or one spec in key=value pairs")
-    add("--script", metavar="COMMAND", help=SCRIPT)
-    add("--good", required=True, metavar="REV", help="a revision, or version, in which it was as it should be")
-    add("--bad", required=True, metavar="REV", help="a later one, in which it is not")
-    add("--project", type=Path, metavar="DIR", help="the git project whose revisions are compared; default: this one")
-    what = "a folder of the project that goes on the Python path; default: its top, and src; may be given again"
-    add("--path", action="append", default=[], metavar="DIR", help=what)
-    add("--build", default="", metavar="COMMAND", help="what each checkout needs before it is used, e.g. make")
-    add("--first-parent", action="store_true", help="count a merge as one change, as git bisect does")
-    what = "versions to compare, the oldest first, e.g. 4.55.0,4.55.1"
-    add("--versions", type=_versions, default=[], metavar="LIST", help=what)
-    what = "compare what this command runs in place of revisions, e.g. 'uv run --with trl=={version} python'"
-    add("--python", metavar="COMMAND", help=what)
-    add("--by", choices=CRITERIA, help="what tells bad from good; default: the first in which the ends differ")
+    add("specs", metavar="CASE", nargs="*")
+    add("--script", metavar="COMMAND")
+    add("--good", required=True, metavar="REV")
+    add("--bad", required=True, metavar="REV")
+    add("--project", type=Path, metavar="DIR")
+    add("--path", action="append", default=[], metavar="DIR")
+    add("--build", default="", metavar="COMMAND")
+    add("--first-parent", action="store_true")
+    add("--versions", type=_versions, default=[], metavar="LIST")
+    add("--python", metavar="COMMAND")
+    add("--by", choices=CRITERIA)
     number = argument(user_input.count, "a number of pairs, 1 or more")
-    add("--max-pairs", type=number, default=8, metavar="N", help="of one comparison; default: %(default)s")
+    add("--max-pairs", type=number, default=8, metavar="N")
     add_shared(parser, "bisect")
     add_option(parser, "--json")
     add_option(parser, "--minutes", default=60.0)

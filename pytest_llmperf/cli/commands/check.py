@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from signal import Signals
 
 from pytest_llmperf.cli.answer import Answer, Screen, add_shared
-from pytest_llmperf.cli.asked_run import SCRIPT, Terminal, as_pairs, asked_run, named, usage_errors
+from pytest_llmperf.cli.asked_run import Terminal, as_pairs, asked_run, named, usage_errors
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded, RunEndedError
 from pytest_llmperf.run.run import Run
@@ -19,8 +19,8 @@ NODEID = "llmperf check"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
-    parser.add_argument("--script", metavar="COMMAND", help=SCRIPT)
+    parser.add_argument("specs", metavar="SPEC", nargs="*")
+    parser.add_argument("--script", metavar="COMMAND")
     add_shared(parser, "check")
     parser.set_defaults(answer=_answer)
 

@@ -26,10 +26,8 @@ _MOST_PARTS = 4
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
-    words = "an id of a stored case, or a spec in key=value pairs; gpu=NAME is the GPU, e.g. gpu=h100"
-    parser.add_argument("specs", metavar="SPEC", nargs="+", help=words)
-    what = "what was measured: a --perf-json file, whose case of these settings, or only case, is held beside it"
-    parser.add_argument("--results", metavar="FILE", type=Path, help=f"{what} (left out: what is stored)")
+    parser.add_argument("specs", metavar="SPEC", nargs="+")
+    parser.add_argument("--results", metavar="FILE", type=Path)
     add_option(parser, "--json")
     parser.set_defaults(answer=_answer)
 

@@ -26,10 +26,9 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("case", metavar="CASE", nargs="?", help="an id, a part of one, a pattern such as '*liger*', or a digest")
-    what = "stores, --perf-json files, or folders of them; default: the store to which runs add"
-    add("--from", dest="sources", metavar="PATH", type=Path, nargs="+", help=what)
-    add("--since", metavar="DAY", type=_since, help="only runs since that UTC day, or of the last 30d")
+    add("case", metavar="CASE", nargs="?")
+    add("--from", dest="sources", metavar="PATH", type=Path, nargs="+")
+    add("--since", metavar="DAY", type=_since)
     add_shared(parser, "history")
     add_option(parser, "--json")
     parser.set_defaults(answer=_answer, usage=parser.error)

@@ -92,16 +92,13 @@ def document(one: Prediction) -> dict[str, Any]:
     }
 
 
-_A_LINE = "one JSON document a line"
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
-    parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
-    parser.add_argument("--stored", action="store_true", help="every stored case")
+    parser.add_argument("specs", metavar="SPEC", nargs="*")
+    parser.add_argument("--stored", action="store_true")
     how = parser.add_mutually_exclusive_group()
-    add_option(how, "--json", help=_A_LINE)
-    add_option(how, "--format", help="a table, predicted beside measured; left out: a page for each")
+    add_option(how, "--json")
+    add_option(how, "--format")
     parser.set_defaults(answer=_answer)
 
 
@@ -140,19 +137,16 @@ _Scaled = tuple[TrainSpec, StaticStep, tuple[float, float] | None]
 
 def add_scale_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
-    parser.add_argument("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
+    parser.add_argument("specs", metavar="SPEC", nargs="+")
     ranks = argument(_numbers, "numbers of ranks, 2 or more each, e.g. 8,64,1024")
-    parser.add_argument("--ranks", type=ranks, required=True, metavar="N,N", help="how many there are")
+    parser.add_argument("--ranks", type=ranks, required=True, metavar="N,N")
     node = argument(partial(whole, least=1), "a number of ranks")
-    parser.add_argument(
-        "--ranks-per-node", type=node, default=8, metavar="N", help="over which fsdp_hybrid shards (%(default)s)"
-    )
+    parser.add_argument("--ranks-per-node", type=node, default=8, metavar="N")
     pairs = argument(_seconds, "seconds of a step by number of GPUs, e.g. 1:0.79,4:0.87")
-    parser.add_argument("--measured", type=pairs, default={}, metavar="GPUS:SECONDS,…", help="beside what is stored")
+    parser.add_argument("--measured", type=pairs, default={}, metavar="GPUS:SECONDS,…")
     rates = argument(_rates, "one rate, or two, above 0, e.g. 290,25")
-    what = "least all-reduce bus bandwidth in GB/s, on a node and of each GPU between nodes (stored launches')"
-    parser.add_argument("--bandwidth", type=rates, default=(), metavar="GB/S,GB/S", help=what)
-    add_option(parser, "--json", help=_A_LINE)
+    parser.add_argument("--bandwidth", type=rates, default=(), metavar="GB/S,GB/S")
+    add_option(parser, "--json")
     parser.set_defaults(answer=_scale)
 
 

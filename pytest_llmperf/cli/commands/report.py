@@ -26,13 +26,12 @@ from pytest_llmperf.support import formats
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
-    parser.add_argument("results", metavar="RESULTS", type=Path, nargs="*", help="--perf-json files, for --html")
+    parser.add_argument("results", metavar="RESULTS", type=Path, nargs="*")
     what = parser.add_mutually_exclusive_group()
-    tables = "what baselines hold (default): tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs"
-    what.add_argument("--tables", action="store_true", help=tables)
-    what.add_argument("--html", metavar="FILE", type=Path, help="the runs of RESULTS as one page that needs no network")
+    what.add_argument("--tables", action="store_true")
+    what.add_argument("--html", metavar="FILE", type=Path)
     add_shared(parser, "report")
-    add_option(parser, "--format", default="text", help="of the answer (default: text)")
+    add_option(parser, "--format", default="text")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 

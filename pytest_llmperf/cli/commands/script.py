@@ -28,15 +28,7 @@ from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support import formats
 
 # Fields of a ScriptSpec that have an option of their name.
-_OPTIONS = {
-    "steps": "optimizer steps of each launch, those of warm-up included",
-    "tokens": "tokens of one step over all ranks, or sequences:64, where they are not found",
-    "step": "the optimizer, by its class, whose calls end a step; a number: so many calls are one step",
-    "cwd": "the folder in which the command runs (here)",
-    "seed": "seed torch, random and numpy when they are imported",
-    "end": "park: end it after the measured steps; script: let it go on to its own end",
-    "workdir": "scratch: run in a folder that shows the files of this one; own: run in this one",
-}
+_OPTIONS = ("steps", "tokens", "step", "cwd", "seed", "end", "workdir")
 # They would change a run.
 _NOT_WATCHED = ("steps", "cwd", "seed", "end", "workdir", "gpus")
 _NUMBERS = ("steps", "seed", "tokens", "step")
@@ -47,16 +39,15 @@ _OBSERVE, _PTH = "LLMPERF_OBSERVE", "llmperf_hook.pth"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "script")
-    for name, what in _OPTIONS.items():
-        parser.add_argument(f"--{name}", metavar=name.upper(), help=what)
+    for name in _OPTIONS:
+        parser.add_argument(f"--{name}", metavar=name.upper())
     add = parser.add_argument
-    add("--observe", action="store_true", help="let a real run go to its own end, and keep its row of history")
-    add("--trace-at", metavar="STEP", type=int, help="with --observe: trace three steps from this one on, for counts")
-    add("--hook-path", action="store_true", help="print what PYTHONPATH needs for LLMPERF_OBSERVE=FOLDER to work")
-    add("--install-hook", action="store_true", help="let LLMPERF_OBSERVE=FOLDER work in all of this Python")
-    add("--remove-hook", action="store_true", help="take that away again")
-    what = "the command as you run it, after --: -- torchrun --nproc-per-node 2 train.py"
-    parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help=what)
+    add("--observe", action="store_true")
+    add("--trace-at", metavar="STEP", type=int)
+    add("--hook-path", action="store_true")
+    add("--install-hook", action="store_true")
+    add("--remove-hook", action="store_true")
+    parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER)
     parser.set_defaults(answer=_answer)
 
 

@@ -29,13 +29,11 @@ from pytest_llmperf.support.user_input import hint
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("cluster", metavar="CLUSTER.ini", type=Path, nargs="?", help="what differs between sites")
-    add("--dry-run", action="store_true", help="only show what would be submitted and what it may cost")
-    add("--wait", action="store_true", help="stay until it is merged; exit code 1 unless it is green")
-    text = "a nightly script of your own, with the same placeholders; default: the one that comes with this package"
-    add("--script", metavar="FILE", type=Path, help=text)
-    text = "print this cluster file, to start from; without a name: what there is"
-    add("--example", metavar="NAME", nargs="?", const="", help=text)
+    add("cluster", metavar="CLUSTER.ini", type=Path, nargs="?")
+    add("--dry-run", action="store_true")
+    add("--wait", action="store_true")
+    add("--script", metavar="FILE", type=Path)
+    add("--example", metavar="NAME", nargs="?", const="")
     parser.set_defaults(answer=_answer)
 
 
@@ -234,11 +232,9 @@ _MOST_SHOWN = 20
 
 def add_nights_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    text = "of the nights; default: %(default)s"
-    add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"), help=text)
-    text = "exit code 1 unless a night was merged within this time, green or red; for cron and monitoring, e.g. 26h"
+    add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"))
     time_above_0 = user_input.argument(user_input.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
-    add("--newer-than", metavar="TIME", type=time_above_0, help=text)
+    add("--newer-than", metavar="TIME", type=time_above_0)
     parser.set_defaults(answer=_nights)
 
 
@@ -264,10 +260,9 @@ def _nights(arguments: argparse.Namespace, _screen: Screen) -> Answer:
 
 def add_merge_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("results", metavar="DIR|FILE", type=Path, nargs="+", help="gpus-*.json of a folder, or files")
-    add("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")
-    text = "tests of so many GPUs are not missed; wider: of more than the night has"
-    add("--without", metavar="N|wider", action="append", default=[], help=text)
+    add("results", metavar="DIR|FILE", type=Path, nargs="+")
+    add("--expect", metavar="NAME", action="append", default=[])
+    add("--without", metavar="N|wider", action="append", default=[])
     add("--json", metavar="FILE", type=Path)
     add("--markdown", metavar="FILE", type=Path)
     parser.set_defaults(answer=_merge)

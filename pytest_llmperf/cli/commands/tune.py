@@ -31,24 +31,20 @@ _MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     whole = user_input.argument(user_input.count, "a whole number above 0")
-    add("model", metavar="MODEL", nargs="?", default="", help="a model's name or path, as a TrainSpec has it")
-    what = "what else is fixed, as a TrainSpec has it, e.g. micro_batch_size=8 model_precision=fp32"
-    add("fixed", metavar="FIELD=VALUE", nargs="*", help=what)
+    add("model", metavar="MODEL", nargs="?", default="")
+    add("fixed", metavar="FIELD=VALUE", nargs="*")
     add_shared(parser, "tune")
     add_option(parser, "--json")
     add_option(parser, "--minutes", default=10.0)
-    add("--sequence-length", type=whole, metavar="N", help="tokens of a sequence; default: 1024, on a CPU 64")
-    add("--global-batch", type=whole, metavar="N", help="sequences of a step on all GPUs, reached by accumulation")
-    add("--objective", choices=tuple(OBJECTIVES), default="throughput", help="default: %(default)s")
-    what = "also what trains otherwise: fp8, a precision (bf16-pure) or an optimizer; may be given again"
-    add("--allow", action="append", default=[], metavar="WORD", help=what)
-    what = "in place of a model, a training command with words in braces: 'torchrun train.py --batch {batch}'"
-    add("--script", metavar="COMMAND", help=what)
-    own, what = parser.add_mutually_exclusive_group(), "a space of one's own, in place of the usual one"
-    own.add_argument("--space", type=Path, metavar="FILE.toml", help=what)
-    what = "the same; of a command, each word with its values: batch = [8, 16]"
-    own.add_argument("--axes", dest="space", type=Path, metavar="FILE.toml", help=what)
-    add("--record", action="store_true", help="record the winner as a baseline, which its test holds")
+    add("--sequence-length", type=whole, metavar="N")
+    add("--global-batch", type=whole, metavar="N")
+    add("--objective", choices=tuple(OBJECTIVES), default="throughput")
+    add("--allow", action="append", default=[], metavar="WORD")
+    add("--script", metavar="COMMAND")
+    own = parser.add_mutually_exclusive_group()
+    own.add_argument("--space", type=Path, metavar="FILE.toml")
+    own.add_argument("--axes", dest="space", type=Path, metavar="FILE.toml")
+    add("--record", action="store_true")
     parser.set_defaults(answer=_answer, usage=parser.error, later_words="fixed")
 
 
