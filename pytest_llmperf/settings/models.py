@@ -14,6 +14,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.user_input import hint
 
 _CONFIGS = Path(__file__).parent / "configs"
@@ -24,28 +25,9 @@ _NOT_WORK = frozenset(
     "pad_token_id pretraining_tp _attn_implementation".split()
 )
 
-# Families whose arithmetic is the plain decoder's: a count finds the formula's FLOPs to the last one. Each with the
-# sizes that it needs to be told: those it would not take from its other sizes.
-_OF_THE_FORMULA: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama", "phi3", "olmo2", "gpt_neox"), ("intermediate_size",)),
-    **dict.fromkeys(("mistral", "qwen2", "smollm3"), ("intermediate_size", "num_key_value_heads")),
-    **dict.fromkeys(("gemma", "gemma2", "qwen3"), ("intermediate_size", "num_key_value_heads", "head_dim")),
-    "opt": ("ffn_dim",),
-    "gpt2": (),
-}
-# Those of them whose feed-forward block has two matrices (up, down); others' have a gate beside these.
-_PLAIN = frozenset({"opt", "gpt2", "gpt_neox"})
-
-# The linear layers of one attention and of one feed-forward block: what is fused has one name.
-_LIKE_LLAMA = ("q_proj k_proj v_proj o_proj", "gate_proj up_proj down_proj")
-_LINEAR: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("llama", "olmo2", "mistral", "qwen2", "smollm3", "gemma", "gemma2", "qwen3"), _LIKE_LLAMA),
-    "gemma3_text": _LIKE_LLAMA,
-    "phi3": ("qkv_proj o_proj", "gate_up_proj down_proj"),
-    "gpt_neox": ("query_key_value dense", "dense_h_to_4h dense_4h_to_h"),
-    "opt": ("q_proj k_proj v_proj out_proj", "fc1 fc2"),
-    "gpt2": ("c_attn c_proj", "c_fc c_proj"),
-}
+# What no configuration says of them. Some have the arithmetic of the plain decoder, by sizes that must be told.
+_FAMILIES = shipped(__file__, "families.ini")
+_OF_THE_FORMULA = {name: section["needs"].split() for name, section in _FAMILIES.items() if "needs" in section}
 
 # Each size, under every name that a family gives it.
 _LAYERS = ("num_hidden_layers", "n_layer")
@@ -108,7 +90,7 @@ class Model:
 
     def flops_per_token(self, sequence_length: int) -> float | None:
         """As ``Geometry``'s, where the formula is right of this family; ``None``: only a count can tell."""
-        needed, geometry = _OF_THE_FORMULA.get(self.model_type, ()), self.geometry
+        needed, geometry = _OF_THE_FORMULA.get(self.model_type, []), self.geometry
         if geometry is None or not all(isinstance(self.config.get(key), int) for key in needed):
             return None
         # Where embeddings are narrower than the layers, there are products between the two.
@@ -141,18 +123,19 @@ class Model:
             num_key_value_heads=_first(config, _KEY_VALUE_HEADS) or heads,
             head_size=_first(config, _HEAD_SIZE) or hidden // heads,
             vocabulary_size=vocabulary,
-            num_feed_forward_matrices=2 if self.model_type in _PLAIN else 3,
+            num_feed_forward_matrices=2 if _FAMILIES.getboolean(self.model_type, "plain", fallback=False) else 3,
         )
 
     @property
     def has_known_layers(self) -> bool:
-        return self.sizes is not None and self.model_type in _LINEAR
+        return self.sizes is not None and self.model_type in _FAMILIES
 
     def linear_layers(self) -> list[tuple[str, int, int]]:
         """Of one of its layers the name, width and output of each linear one; of a family unknown here, as most are."""
         if (sizes := self.sizes) is None:
             return []
-        (*ins, out), (*ups, down) = (each.split() for each in _LINEAR.get(self.model_type, _LIKE_LLAMA))
+        family = _FAMILIES[self.model_type if self.model_type in _FAMILIES else "DEFAULT"]
+        (*ins, out), (*ups, down) = (family[part].split() for part in ("attention", "feed_forward"))
         hidden, own, shared = sizes.hidden_size, sizes.num_heads, sizes.num_key_value_heads
         heads = [own, shared, shared] if len(ins) > 1 else [own + 2 * shared]
         wide = sizes.feed_forward_size * (sizes.num_feed_forward_matrices - 1) // len(ups)
