@@ -1,18 +1,18 @@
-"""Metrics: one row for each, with all that is known of it. Nothing else lists their names."""
+"""Metrics: one row for each, with all that is known of it, in ``metrics.ini``. Nothing else lists their names."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean, median
 from typing import Any, Literal
 
-from pytest_llmperf.records.failure import IMPORTS, MODEL, START
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import STAND_INS, Check
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.files import shipped
 
 Rule = Literal["speed", "confirmed", "exact", "phase", "count", "scaling", ""]
 EarlyStop = Literal["median", "settled", "stalls", ""]
@@ -134,143 +134,49 @@ def _worst_rank(launches: Sequence[Launch]) -> str:
     return f"worst on rank {worst.rank} of {len(told.ranks)} ({worst.host}, {worst.device})"
 
 
-_speed = partial(Metric, rule="speed", early_stop="median", splits=True)
-_count = partial(Metric, rule="count")
-_share = partial(Metric, is_share=True)
+# How a figure is read off launches, by the word of its row.
+_OF: Mapping[str, Callable[[Sequence[Launch]], float]] = {
+    "rate": lambda runs: pooled_tokens_per_second(runs) / len(runs[0].ranks),
+    "tokens": pooled_tokens_per_second,
+    "step": pooled_step_seconds,
+    "stalls": lambda runs: min(launch.steady.stalls for launch in runs),
+    "final loss": lambda runs: runs[-1].losses[-1],
+}
 
 
-def _least(name: str, label: str, **words: Any) -> Metric:
-    """The least that any launch had of what its record has by this name."""
-    raw = partial(Metric, early_stop="settled", is_raw=True, of=lambda runs: float(min(getattr(x, name) for x in runs)))
-    return raw(name, label, **words)
+def _of(word: str, name: str, phase: str) -> Callable[[Sequence[Launch]], float]:
+    """The same, beside the ``least`` that any launch had: of a ``phase``, or of what its record has by the ``name``."""
+    if word == "phase":
+        return lambda runs: min(launch.phases[phase] for launch in runs)
+    return _OF.get(word) or (lambda runs: float(min(getattr(launch, name) for launch in runs)))
 
 
-def _phase(name: str, label: str, phase: str, slack: float, *, only_cold: bool = False) -> Metric:
-    """A phase of a launch that told how long it was in each. The best launch says what the code takes: file systems are
-    cold, hosts busy, and a second launch finds files where the first had to fetch them. What is less than the slack is
-    the machine's (docs/explanation/noise.md)."""
-    timed = partial(Metric, unit="s", rule="phase", gpu=1.0, cpu=3.0, early_stop="settled", phase=phase)
-    return timed(name, label, of=lambda ran: min(one.phases[phase] for one in ran), slack=slack, only_cold=only_cold)
+def _rows() -> dict[str, Metric]:
+    found, rows = dict[str, Metric](), shipped(__file__, "metrics.ini")
+    for name in rows.sections():
+        words = {key: _value(text) for key, text in rows[name].items()}
+        column = {key.removeprefix("column_"): words.pop(key) for key in [*words] if key.startswith("column")}
+        if "of" in words:
+            words["of"] = _of(words["of"], name, words.get("phase", ""))
+        if column:
+            words["column"] = Column(column.pop("column"), **column)
+        found[name] = Metric(name, **words, detail=_worst_rank if name == MEMORY else None)
+    # What stands in the place of the rate is decided as that is, by its tolerances.
+    of_the_rate = replace(found[RATE], gpu=None, gpu_elsewhere=None, gpu_paired=None, cpu=None, column=None)
+    for name, label in zip(STAND_INS, ("sequences/s/GPU", "steps/s"), strict=True):
+        found[name] = replace(of_the_rate, name=name, label=label, unit=label.removesuffix("/GPU"))
+    return found
 
 
-# In the order in which they are shown. Tolerances of GPUs: eight of one host differ by 0.6 % (sd), hosts by 2 %. Of
-# CPUs: identical runs spread 20 % and more, twice that beside a busy neighbour, and the resident memory of a small
-# process is mostly libraries and allocator: a tight gate would cry wolf every day.
-_ROWS = (
-    _speed(
-        RATE,
-        "tokens/s/GPU",
-        unit="tokens/s",
-        higher_is_better=True,
-        of=lambda runs: pooled_tokens_per_second(runs) / len(runs[0].ranks),
-        gpu=0.02,
-        gpu_elsewhere=0.05,
-        gpu_paired=0.01,
-        cpu=3.0,
-        column=Column("tokens/s/GPU"),
-    ),
-    _speed("tokens_per_second", "tokens/s", unit="tokens/s", higher_is_better=True, of=pooled_tokens_per_second),
-    _speed("step_seconds", "step", unit="s", of=pooled_step_seconds),
-    # Kernels compile, caches fill, autotuners try: the best launch says what the code takes.
-    _least("first_step_seconds", "first step", unit="s", rule="confirmed", gpu=1.0, cpu=9.0, slack=3.0),
-    # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
-    # steadiest H200 launch lost nothing, the least steady of 231 six tenths of this. A host that nobody knew took 1.7 %
-    # of two launches in a row, and of others next to nothing.
-    _share(
-        "stall_share",
-        "stalls",
-        of=lambda runs: min(launch.steady.stalls for launch in runs),
-        rule="confirmed",
-        gpu=0.02,
-        slack=0.01,
-        slack_elsewhere=0.02,
-        whole=True,
-        early_stop="stalls",
-    ),
-    # The leanest launch says what the code takes: one in three kept 1.3 % more after its compiler had tried kernels,
-    # one in two 3.7 %, where a rank still held the buckets of DDP's first step.
-    _least(
-        MEMORY,
-        "peak memory",
-        unit="bytes",
-        rule="exact",
-        gpu=0.01,
-        cpu=0.5,
-        told_by="peak_allocated_bytes",  # where the allocator puts the same blocks moves it by 1 % and more
-        detail=_worst_rank,
-        column=Column("memory", on_page="peak memory"),
-    ),
-    # Of 76 groups of stored launches that are alike, 75 agree to 0.007 % and 3 MiB: how blocks are rounded.
-    _least("peak_allocated_bytes", "peak allocated", unit="bytes", rule="exact", gpu=0.01, alike=0.0005, slack=2**23),
-    Metric("steps", column=Column("steps", places="summary page")),
-    Metric("final_loss", "final loss", of=lambda runs: runs[-1].losses[-1], rule="exact", is_raw=True, splits=True),
-    _phase("start_seconds", "start", START, slack=10.0, only_cold=True),
-    _phase("imports_seconds", "imports", IMPORTS, slack=15.0, only_cold=True),
-    _phase("model_seconds", "model", MODEL, slack=5.0),
-    Metric("allocated_growth_bytes", "memory growth a step", unit="bytes", whole=True),
-    Metric("first_loss", "first loss"),
-    _share("mfu", "MFU", of_the_chip=True, column=Column("MFU")),
-    _share("least_memory_traffic", of_the_chip=True),
-    _share(
-        "scaling_efficiency",
-        "scaling efficiency",
-        higher_is_better=True,
-        rule="scaling",
-        column=Column("efficiency", places="summary page"),
-    ),
-    Metric("speed_up", "speed-up"),
-    Metric("global_batch_tokens", "global batch", unit="tokens"),
-    Metric(
-        "real_tokens_per_second_per_gpu",
-        "real tokens",
-        unit="tokens/s",
-        higher_is_better=True,
-        column=Column("real tokens", places="summary"),
-    ),
-    _share("real_token_share", "no padding"),
-    _share("communication_share", "communication", column=Column("communication", places="summary")),
-    # What it costs is in the rate, which gates.
-    _share("exposed_communication_share", "exposed communication"),
-    Metric("data_wait_seconds", "waits for data", unit="s"),
-    # Less than that is how long any loader takes.
-    _share("data_wait_share", "of a step", column=Column("waits for data", places="summary", least=0.05)),
-    Metric("micro_batch_seconds", unit="s"),
-    # How many of each kind a traced step has (``records/trace.py`` says which these are).
-    _count("kernels_per_step", "kernels a step"),
-    # Of a step that was traced its kernels are shown where they moved.
-    _count(
-        "operators_per_step",
-        "operators a step",
-        column=Column("operators", places="summary page", beside="predicted_peak_bytes"),
-    ),
-    _count("copies_per_step", "copies a step", costly=True),
-    _count("collectives_per_step", "collectives a step", costly=True),
-    _count("collective_bytes_per_step", "bytes of collectives", unit="bytes", costly=True),
-    _count("synchronisations_per_step", "synchronisations a step", costly=True),
-    _count("graph_breaks", "graph breaks", evidence="graph_breaks", costly=True, note="broke the graph"),
-    _count("recompilations", evidence="recompilations", costly=True, note="compiled anew"),
-    _count("allocator_retries", "allocator's retries", evidence="allocator_retries", costly=True),
-    Metric("flops_per_step", "arithmetic", unit="FLOP", column=Column("arithmetic")),
-    Metric(
-        "predicted_peak_bytes", "predicted memory", unit="bytes", column=Column("predicted", on_page="predicted memory")
-    ),
-    Metric("joules_per_token", "energy", unit="J/token", column=Column("energy", places="summary")),
-    Metric("max_micro_batch_size", "max micro batch", higher_is_better=True),
-    Metric("throughput_ratio", "throughput ratio"),
-    Metric("memory_ratio", "memory ratio"),
-    Metric("loss_difference", "loss difference", unit="nat"),
-    *map(Metric, ("loss_error", "gradient_error", "update_error")),
-)
+def _value(text: str) -> Any:
+    """A number, true, or a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
-# Each is decided as the rate is, by its tolerances.
-_IN_PLACE = [
-    partial(replace, _ROWS[0], gpu=None, gpu_elsewhere=None, gpu_paired=None, cpu=None, column=None)(
-        name=name, label=label, unit=label.removesuffix("/GPU")
-    )
-    for name, label in zip(STAND_INS, ("sequences/s/GPU", "steps/s"), strict=True)
-]
 
-METRICS: dict[str, Metric] = {row.name: row for row in (*_ROWS, *_IN_PLACE)}
+METRICS = _rows()
 
 
 def measured(launches: Sequence[Launch] = ()) -> dict[str, Metric]:

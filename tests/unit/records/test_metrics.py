@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,7 +17,7 @@ from pytest_llmperf.judge.policy import Policy, passing_ranges
 from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.metrics import METRICS, Column, Metric, formatted, label
+from pytest_llmperf.records.metrics import METRICS, Column, EarlyStop, Metric, Rule, formatted, label
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.exports import ExportedRun, case_table
@@ -58,6 +59,11 @@ def accepted(judgement: Judgement, *launches: Launch) -> Baseline:
         recorded_at="2026-01-01T00:00:00Z",
         recorded_by="t.py::t",
     )
+
+
+def test_a_row_says_a_rule_and_an_early_end_that_there_are() -> None:
+    assert {row.rule for row in METRICS.values()} == {*get_args(Rule)}
+    assert {row.early_stop for row in METRICS.values()} == {*get_args(EarlyStop)}
 
 
 @pytest.fixture
