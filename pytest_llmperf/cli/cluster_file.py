@@ -295,19 +295,13 @@ def _by_option(section: Mapping[str, str]) -> Mapping[str, str]:
 
 
 # Of pytest, of sbatch for each job, and for the one that merges: what a night gives itself, with what says it instead.
-RESERVED, SBATCH, SBATCH_MERGE = (
-    _by_option(section) for section in map(shipped(__file__, "reserved.ini").__getitem__, ("pytest", "sbatch", "merge"))
-)
+_RESERVED = shipped(__file__, "reserved.ini")
+RESERVED, SBATCH, SBATCH_MERGE = (_by_option(_RESERVED[name]) for name in ("pytest", "sbatch", "merge"))
 # Of pytest and pytest-xdist: after these the rest of a word is the value.
 _SHORT_WITH_VALUE = "cmnoprW"
 
-_SBATCH_SHORT = dict(
-    word.split("=")
-    for word in (
-        "t=--time a=--array J=--job-name N=--nodes n=--ntasks o=--output e=--error W=--wait h=--help u=--usage "
-        "V=--version d=--dependency A=--account p=--partition q=--qos C=--constraint D=--chdir M=--clusters"
-    ).split()
-)
+# Of sbatch, by the option that it is short for.
+_SBATCH_SHORT = _RESERVED["letters"]
 # The short options of sbatch after which the rest of a word is the value.
 _SBATCH_WITH_VALUE = "aAbBcCdDeFGiJLmMnNopPqStUwxZ"
 

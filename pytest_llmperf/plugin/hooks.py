@@ -20,6 +20,7 @@ from pytest_llmperf.run.options import (
     PYTEST,
     SLURM_INI,
     UPDATES,
+    WORDS,
     OptionError,
     Settings,
     add_to_pytest,
@@ -38,15 +39,7 @@ if TYPE_CHECKING:
 _Report = TypeVar("_Report", pytest.CollectReport, pytest.TestReport)
 
 #: As `pytest --markers` shows them.
-MARKERS = (
-    "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9'), or of your own: 'LoRA: 2'",
-    "perf_tolerance(throughput=…, memory=…): fractions by which this test's cases may get worse",
-    "perf_scaling(efficiency_at_least=…, tolerance=…): a floor of the scaling efficiency, and how far it may fall",
-    "expects_oom(below_gib): the case must run out of memory on a GPU with less memory than this",
-    "expects_inactive(*settings): settings that are asked for and known to change nothing, e.g. 'liger' on OPT",
-    "perf_parity: what the case trains is held beside its plain form first, as by --perf-parity",
-    "reference(source=…, tokens_per_second_per_gpu=…, peak_reserved_gib=…): published figures of the case",
-)
+MARKERS = (*WORDS["markers"].values(),)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_llmperf.records import failure as names
+from pytest_llmperf.records.failure import OTHER
 from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import NOT_RECORDED, USUAL, VERDICTS, CaseResult, Check, Spent
 from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.failure_message import headline
 from pytest_llmperf.report.text import Column, Glyphs, figure_columns, fold, glyphs_of, one_line, render
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.files import shipped
 
 # What is said where speed is no gate, as on a CPU unless somebody chose a tolerance. Pure.
 
@@ -259,20 +260,7 @@ def _passes_changed(result: CaseResult) -> bool:
 # Where the time of a run went, in a line.
 
 #: What phases are called where a whole run is told of; several may be one thing to whoever waits.
-_OF_A_RUN = {
-    **dict.fromkeys((names.START, names.IMPORTS, names.MODEL), "start-up"),
-    names.CALIBRATION: "calibration",
-    names.FIRST_STEP: "first steps",
-    names.STEPS: "training",
-    names.TRACE: "tracing",
-    names.INSPECTION: "inspection",
-    names.END: "ending",
-    names.WAITING: "waiting for hardware",
-    names.SEARCHING: "searching",
-    names.COMPARING: "comparing with plain forms",
-    names.FAILED: "failed launches",
-    names.OTHER: "other",
-}
+_OF_A_RUN = shipped(__file__, "phases.ini")["run"]
 
 _NEGLIGIBLE = 0.01
 
@@ -295,6 +283,6 @@ def time_line(spent: Spent) -> str:
         return ""
     line = f"{formats.seconds(spent.seconds)} in {spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
     told = time_parts(spent.phases)
-    if not {*told} - {_OF_A_RUN[names.OTHER]}:
+    if not {*told} - {_OF_A_RUN[OTHER]}:
         return line
     return f"{line}: {', '.join(f'{formats.seconds(seconds)} {name}' for name, seconds in told.items())}"

@@ -34,13 +34,8 @@ UPDATES = {
     "--update-baselines=new": ("new", "record only cases that have no baseline"),
 }
 
-
 #: Ways to judge a case that go with no other, by their fields of ``Settings``, and what each does.
-ALONE = {
-    "static": "--perf-static launches nothing",
-    "against": "--perf-against compares with another environment",
-    "soak_minutes": "--perf-soak judges a case against itself",
-}
+ALONE = WORDS["alone"]
 
 
 class UsageError(Exception):
