@@ -21,6 +21,7 @@ from pytest_llmperf.report.text import escaped
 from pytest_llmperf.run.findings import Coverage, file_of, is_whole
 from pytest_llmperf.run.leftovers import unused_baselines
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.files import text_of
 
 # pytest's own exit codes; of those that failed the cases tell.
 _TESTS_FAILED, _NO_TESTS = 1, 5
@@ -231,10 +232,7 @@ def _judged(parts: Sequence[ResultsFile], folders: Sequence[Path]) -> str:
     names, starts = sorted({job.job for job in jobs}), max((job.starts for job in jobs), default=1)
     failed: set[str] = set()
     for log in (path for name in names for folder in folders for path in folder.glob(f"*-{name}.log")):
-        try:
-            found = _FAILED.findall(log.read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            continue
+        found = _FAILED.findall(text_of(log))
         failed |= {node for nodes, node_alone in found for node in (nodes or node_alone).split(", ")}
     nodes = f" ({', '.join(sorted(failed))} failed)" if failed else ""
     parts_known = [

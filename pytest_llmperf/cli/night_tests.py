@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.records.result import FAILING
 from pytest_llmperf.records.results_document import ResultsDocument, Skipped
 from pytest_llmperf.support import user_input
+from pytest_llmperf.support.files import text_of
 from pytest_llmperf.support.formats import first_n
 
 _MOST_NAMES = 10
@@ -193,10 +193,8 @@ def ended(results: Path) -> Ended | None:
         number = int(code)
     except (OSError, ValueError):
         return None
-    is_file, text = bool(log) and Path(log).is_file(), ""  # else a pipe, or a terminal
-    with suppress(OSError):
-        text = Path(log).read_text(encoding="utf-8", errors="replace") if is_file else ""
-    line = pytest_line(text, results.stem.rpartition("-")[2])
+    is_file = bool(log) and Path(log).is_file()  # else a pipe, or a terminal
+    line = pytest_line(text_of(Path(log)) if is_file else "", results.stem.rpartition("-")[2])
     told = f"pytest ended with exit code {number}" + (f": {line}" if line else "")
     return Ended(number, told + (f"; log: {Path(log)}" if is_file else ""))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.cluster_file import KEYS, SBATCH, ClusterFile
 from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support.files import text_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,14 +319,9 @@ class Night:
                 return (folder / name).stat().st_mtime
             return 0.0
 
-        def text(name: str) -> str:
-            with suppress(OSError):
-                return (folder / name).read_text(encoding="utf-8", errors="replace")
-            return ""
-
-        said = one_line(text(SUMMARY_FILE).partition("\n")[0].removeprefix("# "))
+        said = one_line(text_of(folder / SUMMARY_FILE).partition("\n")[0].removeprefix("# "))
         merged = at(SUMMARY_FILE) if said else 0.0
-        return cls(folder, at("merge.sbatch"), merged, said, tuple(text(JOBS_FILE).split()))
+        return cls(folder, at("merge.sbatch"), merged, said, tuple(text_of(folder / JOBS_FILE).split()))
 
     def standing(self) -> tuple[str, bool]:
         """How it was merged, else where SLURM says that its jobs stand; and whether nobody will merge it."""

@@ -24,7 +24,7 @@ from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.files import cpu_name, is_at, open_shared, shared_folder
+from pytest_llmperf.support.files import cpu_name, is_at, open_shared, shared_folder, text_of
 from pytest_llmperf.support.formats import GIB, memory
 
 Say = Callable[[str], None]
@@ -251,13 +251,12 @@ def _holders(locks: Iterable[Path]) -> list[str]:
         with suppress(OSError):
             inodes.add(str(path.lstat().st_ino))
     found = {}
-    with suppress(OSError):
-        for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
-            # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF; one that only waits has an arrow after its number. Devices
-            # are left out: a layered file system has others for its files than the kernel has for its locks.
-            words = line.split()
-            if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] in inodes:  # noqa: PLR2004
-                found[words[4]] = f"pid {words[4]}"
+    for line in text_of(Path("/proc/locks")).splitlines():
+        # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF; one that only waits has an arrow after its number. Devices are
+        # left out: a layered file system has others for its files than the kernel has for its locks.
+        words = line.split()
+        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] in inodes:  # noqa: PLR2004
+            found[words[4]] = f"pid {words[4]}"
     for pid in found:
         with suppress(psutil.Error, ValueError):
             found[pid] += f" of {psutil.Process(int(pid)).username()}"

@@ -25,6 +25,7 @@ from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
 from pytest_llmperf.support import codec
+from pytest_llmperf.support.files import text_of
 from pytest_llmperf.support.redaction import without_secrets
 
 T = TypeVar("T")
@@ -71,9 +72,7 @@ def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> Erro
 
 def unkept_calibrations(run: Path) -> str:
     """Where calibrations of a run in this folder could not be kept, and why; empty where they could."""
-    with suppress(OSError, ValueError):
-        return (run / OF_THE_RUN / UNKEPT).read_text(encoding="utf-8").strip()
-    return ""
+    return text_of(run / OF_THE_RUN / UNKEPT).strip()
 
 
 def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
@@ -203,10 +202,7 @@ def _last_lines(folder: Path, rank: int) -> Sequence[str]:
 
 def lines_of(path: Path) -> Sequence[str]:
     """The lines of a log; none where there is none."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ()
+    return text_of(path).splitlines()
 
 
 def tidy(lines: Iterable[str]) -> tuple[str, ...]:

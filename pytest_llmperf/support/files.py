@@ -34,27 +34,31 @@ def shipped(module: str, name: str) -> ConfigParser:
     return found
 
 
+def text_of(path: Path) -> str:
+    """What stands in a file, as far as it is text; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def boot_id() -> str:
     """This start of this host: who reads the same shares a kernel and its file locks. Empty: it does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 def cpu_name() -> str:
     """The model name of this host's CPU, or its architecture."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if names := [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]:
-            return names[0]
+    lines = text_of(Path("/proc/cpuinfo")).splitlines()
+    if names := [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]:
+        return names[0]
     return platform.processor() or platform.machine()  # the first of the two runs uname
 
 
 def kernel_number(file: str, name: str) -> int:
     """The number that ``file`` of the kernel has behind ``name``; 0: this kernel has none."""
-    with suppress(OSError, ValueError):
-        for line in Path(file).read_text(encoding="ascii", errors="replace").splitlines():
+    with suppress(ValueError):
+        for line in text_of(Path(file)).splitlines():
             if line.startswith(name):
                 return int(line.split()[1])
     return 0
@@ -225,12 +229,9 @@ def baselines_above(root: Path) -> Path | None:
 
 
 def _holds_baselines(root: Path) -> bool:
-    for path in chain(root.glob("*/*/*.json"), root.glob("*/*/*/*.json")):
-        # Others may have folders of this name: in each file of ours stands which test recorded it.
-        with suppress(OSError):
-            if path.is_file() and '"recorded_by"' in path.read_text(encoding="utf-8", errors="replace"):
-                return True
-    return False
+    # Others may have folders of this name: in each file of ours stands which test recorded it.
+    found = chain(root.glob("*/*/*.json"), root.glob("*/*/*/*.json"))
+    return any(path.is_file() and '"recorded_by"' in text_of(path) for path in found)
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
