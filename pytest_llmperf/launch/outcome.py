@@ -17,7 +17,6 @@ from typing import Any, TypeAlias, TypeVar
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.scratch import means_no_room, unwritable
 from pytest_llmperf.launch.script import explained
-from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import SOAKED, Failure, Progress, Room, said
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.learning import ERRORS_FILE, Learning, TrainingErrors
@@ -68,11 +67,6 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
 def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> Errors | Failure:
     """What the small trainings in ``folder`` did, or why nothing is known of them."""
     return _from_file(folder, ERRORS_FILE, list[TrainingErrors], ended, progress)
-
-
-def unkept_calibrations(run: Path) -> str:
-    """Where calibrations of a run in this folder could not be kept, and why; empty where they could."""
-    return text_of(run / OF_THE_RUN / UNKEPT).strip()
 
 
 def broken_off(folder: Path, why: str, progress: Progress) -> Failure:

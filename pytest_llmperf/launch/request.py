@@ -14,12 +14,13 @@ from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
 from pytest_llmperf.launch.fork_servers import ColdStartError, ForkedAgent, Former, ServerKey, ServerPool, needs
 from pytest_llmperf.launch.process import home_of_package, python_path
 from pytest_llmperf.launch.watch import Meter
+from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import COMPARING, FAILED, STEPS
 from pytest_llmperf.records.launch import SOAK_FILE, Asked
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.files import cache_folder, write_text
+from pytest_llmperf.support.files import cache_folder, text_of, write_text
 
 # What an enclosing launch, torchrun or scheduler step set for its own ranks.
 _NOT_INHERITED = frozenset(
@@ -170,3 +171,8 @@ def write_request(request: LaunchRequest) -> None:
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)
     if request.soak_seconds:
         write_text(request.folder / SOAK_FILE, json.dumps(request.soak_seconds), lasts=False)
+
+
+def unkept_calibrations(run: Path) -> str:
+    """Where calibrations of a run in this folder could not be kept, and why; empty where they could."""
+    return text_of(run / OF_THE_RUN / UNKEPT).strip()

@@ -16,8 +16,8 @@ from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import want_of_room
-from pytest_llmperf.launch.outcome import LONGER, broken_off, refused_early, unkept_calibrations
-from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.outcome import LONGER, broken_off, refused_early
+from pytest_llmperf.launch.request import LaunchRequest, unkept_calibrations
 from pytest_llmperf.launch.site import OutOfTimeError, listed
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.failure import FAILED, OTHER, SOAKED, WAITING, Failure, LaunchFailed, Progress, accounted
