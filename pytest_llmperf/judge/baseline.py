@@ -11,7 +11,7 @@ from pytest_llmperf.judge import store
 from pytest_llmperf.judge.exact import StoredTrace
 from pytest_llmperf.judge.repeats import Repeats
 from pytest_llmperf.judge.stats import labels
-from pytest_llmperf.judge.store import Accepted, BaselineError, Document, Store, file_name, read, since_reason
+from pytest_llmperf.judge.store import Accepted, BaselineError, Document, Store, read, since_reason
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.failure import HELD
 from pytest_llmperf.records.launch import Launch
@@ -19,6 +19,7 @@ from pytest_llmperf.records.steady_state import MOST_GROWTH
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support import codec
+from pytest_llmperf.support.files import file_name
 
 # A step without a launch: its static figures, and who accepted them when.
 

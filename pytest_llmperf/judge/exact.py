@@ -4,7 +4,6 @@ and is easily written by mistake (a wait, a copy) is ``regressed``, all else ``c
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from pytest_llmperf.records.trace import COUNTED, UNWANTED, WORK, Trace, new_pla
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import flat
+from pytest_llmperf.support.files import hashed
 from pytest_llmperf.support.formats import first_n
 
 # Those of Python and numpy choose no kernel.
@@ -76,7 +76,7 @@ def other_counts(launch: Launch) -> dict[str, float]:
 def _sum(stored: StoredTrace) -> str:
     counts = sorted((kind, name, f"{count:.6g}") for (kind, name), count in stored.trace.counts.items())
     others = sorted((name, f"{count:.6g}") for name, count in stored.counts.items())
-    return hashlib.sha256(json.dumps([counts, others, sorted(stored.versions.items())]).encode()).hexdigest()[:16]
+    return hashed(json.dumps([counts, others, sorted(stored.versions.items())]))
 
 
 _MOST_NAMES, _NAME_WIDTH = 3, 60

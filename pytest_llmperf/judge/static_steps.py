@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.baseline import ANY_MACHINE, Baseline, BaselineStore, StepBaseline, StoredStep
-from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Document, Store, file_name, not_in_git, read
+from pytest_llmperf.judge.store import BaselineChangedError, BaselineError, Document, Store, not_in_git, read
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.records.trace import StaticStep, new_places
 from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.support.files import file_name
 from pytest_llmperf.support.formats import change_of, first_n
 
 

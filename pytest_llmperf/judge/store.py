@@ -4,7 +4,6 @@ static figures in a folder, which stands in the place of a machine kind."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from pytest_llmperf.settings.setting import SpecError
 from pytest_llmperf.settings.spec import Spec, read_spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.files import private_folder, write_text
+from pytest_llmperf.support.files import file_name, hashed, private_folder, write_text
 from pytest_llmperf.support.formats import first_n
 
 SCHEMA, _MOST_FILES = 1, 3
@@ -153,7 +152,7 @@ def parse(kind: type[T], text: str, source: str) -> T:
 
 def shared(values: Mapping[str, Any], kept: dict[str, Any]) -> str:
     """The key under which ``values``, which many launches have in common, stand once in ``kept``."""
-    key = hashlib.sha256(json.dumps(_rounded(dict(values)), sort_keys=True).encode()).hexdigest()[:8]
+    key = hashed(json.dumps(_rounded(dict(values)), sort_keys=True))[:8]
     kept[key] = values
     return key
 
@@ -267,8 +266,6 @@ def _is_near(a: float, b: float) -> bool:
 _LOCKS = f"/tmp/pytest-llmperf-baselines-{os.getuid()}"  # noqa: S108 - shared on purpose; it holds empty files
 # Whoever holds the lock reads and writes one small file.
 _LOCK_SECONDS = 60.0
-# File systems allow 255 bytes, and a hash and ``.json`` follow.
-_LONGEST_NAME = 200
 
 
 class Store(Generic[T]):
@@ -351,7 +348,7 @@ def read(path: Path, kind: type[T]) -> T | None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    name = hashed(str(path.resolve()))
     with FileLock(_lock_folder(path) / f"{name}.lock", timeout=_LOCK_SECONDS):  # a Timeout is an OSError
         yield
 
@@ -364,10 +361,3 @@ def _lock_folder(path: Path) -> Path:
             f"{path}: cannot be locked for recording, the lock folder {_LOCKS} cannot be used ({error.strerror}); "
             "remove what is there, or ask its owner to"
         ) from error
-
-
-def file_name(name: str) -> str:
-    """``name``, or as much of it as a file system takes, and a hash that keeps two long ones apart."""
-    if len(name) <= _LONGEST_NAME:
-        return name
-    return f"{name[: _LONGEST_NAME - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"

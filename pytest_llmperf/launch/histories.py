@@ -3,7 +3,6 @@ of each, a candidate, is in a folder of the cache that one process makes once: c
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -23,7 +22,7 @@ from filelock import FileLock
 
 from pytest_llmperf.launch.scratch import means_no_room
 from pytest_llmperf.records.result import Candidate
-from pytest_llmperf.support.files import cache_folder, refuse_others_folder, write_text
+from pytest_llmperf.support.files import cache_folder, hashed, refuse_others_folder, write_text
 from pytest_llmperf.support.user_input import hint
 
 # A wheel of torch is fetched and unpacked within that, seconds; a project is built.
@@ -63,7 +62,7 @@ class Span:
 
 def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
     """The folder of ``key``; ``make`` fills it where it is not there yet. NotMadeError: nothing of it is left."""
-    digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:16]
+    digest = hashed(json.dumps(list(key)))
     folder = cache_folder("candidates") / f"{kind}-{digest}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ Counts have no noise, times have some. A trace that could not prove itself compl
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from pytest_llmperf.support.codec import Amount, Count, plain_fields, read, read_fields, sparse
+from pytest_llmperf.support.files import hashed
 
 #: Work of a device; on the CPU operators stand for it. Then what the host does that it need not do in each step, and
 #: what it asks to be exchanged with other ranks: how often, and the bytes of that.
@@ -54,7 +54,7 @@ def short_name(name: str) -> str:
     name = " ".join(name.split())
     if len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[: _LONGEST_NAME - 9]}#{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[: _LONGEST_NAME - 9]}#{hashed(name)[:8]}"
 
 
 @dataclass(frozen=True, order=True)
@@ -336,4 +336,4 @@ def _whole(count: float) -> float:
 def _sum(step: StaticStep) -> str:
     told = [each.name for each in fields(step) if each.compare and (each.name != "exchanges" or step.exchanges)]
     exact = [sorted(getattr(step, name).items()) for name in told]
-    return hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]
+    return hashed(json.dumps(exact))

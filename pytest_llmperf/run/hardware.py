@@ -24,7 +24,7 @@ from pytest_llmperf.launch.slurm.controller import job_key, uses_slurm
 from pytest_llmperf.run.findings import UNFINISHED, CaseFailedError, Concluded, RunEndedError, UsageError
 from pytest_llmperf.run.options import Settings
 from pytest_llmperf.support import codec, formats
-from pytest_llmperf.support.files import private_folder
+from pytest_llmperf.support.files import file_name, private_folder
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import BaselineStore
@@ -226,6 +226,11 @@ class Hardware:
     def run_folder(self) -> Path:
         """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
         return new_run_folder(self.rootdir / ".llmperf", self.site.key or None)
+
+    def launch_folder(self, spec_id: str) -> Path:
+        """In it, that of the next launch of this name."""
+        name = file_name(spec_id)
+        return self.run_folder / f"{name}-{1 + sum(1 for _ in self.run_folder.glob(f'{name}-*'))}"
 
 
 def new_run_folder(home: Path, job: str | None) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 import time
@@ -25,9 +24,6 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import UNFINISHED, CaseFailedError, LaunchObserver, RunEndedError
 from pytest_llmperf.settings.spec import Spec
-
-# File systems allow 255 bytes, and a number follows.
-_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +172,10 @@ class Runner:
                 live.clear()
 
     def _request(self, spec: Spec, gpus: tuple[Gpu, ...], meter: Meter) -> LaunchRequest:
-        run, name = self._run, spec.id
-        if len(name) > _LONGEST_NAME:  # a hash keeps two long ones apart
-            name = f"{name[: _LONGEST_NAME - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-        before = sum(1 for _ in run.run_folder.glob(f"{name}-*"))
+        run = self._run
         return LaunchRequest(
             spec=spec,
-            folder=run.run_folder / f"{name}-{1 + before}",
+            folder=run.launch_folder(spec.id),
             gpus=gpus,
             timeout_seconds=min(self.most_seconds, run.launch_seconds),
             memory_limit_bytes=run.settings.memory_limit_bytes,

@@ -19,9 +19,8 @@ from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.run.paired_comparison import Pairs
-from pytest_llmperf.settings.spec import hashed
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.files import cache_folder
+from pytest_llmperf.support.files import cache_folder, hashed
 from pytest_llmperf.support.redaction import redacted
 
 # Of how launches are made: what was made otherwise is none of today's.

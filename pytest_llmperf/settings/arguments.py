@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.settings.setting import Evidence, Setting, SpecError, TrainSpec, claimed, equal, is_refusal
-from pytest_llmperf.settings.spec import hashed
-from pytest_llmperf.support.files import shipped
+from pytest_llmperf.support.files import hashed, shipped
 from pytest_llmperf.support.user_input import hint
 
 __tracebackhide__ = is_refusal

@@ -5,7 +5,6 @@ that holds one) of the user's, or the cached configuration of a hub name. Nothin
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.support.files import shipped
+from pytest_llmperf.support.files import hashed, shipped
 from pytest_llmperf.support.user_input import hint
 
 _CONFIGS = Path(__file__).parent / "configs"
@@ -241,7 +240,7 @@ def _load(path: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, Any], str]:
 
 def _fingerprint(config: Any) -> str:
     work = {key: config[key] for key in config if key not in _NOT_WORK} if isinstance(config, dict) else {}
-    return hashlib.sha256(json.dumps(work, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+    return hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
 
 
 def _size_problem(config: Mapping[str, Any]) -> str:

@@ -8,40 +8,23 @@ from typing import Any
 
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed, equal
+from pytest_llmperf.support.files import shipped
 
 # Two implementations of the same steps.
 _PYTORCHS_OWN = ("adamw_torch", "adamw_torch_fused")
 
-# The optimizers that a package provides, by the module to look for and by what pip installs.
-_PACKAGES = {
-    ("torchao", "torchao"): "adamw_torch_4bit adamw_torch_8bit",
-    ("bitsandbytes", "bitsandbytes"): "adamw_bnb_8bit adamw_8bit ademamix ademamix_8bit lion_8bit lion_32bit "
-    "paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit paged_lion_8bit "
-    "rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit",
-    ("grokadamw", "grokadamw"): "grokadamw",
-    ("schedulefree", "schedulefree"): "schedule_free_radam schedule_free_adamw schedule_free_sgd",
-    ("optimi", "torch-optimi"): "stable_adamw",
-}
+# The optimizers of each package, their plain forms and their classes.
+_KNOWN = shipped(__file__, "optimizers.ini")
 #: PyTorch's, of matrices alone; AdamW updates the rest. transformers has no name for it, and takes AdamW's.
 MUON = "muon"
+_OTHERS = " ".join(("adafactor sgd adagrad rmsprop", *_KNOWN["packages"].values(), MUON)).split()
 #: By transformers' names, those that need no more than a package; a test holds them against the installed ones.
-OPTIMIZERS = (*_PYTORCHS_OWN, *" ".join(("adafactor sgd adagrad rmsprop", *_PACKAGES.values(), MUON)).split())
-
-# PyTorch's own form, and what makes the same updates.
-_TRUE = {
-    "sgd": "sgd",
-    "adagrad": "adagrad",
-    "adafactor": "adafactor",
-    "adamw_torch": "adamw_torch adamw_torch_fused adamw_torch_8bit adamw_torch_4bit adamw_bnb_8bit adamw_8bit "
-    "paged_adamw_32bit paged_adamw_8bit",
-    "rmsprop": "rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit",
-    MUON: MUON,
-}
+OPTIMIZERS = (*_PYTORCHS_OWN, *_OTHERS)
 
 
 def true_optimizer(spec: TrainSpec) -> str:
     """PyTorch's own form of its optimizer, for any type of weights; empty: there is none, and updates are unknown."""
-    return next((name for name, same in _TRUE.items() if spec.optimizer in same.split()), "")
+    return next((name for name, same in _KNOWN["true"].items() if spec.optimizer in same.split()), "")
 
 
 def learnt_by(spec: TrainSpec) -> str:
@@ -82,8 +65,9 @@ def _clash(spec: TrainSpec) -> str | None:
 
 
 def _needs(spec: TrainSpec) -> Package | None:
-    for (module, distribution), optimizers in _PACKAGES.items():
+    for module, optimizers in _KNOWN["packages"].items():
         if spec.optimizer in optimizers.split():
+            distribution = _KNOWN["distributions"].get(module, module)
             return Package(module, distribution, distribution)
     return None
 
@@ -129,15 +113,9 @@ def _optimizer(spec: TrainSpec, evidence: Evidence) -> str | None:
     return None
 
 
-# By the words of transformers' names, what is in those of classes.
-_CLASSES = {"adamw": "adam", "schedule": "schedulefree"} | {
-    word: word for word in "adafactor adagrad ademamix grokadamw lion muon radam rmsprop sgd stable".split()
-}
-
-
 def optimizer_class(name: str) -> tuple[str, ...]:
     """What the class of transformers' optimizer ``name`` is called, in parts and small letters; empty: unknown."""
-    return tuple(part for word, part in _CLASSES.items() if word in name.split("_"))
+    return tuple(part for word, part in _KNOWN["classes"].items() if word in name.split("_"))
 
 
 SETTING = Setting(

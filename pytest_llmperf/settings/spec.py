@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.support.codec import plain_fields
+from pytest_llmperf.support.files import hashed
 from pytest_llmperf.support.redaction import is_secret
 from pytest_llmperf.support.user_input import A_TOLERANCE, hint, is_tolerance
 
@@ -135,11 +135,6 @@ def within(spec: _Spec, root: Path) -> _Spec:
 def is_narrower(narrow: Spec, wide: Spec) -> bool:
     """Whether ``narrow`` is the training of ``wide``, with the same work for each GPU, on fewer of them."""
     return narrow.gpus < wide.gpus and any(one.digest == narrow.digest for one in wide.narrower())
-
-
-def hashed(text: str) -> str:
-    """The 16 hex digits of a digest."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_spec(values: Mapping[str, Any]) -> Spec:

@@ -17,7 +17,8 @@ from pytest_llmperf.settings.data import PADDED, TextFiles, TokenizerFiles, lack
 from pytest_llmperf.settings.parallelism import data_ranks, on_fewer, zero_stage
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
-from pytest_llmperf.settings.spec import Spec, hashed
+from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.support.files import hashed
 from pytest_llmperf.support.user_input import hint
 
 __all__ = ["SpecError", "TrainSpec", "known_failure", "lacks_rows", "precision_fields"]

@@ -21,6 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+# File systems allow 255 bytes, and a number or an ending follows.
+_LONGEST_NAME = 200
 # Of what another host's process left.
 _UNTOUCHED_SECONDS = 24 * 3600.0
 _PART = re.compile(r"\.llmperf-(?:(?P<space>\w+)-)?(?P<pid>\d+)-\w+\.part")
@@ -64,13 +66,23 @@ def kernel_number(file: str, name: str) -> int:
     return 0
 
 
+def hashed(text: str) -> str:
+    """The 16 hex digits of a digest."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_name(name: str) -> str:
+    """``name``, or as much of it as a file system takes, and a hash that keeps two long ones apart."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 17]}-{hashed(name)}"
+
+
 @cache
 def _space() -> str:
     """Within which a pid means one process: another host, or a container, has its own."""
     namespace = ""
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it points to nothing
-    return hashlib.sha256(f"{boot_id()} {namespace}".encode()).hexdigest()[:8]
+    return hashed(f"{boot_id()} {namespace}")[:8]
 
 
 def mark() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_co
 from pytest_llmperf.settings.attention import FLASH
 from pytest_llmperf.settings.data import COLUMN, TextFiles, has_document_a_row, is_apart, is_uneven, paragraphs, too_few
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.files import cache_folder, replacing
+from pytest_llmperf.support.files import cache_folder, hashed, replacing
 from pytest_llmperf.worker.folder import RefusedError
 
 
@@ -352,7 +351,7 @@ def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
     facts: dict[str, Any] = {**_sources(spec), "special": has_document_a_row(spec)}
     facts |= {name: version(name) for name in ("tokenizers", "transformers")}
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    key = hashed(json.dumps(facts, sort_keys=True))
     path = cache_folder("tokens") / f"{key}.npz"
     several = dist.is_initialized()
     is_first = not several or dist.get_rank() == 0
