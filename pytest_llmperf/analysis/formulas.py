@@ -136,6 +136,10 @@ def tokens_per_price(rate: float, price: float) -> float:
     return rate * 3600 / price
 
 
+def price_per_million(rate: float, price: float) -> float:
+    return 1e6 / tokens_per_price(rate, price)
+
+
 def joules_per_token(power_watts: float, tokens_per_second: float) -> float:
     """Of all GPUs together: their power over their rate."""
     return power_watts / tokens_per_second

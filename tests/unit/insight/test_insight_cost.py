@@ -15,6 +15,7 @@ TOTALS = {2: (92_376, 1.92), 4: (173_728, 3.60), 8: (338_376, 7.01), 16: (669_90
 
 def test_money_by_hand() -> None:
     assert formulas.tokens_per_price(1000.0, 2.0) == 1_800_000
+    assert formulas.price_per_million(1000.0, 2.0) == pytest.approx(1 / 1.8)
     assert formulas.joules_per_token(700.0, 1000.0) == pytest.approx(0.7)
 
 
