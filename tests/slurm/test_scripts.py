@@ -24,7 +24,7 @@ def test_script(perf, gpus):
 
 
 def test_a_script_runs_on_a_node_of_the_job_and_is_ended_there(nodes: Slurm, tmp_path: Path) -> None:
-    suite, out = Suite(nodes, tmp_path / "suite"), tmp_path / "uploaded"
+    suite, out = Suite(nodes, tmp_path / "suite", light=True), tmp_path / "uploaded"
     loop(suite.folder)
     (suite.folder / "test_tiny.py").write_text(_TESTS.replace("{out}", str(out)).replace("{quick}", str(QUICK)))
     job = suite.submit("--update-baselines=new")
@@ -39,7 +39,7 @@ def test_a_script_runs_on_a_node_of_the_job_and_is_ended_there(nodes: Slurm, tmp
 
 
 def test_a_soak_on_the_nodes_of_a_job_ends_with_its_minutes(nodes: Slurm, tmp_path: Path) -> None:
-    suite = Suite(nodes, tmp_path / "suite")
+    suite = Suite(nodes, tmp_path / "suite", light=True)
     job = suite.slurm.ended(suite.submit("--perf-soak", "0.2"))
     log, results = suite.log(job["JobId"]), suite.results(job["JobId"])
     for ranks in "12":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sys
 import time
@@ -13,14 +14,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+from pytest_llmperf.observe.device import memory_of
 from pytest_llmperf.observe.environment import place_of
-from pytest_llmperf.observe.measurement import Clock
+from pytest_llmperf.observe.measurement import Clock, Diary
 from pytest_llmperf.observe.training import Burner
 from pytest_llmperf.observe.vital_signs import Heartbeat
-from pytest_llmperf.records.launch import RankRecord, Trained
+from pytest_llmperf.records.launch import RankRecord, Trained, diary_of
 from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.folder import Request
-from tests.fakes import evidence_of
+from tests.evidence import evidence_of
 
 # A step takes some ten milliseconds, about as long as one of a tiny model in the real trainer, and nearly no core: most
 # tests wait meanwhile for somebody else to notice something.
@@ -37,7 +39,8 @@ def _sources() -> dict[str, str]:
 def train(
     spec: TrainSpec, request: Request, device: torch.device, beat: Heartbeat, measured: Callable[[Trained], None]
 ) -> Trained:
-    """As the real one is called, and with as many steps; it traces none, before which something were ``measured``."""
+    """As the real one is called, and with as many steps, or as a soak's; it traces none, before which something were
+    ``measured``."""
     del measured
     rank, tokens_per_step = int(os.environ["RANK"]), spec.sequences_per_step * spec.sequence_length // spec.gpus
     beat.step, beat.steps, beat.tokens_per_step = 0, spec.steps, tokens_per_step * spec.gpus
@@ -52,9 +55,13 @@ def train(
     burner = None
     if injection.concerns(rank):
         burner = Burner(device, clock, slow=injection.slow, hold=injection.hold, hang=injection.hang)
+    path, steps, begin, end_step = diary_of(request.folder, rank), range(1, spec.steps + 1), clock.mark, clock.mark
+    if path:
+        diary = Diary(clock, memory_of(device), path)
+        beat.steps, steps, begin, end_step = 0, itertools.count(1), diary.begin, diary.end_step
     beat.enter("training")
-    clock.mark()
-    for step in range(1, spec.steps + 1):
+    begin()
+    for step in steps:
         tokens = torch.randint(_VOCABULARY, (_TOKENS,))
         loss = cross_entropy(model(tokens), tokens)
         # By hand: an optimizer of torch's imports its compiler, which takes as long as torch itself.
@@ -66,7 +73,7 @@ def train(
         time.sleep(_STEP_SECONDS)
         if burner is not None:
             burner.step(step)
-        clock.mark()
+        end_step()
         beat.step = step
     beat.enter("finishing")
     record = RankRecord(
