@@ -39,6 +39,13 @@ shared = torch.zeros(1000).share_memory_()
 daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
 data = iter(torch.utils.data.DataLoader(range(10**6), batch_size=1, num_workers=1))
 """
+# Its DataLoader's workers make generators.
+WITH_GENERATORS = pytest.mark.usefixtures("_with_generators")
+
+
+@pytest.fixture
+def _with_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDS", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +54,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(QUICK))
 
 
+@WITH_GENERATORS
 def test_nothing_of_a_torchrun_in_a_shell_runs_after_its_record(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -85,6 +93,7 @@ launch(Path(sys.argv[1]), sys.argv[2], gpus=int(sys.argv[3]))
 LOADS = "daemon = __import__('subprocess').Popen(['sleep', '100'], start_new_session=True)\n"
 
 
+@WITH_GENERATORS
 @pytest.mark.parametrize(
     ("phase", "by"),
     [

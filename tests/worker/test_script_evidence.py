@@ -18,6 +18,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import MOST_GROWTH
 from pytest_llmperf.records.trace import LEFT
 from pytest_llmperf.support import codec
+from tests.worker.user import QUICK
 
 torch = pytest.importorskip("torch")
 
@@ -67,7 +68,7 @@ def launched(project: Path, folder: Path) -> Launch:
         command="python scripts/train.py",
         steps=8,
         watch=["config/*.yaml", "lost.yaml"],
-        env={"PYTHONPATH": str(project), "SIZE": "3"},
+        env={"PYTHONPATH": f"{QUICK}:{project}", "SIZE": "3"},
     )
     request = LaunchRequest(spec=spec, folder=folder, gpus=(), root=project, timeout_seconds=240)
     launch = LocalLauncher().launch(request, lambda _: None)
@@ -200,7 +201,7 @@ while True:
 
 def test_what_a_leaking_script_keeps_is_named_by_its_variable(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LEAKS)
-    spec = ScriptSpec(command="python train.py", steps=24)
+    spec = ScriptSpec(command="python train.py", steps=24, env={"PYTHONPATH": str(QUICK)})
     request = LaunchRequest(spec=spec, folder=tmp_path / "run", gpus=(), root=tmp_path, timeout_seconds=240)
     launch = LocalLauncher().launch(request, lambda _: None)
     assert isinstance(launch, Launch), launch

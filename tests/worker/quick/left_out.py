@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -51,27 +52,34 @@ class _Unused(_Empty):
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, kind: type[ModuleType]) -> None:
-        self._kind = kind
+    def __init__(self, kind: type[ModuleType], others: Iterable[str]) -> None:
+        self._kind, self._others = kind, others
 
     def create_module(self, spec: Any) -> ModuleType:
         return self._kind(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is in it."""
+        del module
+        for name in self._others:
+            importlib.import_module(name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, names: Iterable[str], kind: type[ModuleType]) -> None:
-        self._names, self._kind = frozenset(names), kind
+    def __init__(self, names: Iterable[str], kind: type[ModuleType], others: Iterable[str]) -> None:
+        self._names, self._kind, self._others = frozenset(names), kind, others
 
     def find_spec(self, name: str, path: Any, _target: ModuleType | None = None) -> Any:
         parts = name.split(".")
         if self._names.isdisjoint(".".join(parts[:end]) for end in range(1, len(parts) + 1)):
             return None
-        return importlib.machinery.ModuleSpec(name, _Loader(self._kind), is_package=True)
+        return importlib.machinery.ModuleSpec(name, _Loader(self._kind, self._others), is_package=True)
 
 
-def leave_out(names: Iterable[str], *, with_classes: bool = False) -> None:
-    """From now on, ``names`` and what is in them; ``with_classes``: somebody asks what is an instance of theirs."""
-    sys.meta_path.insert(0, _Finder(names, _Unused if with_classes else _Empty))
+def leave_out(names: Iterable[str], *, with_classes: bool = False, importing: Iterable[str] = ()) -> None:
+    """From now on, ``names`` and what is in them.
+
+    ``with_classes``: somebody asks what is an instance of theirs. ``importing``: what they would import, and others ask
+    for by its package.
+    """
+    sys.meta_path.insert(0, _Finder(names, _Unused if with_classes else _Empty, importing))
