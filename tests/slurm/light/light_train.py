@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -55,8 +55,10 @@ def train(
     burner = None
     if injection.concerns(rank):
         burner = Burner(device, clock, slow=injection.slow, hold=injection.hold, hang=injection.hang)
-    path, steps, begin, end_step = diary_of(request.folder, rank), range(1, spec.steps + 1), clock.mark, clock.mark
-    if path:
+    steps: Iterable[int] = range(1, spec.steps + 1)
+    begin: Callable[[], None] = clock.mark
+    end_step: Callable[[], None] = clock.mark
+    if path := diary_of(request.folder, rank):
         diary = Diary(clock, memory_of(device), path)
         beat.steps, steps, begin, end_step = 0, itertools.count(1), diary.begin, diary.end_step
     beat.enter("training")

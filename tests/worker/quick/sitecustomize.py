@@ -1,4 +1,4 @@
-"""First on the path of a script that compiles nothing: more than half of what torch and its optimizers import is left out.
+"""First on the path of a script that compiles nothing: it leaves out more than half of what torch imports.
 
 For what becomes of processes, and how they are watched: most of a small script's time would be its imports.
 """
@@ -13,8 +13,8 @@ _UNUSED = "_dynamo _export _inductor _lobpcg ao distributions export onnx quanti
 # Who says SHARDS shards, or makes a Generator, as workers of a DataLoader do. Of some classes torch asks for instances.
 _OF_SHARDS = (
     "_decomp _functorch _higher_order_ops _meta_registrations _native _precompile _prims _prims_common _refs "
-    "compiler.precompile fft func hub linalg masked nn.attention nn.intrinsic nn.qat nn.quantizable nn.quantized package "
-    "signal special testing"
+    "compiler.precompile fft func hub linalg masked nn.attention nn.intrinsic nn.qat nn.quantizable nn.quantized "
+    "package signal special testing"
 )
 _CLASSES_OF_SHARDS = "_subclasses distributed.fsdp distributed.tensor"
 
