@@ -21,7 +21,9 @@ from pytest_llmperf.settings.setting import (
 #: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over those of a node (in one node: over half), and has replicas. By
 #: ``tensor`` all ranks compute each sequence together, by the plan that transformers has of the model's layers; by
 #: ``context`` each has a part of every sequence, and a shard of the weights. ``zero2``, ``zero3``: DeepSpeed's stages.
-PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid", "tensor", "context", "zero2", "zero3")
+#: ``sequence``: each has a part of every sequence, for attention a part of the heads, by DeepSpeed's Ulysses, whose
+#: stage 3 shares the weights.
+PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid", "tensor", "context", "zero2", "zero3", "sequence")
 #: Those of a search: the others have needs that it does not know.
 _SEARCHED = PARALLELISMS[:3]
 
@@ -30,9 +32,10 @@ _HYBRID_LEAST = 4
 _FEW = 2
 
 # Those that update each weight by itself: what ranks share, and what DeepSpeed lays flat.
+_OF_DEEPSPEED = ("zero2", "zero3", "sequence")
 _ONE_BY_ONE: Mapping[str, tuple[str, ...]] = {
     "tensor": ("adamw_torch", "sgd"),
-    **dict.fromkeys(("zero2", "zero3"), ("adamw_torch", "adamw_torch_fused", "sgd")),
+    **dict.fromkeys(_OF_DEEPSPEED, ("adamw_torch", "adamw_torch_fused", "sgd")),
 }
 _DEEPSPEED = Package("deepspeed", "DeepSpeed", "'pytest-llmperf[deepspeed]'")
 
@@ -44,7 +47,7 @@ def few_ranks(spec: TrainSpec) -> int:
 
 def data_ranks(spec: TrainSpec) -> int:
     """How many of its ranks read sequences of their own."""
-    return 1 if spec.parallelism in ("tensor", "context") else spec.gpus
+    return 1 if spec.parallelism in ("tensor", "context", "sequence") else spec.gpus
 
 
 def is_context(spec: TrainSpec) -> bool:
@@ -53,7 +56,7 @@ def is_context(spec: TrainSpec) -> bool:
 
 def zero_stage(spec: TrainSpec) -> int:
     """DeepSpeed's; 0: it does not train."""
-    return int(spec.parallelism[-1]) if spec.parallelism.startswith("zero") else 0
+    return {"zero2": 2, "zero3": 3, "sequence": 3}.get(spec.parallelism, 0)
 
 
 def is_sharded(spec: TrainSpec) -> bool:
@@ -87,14 +90,15 @@ def _clash(spec: TrainSpec) -> str | None:
         return f"{spec.parallelism} with {spec.optimizer} does not train: use optimizer={names}"
     if spec.parallelism == "tensor":
         return _tensor_clash(spec)
-    return _fsdp_clash(spec) or (_context_clash(spec) if is_context(spec) else None)
+    of_parts = {"context": _context_clash, "sequence": _sequence_clash}.get(spec.parallelism)
+    return _fsdp_clash(spec) or (of_parts(spec) if of_parts else None)
 
 
 _NEVER = ("fp8", "lora")
 _UNTRIED: Mapping[str, tuple[str, ...]] = {
     "tensor": _NEVER,
     "context": (*_NEVER, "torch_compile", "loss"),
-    **dict.fromkeys(("zero2", "zero3"), (*_NEVER, "torch_compile")),
+    **dict.fromkeys(_OF_DEEPSPEED, (*_NEVER, "torch_compile")),
 }
 
 
@@ -115,11 +119,34 @@ def _fsdp_clash(spec: TrainSpec) -> str | None:
     return None
 
 
-def _tensor_clash(spec: TrainSpec) -> str | None:
+def _heads_clash(spec: TrainSpec) -> str | None:
     sizes = spec.architecture.geometry
     heads = (sizes.num_heads, sizes.num_key_value_heads) if sizes else ()
     if any(each % spec.gpus for each in heads):
-        return f"tensor shares attention's heads: {spec.gpus} GPUs do not divide {' and '.join(map(str, heads))}"
+        shares = f"{spec.parallelism} shares attention's heads"
+        return f"{shares}: {spec.gpus} GPUs do not divide {' and '.join(map(str, heads))}"
+    return None
+
+
+def _sequence_clash(spec: TrainSpec) -> str | None:
+    if spec.attention not in ("sdpa", "flash_attention_2"):
+        return f"sequence was tried with sdpa and flash_attention_2, not with {spec.attention}: use one of them"
+    if spec.data == "text" and spec.rows != "packed":
+        return f"sequence divides rows that are alike, and rows={spec.rows!r} are not; use rows='packed'"
+    if spec.sequence_length % spec.gpus:
+        return f"sequence gives each rank a part of a sequence: {spec.gpus} do not divide {spec.sequence_length}"
+    # Else steps are unlike: it asks for data of so many passes at once.
+    if spec.gradient_accumulation_steps % spec.gpus:
+        passes = (
+            f"expected a multiple of {spec.gpus} gradient_accumulation_steps, not {spec.gradient_accumulation_steps}"
+        )
+        return f"sequence gathers data for {spec.gpus} passes at once; {passes}"
+    return _heads_clash(spec)
+
+
+def _tensor_clash(spec: TrainSpec) -> str | None:
+    if line := _heads_clash(spec):
+        return line
     return "tensor with fp16 loss scaling does not train: use bf16" if spec.mixed_precision == "fp16" else None
 
 

@@ -162,6 +162,7 @@ def trainer_of(
     made = kind(model=model, args=given, **more, **optimizer.chosen(spec, model, given))
     precision.force_tf32(spec, model.device)
     precision.gather_fp8(spec, model, made)
+    parallelism.place_tokens(spec, made)
     return made
 
 

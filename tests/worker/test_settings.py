@@ -181,11 +181,12 @@ class TestSharded:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("parallelism", ["zero2", "zero3"])
-def test_deepspeeds_stages_train_as_ddp_does(parallelism: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("parallelism", "passes"), [("zero2", 1), ("zero3", 1), ("sequence", 2)])
+def test_deepspeeds_stages_train_as_ddp_does(parallelism: str, passes: int, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
-    spec = replace(PLAIN, gpus=2, parallelism=parallelism, mixed_precision="bf16")
-    record, together = (launch(each, tmp_path / each.id) for each in (spec, replace(spec, parallelism="ddp")))
+    ddp = replace(PLAIN, gpus=2 // passes, mixed_precision="bf16", gradient_accumulation_steps=passes)
+    spec = replace(ddp, gpus=2, parallelism=parallelism)
+    record, together = (launch(each, tmp_path / each.id) for each in (spec, ddp))
     told = record.evidence
     assert (told["parallelism"], told["gathered_dtype"], told["optimizer"]) == (parallelism, "torch.bfloat16", "AdamW")
     assert {*told["parameter_dtypes"]} == {"torch.float32"}

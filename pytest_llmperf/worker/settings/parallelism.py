@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,17 @@ def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
     if spec.parallelism in (*_SIZES, "fsdp_hybrid"):
         from accelerate.parallelism_config import ParallelismConfig  # noqa: PLC0415 - a script may have no accelerate
 
-        sizes = mesh_sizes(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
+        sizes: dict[str, Any] = mesh_sizes(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
+        if spec.parallelism == "sequence":
+            from accelerate.utils import DeepSpeedSequenceParallelConfig  # noqa: PLC0415 - as above
+
+            told = {"sp_seq_length": spec.sequence_length, "sp_seq_length_is_variable": False}
+            sizes["sp_handler"] = DeepSpeedSequenceParallelConfig(**told, sp_attn_implementation=spec.attention)
         arguments["parallelism_config"] = ParallelismConfig(**sizes)
     return arguments
 
 
-_SIZES = {"tensor": "tp_size", "context": "cp_size"}
+_SIZES = {"tensor": "tp_size", "context": "cp_size", "sequence": "sp_size"}
 
 
 def _deepspeed(spec: TrainSpec) -> dict[str, Any]:
@@ -62,6 +68,16 @@ def build_whole(spec: TrainSpec) -> None:
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # noqa: PLC0415 - as above
 
         unset_hf_deepspeed_config()
+    if spec.parallelism == "sequence":
+        from deepspeed.comm import init_distributed  # noqa: PLC0415 - one that is not needed may not be there
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp as groups  # noqa: PLC0415 - as above
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - as above
+
+        init_distributed(verbose=False)  # accelerate asks it for groups before it has begun by itself
+        # What a training before this one in the same process left.
+        groups._SEQUENCE_PARALLEL_GROUP = groups._SEQUENCE_DATA_PARALLEL_GROUP = None  # noqa: SLF001
+        with suppress(KeyError):
+            del ALL_ATTENTION_FUNCTIONS[spec.attention]
 
 
 def mesh_sizes(spec: TrainSpec, on_this_node: int) -> dict[str, int]:
@@ -101,6 +117,19 @@ def share_layers(spec: TrainSpec, model: PreTrainedModel, mesh: DeviceMesh | Non
     model._tp_size, model.config.distributed_config = spec.gpus, DistributedConfig(tp_size=spec.gpus)  # noqa: SLF001
 
 
+def place_tokens(spec: TrainSpec, trainer: Trainer) -> None:
+    """Have batches say where each token stands, which a rank that is given a part of each row cannot know."""
+    collated = trainer.data_collator
+
+    def placed(samples: Any) -> dict[str, Any]:
+        batch = collated(samples)
+        ids = batch["input_ids"]
+        return {**batch, "position_ids": torch.arange(ids.shape[1]).repeat(len(ids), 1)}
+
+    if spec.parallelism == "sequence":
+        trainer.data_collator = placed
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Whether ranks share its weights; accelerate shards the layers, and not always what is around them."""
     is_fsdp = any(isinstance(module, FSDPModule) for module in model.modules())
@@ -116,7 +145,7 @@ def zero_masters(model: nn.Module | None) -> list[torch.Tensor]:
 
 def sharing(trainer: Trainer) -> int:
     """How many ranks compute each sequence together."""
-    return int(trainer.get_tp_size() * trainer.get_cp_size())
+    return int(trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size())
 
 
 def _meshes(model: nn.Module) -> set[tuple[int, ...]]:
@@ -145,8 +174,8 @@ def seen_parallelism(model: nn.Module | None, ranks: int) -> ParallelismEvidence
 def _seen(training: Training) -> ParallelismEvidence:
     """Beside the modules, whether the model was given a part of each sequence."""
     found = seen_parallelism(training.wrapped, training.trainer.args.world_size)
-    is_context = found.parallelism == "fsdp" and getattr(training.trainer, "parts", 1) > 1
-    return replace(found, parallelism="context") if is_context else found
+    of_parts = {"fsdp": "context", "zero3": "sequence"} if getattr(training.trainer, "parts", 1) > 1 else {}
+    return replace(found, parallelism=of_parts.get(found.parallelism, found.parallelism))
 
 
 WITNESSES = {"parallelism": lambda *_: _seen}

@@ -8,6 +8,7 @@ from perf_tests.ladder import LADDER
 from perf_tests.scaling import GLOBAL_BATCH, SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from pytest_llmperf.analysis import ladder
 from pytest_llmperf.settings.spec import is_narrower
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 EVERYTHING = (WEAK, STRONG, SHARDED, WEAK_ON_CPU, STRONG_ON_CPU)
 
@@ -30,10 +31,16 @@ def test_weak_scaling_begins_with_the_ladders_last_step_and_has_every_width() ->
 
 
 def test_shards_are_held_over_one_gpu_in_the_same_precision() -> None:
-    kinds = {"bf16-pure": {"fsdp", "fsdp_hybrid", "tensor", "context"}, "bf16-mixed": {"zero2", "zero3"}}
-    assert {width.spec.precision for width in SHARDED} == {*kinds}
-    for precision, parallelisms in kinds.items():
-        first, *others = (width.spec for width in SHARDED if width.spec.precision == precision)
+    kinds = {
+        ("bf16-pure", 1): {"fsdp", "fsdp_hybrid", "tensor", "context"},
+        ("bf16-mixed", 1): {"zero2", "zero3"},
+        ("bf16-mixed", 8): {"sequence"},
+    }
+    alike = {kind: list[TrainSpec]() for kind in kinds}
+    for width in SHARDED:
+        alike[width.spec.precision, width.spec.gradient_accumulation_steps].append(width.spec)
+    for kind, parallelisms in kinds.items():
+        first, *others = alike[kind]
         assert (first.gpus, first.parallelism) == (1, "ddp")
         assert {spec.parallelism for spec in others} == parallelisms
         assert all(is_narrower(first, spec) for spec in others if spec.model == first.model)

@@ -26,6 +26,7 @@ from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPEC
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.data import bind_workers
+from pytest_llmperf.worker.settings.parallelism import sharing
 
 
 def train(
@@ -106,7 +107,7 @@ class WatchedTrainer(Trainer):
     def __init__(self, data: TrainingData, marks: StepMarks, **given: Any) -> None:
         super().__init__(train_dataset=data.samples, data_collator=data.collator, callbacks=[marks], **given)
         self._observed, self._inspection = marks.observed, marks.inspection
-        self._sharing, self._given, self.parts = self.get_tp_size() * self.get_cp_size(), 0, 1
+        self._sharing, self._given, self.parts = sharing(self), 0, 1
         """``parts``: into how many each sequence of the last pass was divided before a model was given it."""
 
     def _own(self, tokens: int) -> int:
@@ -164,7 +165,8 @@ class WatchedTrainer(Trainer):
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         self._observed.pass_began(model.parameters())
         real_tokens = inputs.pop(REAL_TOKENS, None)  # the host's own number, and no input of the model's
-        tokens = inputs["input_ids"].numel()  # before ranks divide them among themselves
+        # Before ranks divide them among themselves; DeepSpeed's loader has done so.
+        tokens = inputs["input_ids"].numel() * self.get_sp_size()
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.parts = tokens // self._given
         real = None if real_tokens is None else self._own(real_tokens)
