@@ -26,7 +26,6 @@ from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPEC
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
 from pytest_llmperf.worker.settings.compilation import prepare_layers
 from pytest_llmperf.worker.settings.data import bind_workers
-from pytest_llmperf.worker.settings.parallelism import sharing
 
 
 def train(
@@ -107,7 +106,8 @@ class WatchedTrainer(Trainer):
     def __init__(self, data: TrainingData, marks: StepMarks, **given: Any) -> None:
         super().__init__(train_dataset=data.samples, data_collator=data.collator, callbacks=[marks], **given)
         self._observed, self._inspection = marks.observed, marks.inspection
-        self._sharing, self._given, self.parts = sharing(self), 0, 1
+        self._sharing = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
+        self._given, self.parts = 0, 1
         """``parts``: into how many each sequence of the last pass was divided before a model was given it."""
 
     def _own(self, tokens: int) -> int:
