@@ -167,6 +167,7 @@ class TestSharded:
         whole = Evidence.read({**record.evidence, "parallelism": "fsdp"})
         assert [*contradictions(spec, whole, frozenset())] == ["asked for parallelism context, the run had fsdp"]
 
+    @pytest.mark.wide
     def test_replicas_of_shards(self, tmp_path: Path) -> None:
         replicated = trained("replicas", tmp_path)
         evidence = replicated.evidence

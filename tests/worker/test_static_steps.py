@@ -83,6 +83,7 @@ def test_two_processes_tell_the_same_in_any_order(clean: Mapping[TrainSpec, Stat
     assert told(ACCUMULATED, SHARDED, LIGER, SMALL) == [clean[spec] for spec in (ACCUMULATED, SHARDED, LIGER, SMALL)]
 
 
+@pytest.mark.wide
 def test_the_predicted_memory_is_what_the_command_says(clean: Mapping[TrainSpec, StaticStep]) -> None:
     # One request alone, in a process that nothing has warmed.
     words = ["plan", "model=llama-tiny", "sequence_length=64", "micro_batch_size=2", "--json"]

@@ -266,7 +266,8 @@ class TestMeasured:
         assert int(cells[1]["steps"]) < 0.82 * int(cells[0]["steps"])
         assert int(cells[1]["of rung 15.8"]) < 0.72 * int(cells[0]["of rung 15.8"])
 
-    @pytest.mark.parametrize("name", ["h200-waits.jsonl", "h200-products.jsonl"])
+    # The one that takes five seconds is replayed with each rule in make test-wide.
+    @pytest.mark.parametrize("name", [pytest.param("h200-waits.jsonl", marks=pytest.mark.wide), "h200-products.jsonl"])
     def test_of_injected_slowdowns_the_same_are_found(self, name: str) -> None:
         measured = read([DATA / name])
         before, after = (replay(measured, Ending(rule)) for rule in RULES)

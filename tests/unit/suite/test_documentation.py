@@ -152,8 +152,16 @@ def test_a_table_of_measurements_says_where_it_comes_from(table: Block, pytestco
         assert not list(troubles(table.detail, pytestconfig._parser))
 
 
+# Hundreds of launches are replayed in three seconds.
+RUN = [
+    pytest.param(each, marks=[pytest.mark.wide] if "script_power" in each.detail else [], id=each.place)
+    for each in TABLES
+    if each.origin == "run"
+]
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("table", [each for each in TABLES if each.origin == "run"], ids=lambda table: table.place)
+@pytest.mark.parametrize("table", RUN)
 def test_a_table_that_is_run_is_what_is_printed(table: Block) -> None:
     words = [sys.executable, *table.detail.split()[1:]]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True)
