@@ -153,7 +153,7 @@ def test_a_table_of_measurements_says_where_it_comes_from(table: Block, pytestco
 
 
 # Hundreds of launches are replayed in three seconds.
-RUN = [
+RUN_TABLES = [
     pytest.param(each, marks=[pytest.mark.wide] if "script_power" in each.detail else [], id=each.place)
     for each in TABLES
     if each.origin == "run"
@@ -161,7 +161,7 @@ RUN = [
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("table", RUN)
+@pytest.mark.parametrize("table", RUN_TABLES)
 def test_a_table_that_is_run_is_what_is_printed(table: Block) -> None:
     words = [sys.executable, *table.detail.split()[1:]]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True)
