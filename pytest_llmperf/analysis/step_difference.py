@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from pytest_llmperf.analysis.likely_causes import CATEGORIES, COMMUNICATION, PATTERNS, category, likely_causes
+from pytest_llmperf.analysis.waits import host_spends
 from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow, new_places
 from pytest_llmperf.support.formats import first_n
 
@@ -208,7 +209,7 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
         parts=tuple(sorted(parts, key=lambda part: -abs(part.change))),
         waits=tuple(change for _, change in _names(_rows(before, "wait"), _rows(after, "wait"))),
         waits_at=tuple(new_places("synchronisations_per_step", before, after)),
-        causes=likely_causes(before, after),
+        causes=(*host_spends(before, after), *likely_causes(before, after)),
         odd_ranks=odd_ranks(before, after),
         last_rank=last_rank(before, after),
         overlap_lost=overlap_lost(before, after),

@@ -6,15 +6,18 @@ what it waited for the exchange of gradients, where the record has that."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trace import SPENT, Trace, by_text, shown_place, without_lines
 
 # Less is no news, however well it is known: GPUs of one host scatter by 0.6 % (sd), so the slowest of eight is 0.9 %
 # behind the middle, and of 32 it is 1.2 %.
 _NEWS = 0.02
+# Of a step: a CPU's idle moments scatter by less.
+_LONGER = 0.25
 # In standard errors of the difference.
 _BEYOND = 4.0
 # Of a median over that of a mean.
@@ -86,3 +89,18 @@ def data_wait(launches: Sequence[Launch]) -> tuple[float, float] | None:
     if not traces:
         return None
     return median(one.data_seconds for one in traces), median(one.data_seconds / one.step_seconds for one in traces)
+
+
+def host_spends(before: Trace, after: Trace) -> Iterator[str]:
+    """The line at which the host spends most of what a step takes longer, beyond what work takes longer: ``the host
+    spends 50 ms a step more at data.py:7 (`time.sleep(0.05)`)``."""
+    then, now = (by_text(trace.places.get(SPENT, {})) for trace in (before, after))
+    slower = max(1.0, after.busy_seconds / max(before.busy_seconds, 1e-9))
+    more = after.step_seconds - slower * before.step_seconds
+    if not then or more < _LONGER * slower * before.step_seconds:
+        return
+    for place in after.places.get(SPENT, {}):
+        seconds = now[without_lines(place)] - slower * then.get(without_lines(place), 0.0)
+        if 2 * seconds >= more:
+            yield f"the host spends {seconds * 1000:.3g} ms a step more at {shown_place(place)}"
+            return

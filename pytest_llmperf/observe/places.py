@@ -3,7 +3,9 @@
 Of traced steps that are alike the last one is looked at, of a script's all: nobody times them. PyTorch warns of what
 waits for a GPU. Functions of which it does not warn, and those that copy, are wrapped meanwhile. Nothing waits on the
 CPU; there the functions that ask for a tensor's content are wrapped. Of exchanges, PyTorch keeps a record for ranks
-that hang, of every backend. It is read after the traced steps, to which nothing is added."""
+that hang, of every backend. It is read after the traced steps, to which nothing is added.
+
+Of a script on a CPU also which lines call PyTorch, or are called by these, and where it is, at which a thread looks."""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import pickle
 import re
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,11 +25,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.device import collectives_record
 from pytest_llmperf.observe.environment import INSTALLED, STDLIB, Project
-from pytest_llmperf.records.trace import LEADS_TO, TraceRow
+from pytest_llmperf.records.trace import LEADS_TO, MOST_PLACES, SPENT, TraceRow
 from pytest_llmperf.support.redaction import without_secrets
 
 _HOME, _WATCHING = Path(__file__).parents[1], (__file__, gpu.__file__)
@@ -36,17 +40,20 @@ _TORCH = Path(torch.__file__).parent
 _ASKS = "item tolist numpy __bool__ __float__ __int__ __index__"
 _COPIES = "to cpu cuda type float half bfloat16 double clone contiguous copy_"
 
-# A line is read at a glance, and a file keeps so many of one kind.
-_WIDTH, _MOST = 60, 60
+# A line is read at a glance; how often a thread looks where the host is.
+_WIDTH, _LOOK_SECONDS = 60, 0.002
 
 
 class Places:
     """Those between ``begin`` and ``end``."""
 
-    def __init__(self, device: torch.device, project: Project | None = None) -> None:
-        self._on_gpu = gpu.is_gpu(device)
-        self._name_of = functools.cache(project.name_of if project else lambda _: "")
-        self._found: dict[str, Counter[str]] = {"wait": Counter(), "copy": Counter()}
+    def __init__(self, device: torch.device, project: Project | None = None, *, looks_on: bool = False) -> None:
+        """``looks_on``: at a script on a CPU. A GPU's host has to stay ahead of it."""
+        self._on_gpu, self._looks_on = gpu.is_gpu(device), looks_on
+        name_of = functools.cache(project.name_of if project else lambda _: "")
+        # A line of the project's as it is shown; empty of any other.
+        self._own = functools.cache(lambda file, line: (name := name_of(file)) and _shown(name, file, line))
+        self._found: dict[str, Any] = {kind: Counter() for kind in ("wait", "copy", "operator", SPENT)}
         self._inside = threading.local()  # the kinds of the wrapped calls that a thread is in
         self._undo = ExitStack()
 
@@ -58,6 +65,31 @@ class Places:
             self._wrap(torch.Tensor, name, "copy", functools.partial(_is_copy, name, on_gpu=self._on_gpu))
         if self._on_gpu:
             self._undo.enter_context(gpu.heard_of_waits(self._waited))
+        if self._looks_on:
+            self._look_on()
+            dynamo, others = sys.modules.get("torch._dynamo.utils"), torch._C._len_torch_function_stack()  # noqa: SLF001
+            # What was compiled would be compiled anew, and others' modes have their own order.
+            if not (others or (dynamo and dynamo.counters["stats"])):
+                asked = torch.overrides.has_torch_function
+                torch.overrides.has_torch_function = _has_own_class  # a mode says yes, which nn.Transformer heeds
+                self._undo.callback(setattr, torch.overrides, "has_torch_function", asked)
+                self._undo.callback(_Calls(self._called).__enter__().end)
+
+    def _look_on(self) -> None:
+        """At this thread, from another one."""
+        watched, is_over = threading.get_ident(), threading.Event()
+
+        def look() -> None:
+            last = time.monotonic()
+            while not is_over.wait(_LOOK_SECONDS):
+                places = self.place(_frames(sys._current_frames().get(watched)))  # noqa: SLF001 - its stack
+                last, before = time.monotonic(), last
+                self._found[SPENT].update(dict.fromkeys(places, last - before))
+
+        thread = threading.Thread(target=look, name="llmperf-places", daemon=True)
+        thread.start()
+        self._undo.callback(thread.join)
+        self._undo.callback(is_over.set)
 
     def end(self) -> None:
         """All is as it was before ``begin``."""
@@ -91,12 +123,11 @@ class Places:
         self._undo.callback(*((setattr, owner, name, function) if is_own else (delattr, owner, name)))
 
     def _here(self) -> list[str]:
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - this thread's stack
-        frames = []
-        while frame is not None:
-            frames.append((frame.f_code.co_filename, frame.f_lineno))
-            frame = frame.f_back
-        return self.place(frames)
+        return self.place(_frames(sys._getframe(1)))  # noqa: SLF001 - this thread's stack
+
+    def _called(self) -> None:
+        """For each line of the project that led here."""
+        self._found["operator"].update({self._own(*each) for each in _frames(sys._getframe(1))} - {""})  # noqa: SLF001 - as above
 
     def place(self, frames: Iterable[tuple[str, int]]) -> list[str]:
         """The innermost line of the project, and the line of a package to which it led; our own calls have none."""
@@ -108,9 +139,9 @@ class Places:
             if whose in {"ours", "python"}:
                 continue
             is_first = False
-            own = "" if whose == "torch" else self._name_of(file)
+            own = "" if whose == "torch" else self._own(file, line)
             if own:
-                return [LEADS_TO.join(filter(None, [_shown(own, file, line), inner]))]
+                return [LEADS_TO.join(filter(None, [own, inner]))]
             if not inner and whose != "torch":
                 parts = Path(file).parts  # shown from its package on
                 at = max((index for index, part in enumerate(parts) if part in INSTALLED), default=len(parts) - 2)
@@ -118,11 +149,46 @@ class Places:
         return [inner] if inner else []
 
 
+class _Calls(TorchFunctionMode):
+    """Hears of the functions of PyTorch that Python calls; to look at a tensor's shape is none."""
+
+    def __init__(self, called: Callable[[], None]) -> None:
+        super().__init__()
+        self._called = called
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") != "__get__":
+            self._called()
+        return func(*args, **(kwargs or {}))
+
+    def end(self) -> None:
+        """In a call that it hears of, as a backward pass in which a step ends, it is aside, and comes back silent."""
+        self._called = lambda: None
+        if _get_current_function_mode() is self:
+            self.__exit__(None, None, None)
+
+
+def _has_own_class(tensors: Iterable[Any]) -> bool:
+    """What ``has_torch_function`` says where there is no mode."""
+    none = torch._C._disabled_torch_function_impl  # noqa: SLF001 - as parameters have it
+    kinds = {type(each) for each in tensors} - {torch.Tensor}
+    return any(getattr(kind, "__torch_function__", none) is not none for kind in kinds)
+
+
+def _frames(frame: FrameType | None) -> list[tuple[str, int]]:
+    """File and line of each, from the innermost one outwards."""
+    found = []
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0))  # of another thread it may have none
+        frame = frame.f_back
+    return found
+
+
 def _kept(found: Counter[str], steps: int) -> dict[str, float]:
     """How often a step, of the most frequent ones: of those that a line of the project asks for itself first, since a
     package may ask in more places than are kept."""
     places = sorted(found.most_common(), key=lambda place: LEADS_TO in place[0])
-    return {place: count / steps for place, count in places[:_MOST]}
+    return {place: count / steps for place, count in places[:MOST_PLACES]}
 
 
 @functools.cache
@@ -212,11 +278,8 @@ def exchange_name(function: str, group: str) -> str:
 
 def _bytes(entry: Mapping[str, Any]) -> int:
     """Of the whole: what is gathered, scattered or reduced, as one rank has it."""
-    whole = [
-        sum(math.prod(shape) * _bits(kind) // 8 for shape, kind in zip(entry[f"{side}_sizes"], kinds, strict=False))
-        for side, kinds in (("input", entry["input_dtypes"]), ("output", entry["output_dtypes"]))
-    ]
-    return max(whole)
+    sides = (zip(entry[f"{side}_sizes"], entry[f"{side}_dtypes"], strict=False) for side in ("input", "output"))
+    return max(sum(math.prod(shape) * _bits(kind) // 8 for shape, kind in side) for side in sides)
 
 
 def _bits(dtype: str) -> int:

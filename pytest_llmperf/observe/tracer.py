@@ -41,7 +41,8 @@ class Tracer:
         nobody trained, between timed and traced steps, a trace takes for speed."""
         self._device, self._on_host, self._left, self._ahead = device, not gpu.is_gpu(device), STEPS, ahead
         # In how many of its last steps it looks for places: those of a script may be unlike.
-        self._is_ours, self._places, self._looks_in = is_ours, Places(device, project), 1 if is_ours else STEPS
+        self._is_ours, self._looks_in = is_ours, 1 if is_ours else STEPS
+        self._places = Places(device, project, looks_on=self._on_host and project is not None and not is_ours)
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []

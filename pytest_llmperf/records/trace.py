@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from statistics import fmean, median_low
 from typing import Annotated, Any, Literal
 
@@ -132,8 +132,8 @@ class Trace:
     by_rank: tuple[RankWork, ...] = ()
     """Of several ranks, what their mean hides; older traces have none."""
     places: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By kind, of waits and copies, the lines of Python that make them and how often a step; the most frequent. Where
-    memory grew, also what each step left."""
+    """By kind, the lines of Python that wait, copy or lead to calls, and how often a step; the most frequent. Of a
+    script also the seconds of a step in which its host was at a line; where memory grew, also what each step left."""
     none: str = ""
     """Why there is no trace, if there is none."""
 
@@ -249,27 +249,50 @@ def merged(traces: Sequence[Trace]) -> Trace:
 
 #: The kind of place of what each step leaves behind: kinds of objects, and the variables that lead to them.
 LEFT = "left"
+#: That of where the host was: seconds of a step.
+SPENT = "host"
+#: Lines that are kept of each kind.
+MOST_PLACES = 60
 #: Between a line of the user's project and the line of a package that it led to.
 LEADS_TO = " => "
 
 
 def new_places(metric: str, then: Trace | StaticStep, now: Trace | StaticStep) -> list[str]:
     """Where a step waits or copies more often than ``then``, most first: ``30 a step at train.py:61 (`loss.item()`)``.
-    Lines above a place come and go: its number is not compared. Where ``then`` names no place, all are new."""
-    left, found = dict[str, float](), []
+    Lines above a place come and go: its number is not compared. Where ``then`` names no place, all are new.
+
+    A call has each line that led to it: first the one that is new, or grew by the greatest share. Of calls an older
+    ``then`` tells nothing, and one with all lines that are kept may have had as many as its last at any other."""
+    found = []
     for kind in COUNTED[metric]:
-        for place, count in then.places.get(kind, {}).items():
-            left[_without_lines(place)] = left.get(_without_lines(place), 0.0) + count
+        are_calls, before = kind == "operator", then.places.get(kind, {})
+        if are_calls and not before:
+            continue
+        known, rest = by_text(before), min(before.values()) if are_calls and len(before) >= MOST_PLACES else 0.0
+        left = dict(known)
         for place, count in now.places.get(kind, {}).items():
-            more = count - left.get(_without_lines(place), 0.0)
-            left[_without_lines(place)] = max(0.0, -more)
-            lines = (line.partition(" ") for line in place.split(LEADS_TO))
-            shown = LEADS_TO.join(f"{at} (`{text}`)" if text else at for at, _, text in lines)
-            found += [(-more, f"{more:g} a step at {shown}")] if more > 0 else []
-    return [place for _, place in sorted(found)]
+            text = without_lines(place)
+            more = count - left.get(text, rest)
+            left[text] = max(0.0, -more)
+            share, calls = (more / known.get(text, 1e-9), f" call{'s' * (more != 1)}") if are_calls else (0.0, "")
+            found += [(-share, -more, f"{more:g}{calls} a step at {shown_place(place)}")] if more > 0 else []
+    return [told for *_, told in sorted(found)]
 
 
-def _without_lines(place: str) -> str:
+def shown_place(place: str) -> str:
+    lines = (line.partition(" ") for line in place.split(LEADS_TO))
+    return LEADS_TO.join(f"{at} (`{text}`)" if text else at for at, _, text in lines)
+
+
+def by_text(places: Mapping[str, float]) -> dict[str, float]:
+    """Added up, without the numbers of lines."""
+    found = dict[str, float]()
+    for place, number in places.items():
+        found[without_lines(place)] = found.get(without_lines(place), 0.0) + number
+    return found
+
+
+def without_lines(place: str) -> str:
     return re.sub(r":\d+(?= |$)", "", place)
 
 
@@ -298,8 +321,8 @@ class StaticStep:
         counts = {row.name: _whole(row.count) for row in rows if row.kind in WORK | {"wait"}}
         sizes = {row.name: _whole(row.count) for row in trace.rows if row.kind == "payload"}
         asked = {row.name: (_whole(row.count), sizes.get(row.name, 0)) for row in trace.rows if row.kind == "exchange"}
-        step = cls(operators=counts, flops={}, memory={}, versions=versions, places=trace.places)
-        return replace(step, exchanges=asked)
+        places = {kind: places for kind, places in trace.places.items() if kind != SPENT}
+        return cls(operators=counts, flops={}, memory={}, versions=versions, exchanges=asked, places=places)
 
     @property
     def counts(self) -> dict[str, float]:

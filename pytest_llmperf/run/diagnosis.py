@@ -55,11 +55,14 @@ def beside_verdict(result: CaseResult, stored: Launch, before: Trace | None) -> 
     moved = [check.metric for check in result.checks if check.metric in COUNTED and check.verdict not in (None, "pass")]
     words = []
     if before and newest.trace:
-        words = [place for metric in moved for place in new_places(metric, before, newest.trace)]
+        most = _MOST_DIFFERENT if len(moved) == 1 else 1
+        places = [place for metric in moved for place in new_places(metric, before, newest.trace)[:most]]
+        # A line that waits, or copies, calls too: it is told by the last.
+        words = [*{place.partition(" at ")[2]: place for place in places}.values()]
     then, now = stored.sources, newest.sources
     files = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     kept = [one.detail for one in result.checks if one.metric == GROWTH and one.verdict == "regressed" and one.detail]
-    words = [*kept, *words[:_MOST_DIFFERENT], *([f"different: {first_n(files, _MOST_FILES)}"] if files else [])]
+    words = [*kept, *words, *([f"different: {first_n(files, _MOST_FILES)}"] if files else [])]
     return replace(result, reason="; ".join([result.reason, *words]))
 
 

@@ -69,7 +69,69 @@ def test_what_a_script_does_in_some_traced_steps_alone_has_its_line_and_ours_are
             tracer.end_step()
         found[is_ours] = tracer.trace(None, (), 0).places
     place = "train.py:3 torch.ones(1).item()"
-    assert found == {False: {"wait": {place: 1 / STEPS}}, True: {"wait": {place: 1.0}}}
+    script = {kind: places for kind, places in found[False].items() if kind != "host"}  # of which a clock tells
+    assert script == {"wait": {place: 1 / STEPS}, "operator": {place: 2 / STEPS}}
+    assert found[True] == {"wait": {place: 1.0}}
+
+
+def test_a_script_s_calls_have_each_line_that_led_to_them_and_its_time_the_line_that_waits(tmp_path: Path) -> None:
+    code = """import time
+
+
+def layer(x):
+    return torch.relu(x + 1)
+
+
+def step():
+    x = torch.ones(2)
+    assert x.shape
+    layer(x)
+    layer(x)
+    time.sleep(0.1)
+"""
+    places = Places(CPU, Project(tmp_path), looks_on=True)
+    step = users(tmp_path, code)
+    places.begin()
+    step()
+    places.end()
+    found = places.found()
+    assert found["operator"] == {
+        "train.py:5 return torch.relu(x + 1)": 4.0,
+        "train.py:9 x = torch.ones(2)": 1.0,
+        "train.py:11 layer(x)": 2.0,
+        "train.py:12 layer(x)": 2.0,
+    }
+    assert found["host"]["train.py:13 time.sleep(0.1)"] > 0.03
+
+
+def test_a_script_computes_the_same_while_its_lines_are_looked_for(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval()  # it asks whether anybody stands between
+
+    def operators(*, looks_on: bool) -> list[str]:
+        places = Places(CPU, Project(tmp_path), looks_on=looks_on)
+        places.begin()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler, torch.no_grad():
+            layer(torch.ones(1, 2, 8))
+        places.end()
+        return sorted(event.name for event in profiler.events() or [])
+
+    assert operators(looks_on=True) == operators(looks_on=False)
+
+
+def test_nobody_looks_at_a_run_in_production_nor_among_modes_of_the_script_s_own(tmp_path: Path) -> None:
+    code = "import threading\n\ndef step():\n    torch.ones(1).add(1)\n    return threading.enumerate()\n"
+    step = users(tmp_path, code)
+    tracer = Tracer(CPU, is_ours=False)
+    tracer.begin()
+    assert not [thread for thread in step() if thread.name == "llmperf-places"]
+    with torch.device("cpu"):
+        places = Places(CPU, Project(tmp_path), looks_on=True)
+        places.begin()
+        assert [thread for thread in step() if thread.name == "llmperf-places"]
+        places.end()
+    assert "operator" not in places.found()
+    assert not [thread for thread in step() if thread.name == "llmperf-places"]
 
 
 def test_what_torch_asks_for_has_the_projects_line_that_called_it(tmp_path: Path) -> None:

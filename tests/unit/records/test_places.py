@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.analysis.step_difference import points_to, step_difference
+from pytest_llmperf.analysis.waits import host_spends
 from pytest_llmperf.judge.exact import StoredTrace, count_checks
-from pytest_llmperf.records.trace import Trace, merged, new_places
+from pytest_llmperf.records.trace import MOST_PLACES, SPENT, Trace, merged, new_places
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of
 from tests.golden import Golden
@@ -62,6 +64,48 @@ def test_a_line_of_a_package_is_told_with_the_projects_line_that_led_to_it() -> 
     told = "2 a step at train.py:16 (`trainer.train()`) => trl/trainer/sft_trainer.py:99 (`entropy.item()`)"
     assert new_places(WAITS, traced(), traced(2, {place: 2})) == [told]
     assert new_places(WAITS, traced(2, {place.replace("99", "102"): 2}), traced(2, {place: 2})) == []
+
+
+def test_the_line_that_calls_more_is_the_new_one_or_the_one_that_grew_most(golden: Golden) -> None:
+    calls = {"train.py:31 model(x)": 40, "model.py:16 return head(x)": 40, "train.py:33 loss.backward()": 1}
+    more = {**calls, "train.py:32 extra = model(x)": 42, "model.py:16 return head(x)": 80}
+    then, now, older = (traced(places=places, kind="operator") for places in (calls, more, {}))
+    golden(new_places("operators_per_step", then, now))
+    assert new_places("operators_per_step", older, now) == []
+
+
+def test_of_calls_that_were_left_out_nothing_is_new() -> None:
+    kept = {f"train.py:{number} f{number}(x)": 5 for number in range(MOST_PLACES)}
+    then = traced(places=kept, kind="operator")
+    assert new_places("operators_per_step", then, traced(places={"train.py:9 g(x)": 5}, kind="operator")) == []
+
+
+def on_a_host(step: float, **spent: float) -> Trace:
+    """Steps of so many seconds, half of which compute but for what is spent asleep."""
+    lines = {"asleep": "data.py:7 time.sleep(0.05)", "model": "train.py:31 model(x)"}
+    busy = (step - spent.get("asleep", 0.0)) / 2
+    places = {lines[name]: seconds for name, seconds in spent.items()}
+    return replace(traced(places=places, kind=SPENT), step_seconds=step, busy_seconds=busy)
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (on_a_host(0.1, model=0.1), on_a_host(0.15, model=0.1, asleep=0.05)),
+        (on_a_host(0.15, model=0.1, asleep=0.05), on_a_host(0.3, model=0.1, asleep=0.2)),
+        # All takes twice as long.
+        (on_a_host(0.1, model=0.1), on_a_host(0.2, model=0.2)),
+        # Less than a quarter.
+        (on_a_host(0.1, model=0.1), on_a_host(0.11, model=0.1, asleep=0.01)),
+        # What is computed takes longer.
+        (on_a_host(0.1, model=0.1), replace(on_a_host(0.2, model=0.2), busy_seconds=0.15)),
+        # An older trace.
+        (on_a_host(0.1), on_a_host(0.15, model=0.1, asleep=0.05)),
+    ],
+    ids=["asleep", "longer asleep", "slower", "too little", "more computed", "older"],
+)
+def test_a_host_that_waits_is_told_with_its_line(then: Trace, now: Trace, golden: Golden) -> None:
+    golden(list(host_spends(then, now)))
 
 
 def test_a_check_that_failed_names_the_line_that_waits(golden: Golden) -> None:
