@@ -210,11 +210,11 @@ class Beliefs:
     one may do better than it did ``elsewhere``; the share that counts of what a choice brings beside a plain one; how
     many sequences of a step take as long as what does not grow with them; and by how much beliefs go ``astray``."""
 
-    untried: float = 0.10
+    untried: float = 0.06
     elsewhere: float = 0.03
     beside_plain: float = 0.5
     fixed: float = 2.0
-    astray: float = 0.1
+    astray: float = 0.2
 
 
 Choices = Mapping[str, str]
