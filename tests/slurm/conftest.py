@@ -15,14 +15,12 @@ import pytest
 from filelock import FileLock
 
 from tests.slurm.cluster import NODES, Slurm, missing, running
-from tests.worker.user import LIGHT_PATH
+from tests.worker.user import LIGHT_PATH, PLAIN
 
 # Of tiny models a second thread only waits, at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 REPOSITORY = Path(__file__).parents[2]
-# What these tests' own environment has besides costs each pytest of a job a third of a second.
-PLAIN = "-p no:randomly -p no:hypothesispytest -p no:anyio"
 
 # Speed means nothing here, with two nodes on the cores of one host: memory gates, and a large leak regresses.
 _SUITE = """

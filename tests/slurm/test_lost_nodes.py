@@ -9,9 +9,10 @@ import time
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import PLAIN, Suite
+from tests.slurm.conftest import Suite
 from tests.slurm.test_jobs import ENDLESS
 from tests.slurm.test_nightly import logs, submit
+from tests.worker.user import PLAIN
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 

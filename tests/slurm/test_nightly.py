@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import PLAIN, REPOSITORY, Recorded, Suite, copy_of, ready
+from tests.slurm.conftest import REPOSITORY, Recorded, Suite, copy_of, ready
 from tests.slurm.test_jobs import ENDLESS
+from tests.worker.user import PLAIN
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 

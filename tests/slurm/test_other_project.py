@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import PLAIN, REPOSITORY, Suite
+from tests.slurm.conftest import REPOSITORY, Suite
 from tests.slurm.test_nightly import logs
 from tests.worker.import_patch import LIGHT_TOO
-from tests.worker.user import LIGHT, LIGHT_PATH
+from tests.worker.user import LIGHT, LIGHT_PATH, PLAIN
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow, pytest.mark.wide]
 

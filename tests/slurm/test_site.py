@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import PLAIN, Suite
+from tests.slurm.conftest import Suite
+from tests.worker.user import PLAIN
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 

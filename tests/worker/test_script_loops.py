@@ -25,6 +25,10 @@ LOOPS: dict[str, dict[str, Any]] = {
     "twice": {"step": 2},
     "to_the_end": {"end": "script"},
 }
+# These compile for two seconds each.
+RARE = ("compiled_step", "compiled_optimizer")
+OFTEN = [name for name in LOOPS if name not in RARE]
+EACH = [*OFTEN, *(pytest.param(name, marks=pytest.mark.wide) for name in RARE)]
 FAILING: dict[str, tuple[str, dict[str, Any]]] = {
     "no optimizer": ("by_hand", {}),
     "too short": ("too_short", {}),
@@ -37,34 +41,53 @@ FAILING: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     """All of them, in forks of one process: torch is imported once, and so is what compiles."""
-    scripts = Scripts(tmp_path_factory.mktemp("loops"), "loops.py", ("torch._inductor.compile_fx",))
-    found = {name: scripts.add(name, **words) for name, words in LOOPS.items()}
+    scripts = looped(tmp_path_factory)
+    found = {name: scripts.add(name, **LOOPS[name]) for name in OFTEN}
     found |= {name: scripts.add(kind, **words) for name, (kind, words) in FAILING.items()}
     found["cut"] = scripts.add("trainings", steps=38)
     seeds: list[dict[str, Any]] = [{}, {"seed": 7}, {"seed": 7}, {"seed": 8}]
     found |= {f"seeded {number}": scripts.add("plain", **words) for number, words in enumerate(seeds)}
+    return run(scripts, found)
+
+
+@pytest.fixture(scope="module")
+def rarely_seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    scripts = looped(tmp_path_factory)
+    return run(scripts, {name: scripts.add(name, **LOOPS[name]) for name in RARE})
+
+
+def looped(tmp_path_factory: pytest.TempPathFactory) -> Scripts:
+    return Scripts(tmp_path_factory.mktemp("loops"), "loops.py", ("torch._inductor.compile_fx",))
+
+
+def run(scripts: Scripts, found: dict[str, Seen]) -> dict[str, Seen]:
     scripts.run()
     # On a loud machine each step of one may wait between the hook and the script's own clock.
     for _ in range(2):
-        again = [name for name in LOOPS if found[name].is_late()]
+        again = [name for name in found if name in LOOPS and found[name].is_late()]
         found |= {name: scripts.add(name, **LOOPS[name]) for name in again}
         if again:
             scripts.run()
     return found
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_steps_are_those_of_the_script(seen: dict[str, Seen], name: str) -> None:
-    it = seen[name]
+@pytest.fixture
+def it(name: str, request: pytest.FixtureRequest) -> Seen:
+    """The loop of this name."""
+    found: dict[str, Seen] = request.getfixturevalue("rarely_seen" if name in RARE else "seen")
+    return found[name]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_steps_are_those_of_the_script(it: Seen) -> None:
     record = it.share.trained.record
     assert len(record.step_seconds) == STEPS
     assert not it.is_late(), it.seconds_apart
     assert record.step_seconds[0] > 0.02  # from the process's begin
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_losses_and_tokens_are_those_of_the_script(seen: dict[str, Seen], name: str) -> None:
-    it = seen[name]
+@pytest.mark.parametrize("name", EACH)
+def test_losses_and_tokens_are_those_of_the_script(it: Seen) -> None:
     own, share = it.own[:STEPS], it.share
     for index, (_, loss, _) in enumerate(own if share.trained.losses else ()):
         assert loss is None or share.trained.losses[index] == pytest.approx(loss, abs=1e-6), index
@@ -74,18 +97,30 @@ def test_losses_and_tokens_are_those_of_the_script(seen: dict[str, Seen], name: 
 
 
 def test_what_is_not_known_is_said(seen: dict[str, Seen]) -> None:
-    said = {name: {key: seen[name].share.trained.evidence.get(key) for key in ("tokens", "losses")} for name in LOOPS}
+    said = {name: {key: seen[name].share.trained.evidence.get(key) for key in ("tokens", "losses")} for name in OFTEN}
     no_tokens = {name for name, words in said.items() if words["tokens"] == "unknown"}
-    assert no_tokens == {"lbfgs", "gan", "gan5", "compiled_function", "compiled_step", "many_passes"}
+    assert no_tokens == {"lbfgs", "gan", "gan5", "compiled_function", "many_passes"}
     assert {name for name, words in said.items() if words["losses"] == "unknown"} == {"by_functions", "many_passes"}
     assert seen["scaler"].share.trained.evidence["skipped_steps"] == [3, 4, 9]
 
 
 def test_how_steps_were_counted_and_what_was_in_the_way_is_a_remark(seen: dict[str, Seen], golden: Golden) -> None:
-    remarks = {name: seen[name].share.trained.evidence.get("remarks", []) for name in LOOPS}
+    remarks = {name: seen[name].share.trained.evidence.get("remarks", []) for name in OFTEN}
     told = ("rare", "gan", "profiled", "reference")
     golden([line for name in told for line in remarks[name]])
-    assert not any(remarks[name] for name in LOOPS if name not in (*told, "gan5"))
+    assert not any(remarks[name] for name in OFTEN if name not in (*told, "gan5"))
+
+
+@pytest.mark.wide
+def test_of_a_step_that_is_compiled_whole_no_tokens_are_known_and_of_an_optimizer_all_is(
+    rarely_seen: dict[str, Seen],
+) -> None:
+    told = {name: each.share.trained.evidence for name, each in rarely_seen.items()}
+    assert {name: (each["tokens"], each["losses"]) for name, each in told.items()} == {
+        "compiled_step": ("unknown", "counted"),
+        "compiled_optimizer": ("counted", "counted"),
+    }
+    assert not any(each.get("remarks") for each in told.values())
 
 
 def test_a_traced_step_is_of_the_script_alone(seen: dict[str, Seen]) -> None:

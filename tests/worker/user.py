@@ -12,6 +12,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = "out.json"
+# What these tests' own environment has besides costs each pytest a sixth of a second, or a third where much else runs.
+PLAIN = "-p no:randomly -p no:hypothesispytest -p no:anyio"
 #: First on the path of ranks that train a small network with plain PyTorch: for what becomes of them, not of a model.
 LIGHT = REPOSITORY / "tests" / "slurm" / "light"
 LIGHT_PATH = f"{LIGHT}:{REPOSITORY}"
@@ -31,7 +33,7 @@ def start(folder: Path, *options: str, inject: str = "", path: str = str(REPOSIT
     """pytest in ``folder`` on the CPU, its output in ``log``, its results in ``RESULTS``."""
     (folder / RESULTS).unlink(missing_ok=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    words = ["-m", "pytest", "-v", "-p", "no:randomly", "--gpus", "0", "--perf-json", RESULTS]
+    words = ["-m", "pytest", "-v", *PLAIN.split(), "--gpus", "0", "--perf-json", RESULTS]
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, *words, *options],

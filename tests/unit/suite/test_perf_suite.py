@@ -46,21 +46,16 @@ def test_a_text_that_is_not_there_is_one_line(name: str, tmp_path: Path) -> None
     assert "ImportError" not in done.stderr
 
 
-@pytest.mark.processes
-def test_it_is_collected_on_a_cpu() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "perf_tests",
-        "perf_tests/test_parity.py",
-        "--collect-only",
-        "-q",
-        "--gpus",
-        "0",
-    ]
+def collected(*paths: str) -> str:
+    command = [sys.executable, "-m", "pytest", *paths, "--collect-only", "-q", "--gpus", "0"]
     done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
+
+
+@pytest.mark.processes
+def test_it_is_collected_on_a_cpu() -> None:
+    found = collected("perf_tests", "perf_tests/test_parity.py")
     for module in (
         "ladder",
         "gains",
@@ -71,16 +66,14 @@ def test_it_is_collected_on_a_cpu() -> None:
         "real_data",
         "parity",
     ):
-        assert f"perf_tests/test_{module}.py" in done.stdout
+        assert f"perf_tests/test_{module}.py" in found
 
 
 @pytest.mark.processes
 def test_parity_is_collected_where_it_is_named_alone() -> None:
-    command = [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"]
-    done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert "perf_tests/test_ladder.py" in done.stdout
-    assert "test_parity" not in done.stdout
+    found = collected("perf_tests")
+    assert "perf_tests/test_ladder.py" in found
+    assert "test_parity" not in found
 
 
 def test_no_two_cases_are_the_same() -> None:
