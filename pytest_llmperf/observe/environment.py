@@ -30,35 +30,22 @@ from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.observe.device import has_gpu, matmul_precision, reduced_precision_reduction, sdpa_kernels
 from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Environment
-from pytest_llmperf.support.files import boot_id, cpu_name
+from pytest_llmperf.support.files import boot_id, cpu_name, shipped
 
 _PACKAGES = "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13"
 
 # A checkout of millions of lines on a slow file system is not worth more of a GPU's time.
 _GIT_SECONDS = 2.0
 
-_VARIABLE_PREFIXES = (
-    *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_", "LLMPERF_INJECT"),
-    # Where packages come from, and with them all that is imported.
-    *("LD_PRELOAD", "MALLOC_", "GLIBC_TUNABLES", "TORCHDYNAMO_", "USE_HUB_KERNELS"),
-    *("ATEN_", "ONEDNN_", "DNNL_", "GOMP_", "OPENBLAS_", "TCMALLOC_", "LD_AUDIT", "LD_BIND_NOW"),
-    # Of networks, of other vendors' GPUs, of what profiles or measures coverage from outside.
-    *("UCX_", "FI_", "RCCL_", "HIP_", "HSA_", "MIOPEN_", "KINETO_", "COVERAGE_PROCESS_", "NVTX_", "NSYS_"),
-    *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "LIGER_", "FLASH_ATTENTION_", "ACCELERATE_", "NVIDIA_TF32"),
-)
+
+def _known(section: str) -> Iterator[str]:
+    yield from " ".join(_KNOWN[section].values()).split()
+
+
+_KNOWN = shipped(__file__, "known.ini")
+_VARIABLE_PREFIXES, _NOT_CAUSES = tuple(_known("watched")), frozenset(_known("no cause"))
 # The interpreter's own; images name theirs PYTHON_VERSION and the like.
 _OF_PYTHON = re.compile(r"PYTHON([A-Z]|_(GIL|JIT|PERF|CPU))")
-# Set afresh by every launch, or naming things that differ between machines without changing the work.
-_NOT_CAUSES = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
-    | {"HIP_VISIBLE_DEVICES"}
-    | {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME"}
-    | {"TRITON_PTXAS_PATH"}  # inductor sets it where it compiles
-    | {"KMP_DUPLICATE_LIB_OK"}  # threadpoolctl sets it, for whoever imports that, and no library runs otherwise for it
-    | {"PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONHOME"}
-    | {"PYTHONNOUSERSITE", "PYTHONUSERBASE", "PYTHONSTARTUP", "PYTHONPYCACHEPREFIX", "PYTHONSAFEPATH"}
-    | {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
-)
 
 
 def environment(device: torch.device) -> Environment:
@@ -151,12 +138,8 @@ def setup(model: nn.Module, optimizer: Any, callables: Callables) -> dict[str, A
     }
 
 
-#: What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
-NOT_WORK = frozenset(
-    {"_name_or_path", "architectures", "transformers_version", "_attn_implementation", "pretraining_tp"}
-    | {"id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id", "pad_token_id"}
-    | {"output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder"}
-)
+#: What a configuration says that is no part of the work.
+NOT_WORK = frozenset(_known("no work"))
 
 
 def configuration(config: Any) -> dict[str, Any]:
