@@ -99,6 +99,8 @@ class RankRecord:
             told = getattr(self, name)
             if told and len(told) != len(self.step_seconds):
                 raise ValueError(f"rank {self.rank} has {name} of other steps than it took")
+        if (found := len(self.core_seconds)) not in {0, 3}:
+            raise ValueError(f"rank {self.rank} has {found} core_seconds, expected 3 or none")
 
     @property
     def place(self) -> Place:

@@ -65,6 +65,11 @@ def read_settings(
         "slurm": _slurm(ini),
         "width": _width(values["width_gpus"], values["plan"]),
     }
+    folder = values["baselines"]
+    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+    # Found out now, and not by each case.
+    if values["update"] and (why := refused_at(there / folder.name)):
+        raise UsageError(f"--perf-baselines {folder}: cannot be written ({why}); name a folder where you may write")
     if values["against"]:
         from pytest_llmperf.run.history import has_commit
 

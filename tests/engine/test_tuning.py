@@ -872,6 +872,31 @@ class TestScripts:
         assert len(world.launched) == launches
         assert any(note.startswith("first losses are not compared") for note in found.notes) == (launches == 1)
 
+    @pytest.mark.parametrize(("seconds", "fails"), [(100.0, False), (40.0, True)], ids=["one trial", "second fails"])
+    def test_why_losses_are_not_compared_and_which_minutes_would_do_is_told(
+        self,
+        engine: Engine,
+        world: World,
+        monkeypatch: pytest.MonkeyPatch,
+        golden: Golden,
+        seconds: float,
+        fails: bool,
+    ) -> None:
+        self._world(world)
+        now, plain = [0.0], world.launch
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+        def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+            now[0] += seconds
+            made = plain(request, watch)
+            if fails and len(world.launched) == 2:
+                return Failure(kind="error", message="its port is taken", tail=(), folder="")
+            return replace(made, wall_seconds=seconds) if isinstance(made, Launch) else made
+
+        monkeypatch.setattr(world, "launch", launch)
+        space = self._space(engine, 'batch = [1, 2, 4]\nflag = [""]\n')
+        golden(Tuner(engine.caller(gpus=0), _of_space(space, seconds=240.0), lambda *_: None).run().notes)
+
     @pytest.mark.parametrize(("planted", "told"), [(0.1, True), (0.0, False)])
     def test_what_time_is_left_goes_to_turns_of_those_that_trials_leave_undecided(
         self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, planted: float, told: bool

@@ -100,6 +100,8 @@ MISTAKES = [
     (["--perf-json=folder"], (PYTEST, CHECK), "--perf-json .*folder: a folder, expected a file; name one in it"),
     (["--perf-history=missing/h"], (PYTEST, CHECK), "--perf-history .*; or off, which keeps no history"),
     (["--perf-reason=why"], (PYTEST, CHECK), "--perf-reason says why a baseline changes; it goes with"),
+    (["--perf-baselines=sealed", "--update-baselines=new"], (PYTEST, CHECK), "baselines .*sealed: cannot be written"),
+    (["--perf-baselines=sealed/a/b", "--update-baselines"], (PYTEST, CHECK), "baselines .*/b: cannot be written"),
     (["--perf-launches=3", "--perf-max-launches=2"], (PYTEST, CHECK), "--perf-launches 3 is more than"),
     ([], (PYTEST, CHECK, TUNE, BISECT), "LLMPERF_INJECT='slwo=5': .*did you mean 'slow'"),
 ]

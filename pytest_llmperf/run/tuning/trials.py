@@ -14,6 +14,7 @@ from typing import Any
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning import Objective, Trial, Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import Concluded
@@ -30,6 +31,7 @@ STEPS, LEAST_STEPS, WARM_UP = 7, 7, 2
 # However little time there is: what is launched at all may begin.
 _LEAST_SECONDS = 20.0
 
+_NO_TIME = "no time for a second launch"
 _NO_TOKENS = "the tokens of a step were not found; say those of a step at the start: tokens=sequences:8"
 # What says nothing of the configuration, and may end otherwise the next time.
 _NOT_KEPT = frozenset({"timeout", "killed", "never-started", "unwritable", "rendezvous", "node-failure"})
@@ -49,6 +51,8 @@ class Trials:
         self._folder = search_folder(f"trials/{caller.run.machine_kind}", key)
         self.unkept = ""
         """Why what was made is not kept; empty where it is."""
+        self.alone = _NO_TIME
+        """Why the last trial was launched once."""
         self._caller, self._runner = caller, Runner(caller, bare=True)
 
     def known(self, specs: Sequence[Spec]) -> Mapping[Spec, Trial]:
@@ -81,6 +85,7 @@ class Trials:
             trial = Trial.of(outcome, troubles, around)
             is_time = time.monotonic() + outcome.wall_seconds < began + twice_within
             again = self._runner.launch(short, 2) if is_time else None
+            self.alone = f"a second launch failed: {again.message}" if isinstance(again, Failure) else _NO_TIME
             trial = replace(trial, losses_again=again.losses) if isinstance(again, Launch) else trial
         else:
             trial = Trial(

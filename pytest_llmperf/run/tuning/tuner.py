@@ -16,7 +16,14 @@ from pytest_llmperf.launch.prediction import PredictionProcess, step_request, wh
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import CaseFailedError, RunEndedError
 from pytest_llmperf.run.tuning.trials import OF_ITS_OWN, STEPS, Trials, Tried, Tuning
-from pytest_llmperf.run.tuning.winner import FULL_STEPS, RIVALS, Final, proof_seconds, seconds_before_proof
+from pytest_llmperf.run.tuning.winner import (
+    CASE_LAUNCHES,
+    FULL_STEPS,
+    RIVALS,
+    Final,
+    proof_seconds,
+    seconds_before_proof,
+)
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.settings.optimizer import least_copies
 from pytest_llmperf.settings.space import Space
@@ -181,13 +188,26 @@ class Tuner:
             # The winner's own case takes two launches more.
             within = (self._until - time.monotonic()) / 2 if spec.is_script and self._held is None else 0.0
             trial = trials.make(spec, most, twice_within=within)
-            self._note(Tried(spec, trial))
+            self._note(Tried(spec, trial), trials.alone)
             is_wrong = not self._held and trial.kind not in OF_ITS_OWN  # another flag of a command may be known
             if is_wrong if spec.is_script else trial.kind == "never-started":
                 raise CaseFailedError(f"{spec.id}: {trial.failure}")
+        self._tell_of_one_trial()
         if order := self._search.in_order():
             final = Final(self._caller, self._found, self._until, self._tell)
             final.decide([self._specs[number] for number in order], self._forecast.fits)
+
+    def _tell_of_one_trial(self) -> None:
+        """Where a command had time for no other: which minutes would do."""
+        tried, left = self._found.tried, len(self._search.left)
+        if self._held is None or len(tried) != 1 or tried[0].was_kept or not left:
+            return
+        trial = tried[0].trial
+        each, start = trial.wall_seconds, trial.wall_seconds - trial.steps * trial.step_seconds
+        # The first is launched twice, and the winner's own case takes as many.
+        two, all_ = (math.ceil((1 + CASE_LAUNCHES + trials) * each / 60) + 1 for trials in (2, 1 + left))
+        told = f"only one trial fitted: a launch takes {each:.0f} s, {start:.0f} of them its start"
+        self._found.notes.append(f"{told}; --minutes {two} is enough for two, {all_} for all {1 + left}")
 
     def _fits(self, number: int) -> bool:
         fits = self._forecast.fits(self._specs[number])
@@ -214,11 +234,11 @@ class Tuner:
                 break
         return None
 
-    def _note(self, tried: Tried) -> None:
+    def _note(self, tried: Tried, alone: str = "an earlier search launched it once") -> None:
         trial, search = tried.trial, self._search
         if tried.spec.is_script and trial.is_measured:
             if not self._held and trial.losses and not trial.losses_again:
-                self._found.notes.append(f"first losses are not compared: {trial.id} had no time for a second launch")
+                self._found.notes.append(f"first losses are not compared: {trial.id}: {alone}")
             self._held = self._held or tried
             # A command that has other numbers may draw, or split, its batches otherwise.
             mine, its = (re.findall(r"\d+", " ".join(one.spec.argv)) for one in (tried, self._held))

@@ -31,18 +31,18 @@ FULL_STEPS, _LEAST_STEPS = 16, 8
 # Seconds: with less than that left, whatever ends was ended.
 _NEXT_TO_NOTHING = 1.0
 # What small trainings of a winner and of its plain form take, seconds and launches at least; launches of its own case.
-_PARITY_SECONDS, _PARITY_LAUNCHES, _CASE_LAUNCHES = 35.0, 2, 2
+_PARITY_SECONDS, _PARITY_LAUNCHES, CASE_LAUNCHES = 35.0, 2, 2
 
 
 def proof_seconds(spec: Spec, each: float) -> float:
     """What the proofs of a winner take, a launch of which takes ``each``: its parity, and its own case."""
-    return (0.0 if spec.is_script else max(_PARITY_SECONDS, _PARITY_LAUNCHES * each)) + _CASE_LAUNCHES * each
+    return (0.0 if spec.is_script else max(_PARITY_SECONDS, _PARITY_LAUNCHES * each)) + CASE_LAUNCHES * each
 
 
 def seconds_before_proof(spec: Spec, left: float) -> float:
     """What a trial of one like ``spec`` may take, with so many seconds ``left``, lest it wins and none can prove it."""
     fixed, launches = (0.0, 0) if spec.is_script else (_PARITY_SECONDS, _PARITY_LAUNCHES)
-    return min((left - fixed) / (1 + _CASE_LAUNCHES), left / (1 + _CASE_LAUNCHES + launches))
+    return min((left - fixed) / (1 + CASE_LAUNCHES), left / (1 + CASE_LAUNCHES + launches))
 
 
 class Final:

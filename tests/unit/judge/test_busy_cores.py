@@ -44,6 +44,12 @@ def judged(launches: Sequence[Launch], stored: Sequence[Launch] = (untold(),)) -
     return held(launches, stored).judgement((), ())
 
 
+def test_a_record_that_somebody_shortened_is_refused_in_a_line(golden: Golden) -> None:
+    with pytest.raises(ValueError, match="core_seconds") as refused:
+        replace(untold().ranks[0], core_seconds=(1.0, 2.0))
+    golden(refused)
+
+
 BUSY = launch(6.0, waited=1.3, others=1.4)
 
 
