@@ -14,7 +14,6 @@ from typing import Any
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning import Objective, Trial, Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.case import Caller
 from pytest_llmperf.run.findings import Concluded
@@ -85,8 +84,10 @@ class Trials:
             trial = Trial.of(outcome, troubles, around)
             is_time = time.monotonic() + outcome.wall_seconds < began + twice_within
             again = self._runner.launch(short, 2) if is_time else None
-            self.alone = f"a second launch failed: {again.message}" if isinstance(again, Failure) else _NO_TIME
-            trial = replace(trial, losses_again=again.losses) if isinstance(again, Launch) else trial
+            if isinstance(again, Launch):
+                trial = replace(trial, losses_again=again.losses)
+            else:
+                self.alone = f"a second launch failed: {again.message}" if again else _NO_TIME
         else:
             trial = Trial(
                 digest=short.digest,
