@@ -70,7 +70,6 @@ def _everywhere() -> Iterator[TrainSpec]:
     yield replace(_PLAIN, gpus=2, gradient_accumulation_steps=2)
     yield replace(_PLAIN, mixed_precision="no")
     yield from (replace(_PLAIN, model_precision="fp32", gpus=2, parallelism=one) for one in ("zero2", "zero3"))
-    yield replace(_PLAIN, model_precision="fp32", gpus=2, gradient_accumulation_steps=2, parallelism="sequence")
     yield replace(_PLAIN, lora=True, gradient_checkpointing=True)
     yield replace(_PLAIN, loss="chunked")
     yield from (replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm"))

@@ -91,7 +91,8 @@ def test_whatever_is_faster_is_held_beside_its_plain_form() -> None:
     assert {spec.attention for spec in PARITY} == set(ATTENTIONS)
     assert {spec.sdpa_backend for spec in PARITY} == set(SDPA_BACKENDS)
     assert {spec.fp8 for spec in PARITY} == set(FP8_RECIPES)
-    assert {spec.parallelism for spec in PARITY} == set(PARALLELISMS)
+    # Of sequence transformers weighs the passes of a step alike, which parity tells (docs/explanation/parity.md).
+    assert {spec.parallelism for spec in PARITY} == {*PARALLELISMS} - {"sequence"}
     recomputing = {spec.checkpointing_policy for spec in PARITY if spec.gradient_checkpointing}
     assert recomputing == set(CHECKPOINTING_POLICIES)
     alone = {spec.liger_kernels for spec in PARITY if spec.liger and "+" not in spec.liger_kernels}
