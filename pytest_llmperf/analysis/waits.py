@@ -93,7 +93,7 @@ def data_wait(launches: Sequence[Launch]) -> tuple[float, float] | None:
 
 def host_spends(before: Trace, after: Trace) -> Iterator[str]:
     """The line at which the host spends most of what a step takes longer, beyond what work takes longer: ``the host
-    spends 50 ms a step more at data.py:7 (`time.sleep(0.05)`)``."""
+    spends 50.0 ms a step more at data.py:7 (`time.sleep(0.05)`)``."""
     then, now = (by_text(trace.places.get(SPENT, {})) for trace in (before, after))
     slower = max(1.0, after.busy_seconds / max(before.busy_seconds, 1e-9))
     more = after.step_seconds - slower * before.step_seconds
@@ -102,5 +102,5 @@ def host_spends(before: Trace, after: Trace) -> Iterator[str]:
     for place in after.places.get(SPENT, {}):
         seconds = now[without_lines(place)] - slower * then.get(without_lines(place), 0.0)
         if 2 * seconds >= more:
-            yield f"the host spends {seconds * 1000:.3g} ms a step more at {shown_place(place)}"
+            yield f"the host spends {seconds * 1000:,.1f} ms a step more at {shown_place(place)}"
             return
