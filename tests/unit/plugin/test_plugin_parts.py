@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from pytest_llmperf.run.baseline_comparison import BaselineComparison
 from pytest_llmperf.run.case import Caller, CaseTerms
 from pytest_llmperf.run.derived_metrics import ModelFlops
 from pytest_llmperf.run.findings import CaseFailedError, Findings
-from pytest_llmperf.run.hardware import Job, prune
+from pytest_llmperf.run.hardware import Hardware, Job, prune
 from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.runner import Runner
 from tests.fakes import launch_of
@@ -231,6 +232,7 @@ class TestRunner:
             launch_seconds=1.0,
             settle=lambda _spec: None,
         )
+        session.launch_folder = partial(Hardware.launch_folder, session)
         shown: Any = show
         caller = Caller(run=session, terms=CaseTerms(), findings=Findings(), observer=shown, nodeid="t.py::t")
         return Runner(caller)
