@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep
-from pytest_llmperf.settings.parallelism import data_ranks
+from pytest_llmperf.settings.parallelism import data_ranks, zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: In the order in which they are told.
@@ -51,7 +51,8 @@ _FUSED = "is counted as any fused attention: its inputs, its output and a number
 
 def caveats(spec: TrainSpec) -> list[str]:
     """What is not modelled of ``spec``, or not proven, a line each."""
-    counted = "DDP's buckets" if spec.parallelism == "ddp" else "FSDP's buffers"
+    sharding = "DeepSpeed" if zero_stage(spec) else "FSDP"
+    counted = "DDP's buckets" if spec.parallelism == "ddp" else f"{sharding}'s buffers"
     found = {
         "torch_compile is not modelled: this is without it, and compiled kernels usually keep less": spec.torch_compile,
         f"{spec.attention} {_FUSED}": spec.attention.startswith("flash_attention"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +17,8 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.store import parse
 from pytest_llmperf.launch.prediction import PredictionError, StaticSteps
-from pytest_llmperf.records.trace import StaticStep
+from pytest_llmperf.records.trace import StaticStep, Trace
+from tests.golden import Golden, sections
 from tests.worker.launching import launched
 from tests.worker.user import REPOSITORY
 
@@ -88,14 +90,38 @@ def test_ddp_under_the_trainer_exchanges_what_is_told_without_ranks(
     told: Told, tmp_path: Path, case: tuple[str, int]
 ) -> None:
     spec, expected = told[case]
-    trace = launched(spec, tmp_path / "launch").trace
-    counts, sizes = (
-        {row.name: row.count for row in trace.rows if row.kind == kind} for kind in ("exchange", "payload")
-    )
-    assert counts == {name: count for name, (count, _) in expected.items()}
-    assert counts["all_reduce"] > 1
-    # A trace keeps six digits.
-    assert sizes == {name: float(f"{size:.6g}") for name, (_, size) in expected.items()}
+    found = rows_of(launched(spec, tmp_path / "launch").trace)
+    assert found["exchange"]["all_reduce"] > 1
+    assert found == as_rows(expected)
+
+
+def rows_of(trace: Trace) -> dict[str, dict[str, float]]:
+    """Its exchanges and their bytes, by kind of row."""
+    kinds = ("exchange", "payload")
+    return {kind: {row.name: row.count for row in trace.rows if row.kind == kind} for kind in kinds}
+
+
+def as_rows(told: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
+    """The same of what was told; a trace keeps six digits."""
+    counts = {name: count for name, (count, _) in told.items()}
+    return {"exchange": counts, "payload": {name: float(f"{size:.6g}") for name, (_, size) in told.items()}}
+
+
+@pytest.mark.parametrize("case", [("zero2", 2), ("zero2", 4), ("zero3", 2), ("zero3", 4)], ids=str)
+def test_deepspeed_exchanges_what_is_told_without_ranks(tmp_path: Path, case: tuple[str, int]) -> None:
+    pytest.importorskip("deepspeed")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    kind, ranks = case
+    spec = TrainSpec(model=str(path), gpus=ranks, parallelism=kind, **{**SMALL, "mixed_precision": "bf16"})
+    with closing(StaticSteps()) as steps:
+        step = steps.of(spec)
+    assert isinstance(step, StaticStep), step
+    assert "deepspeed" in step.versions
+    told, scattered = dict(step.exchanges), step.exchanges.get("reduce_scatter", (0, 0))
+    told.pop("reduce_scatter", None)  # gloo scatters by reducing for all, and says so
+    told["all_reduce"] = (told["all_reduce"][0] + scattered[0], told["all_reduce"][1] + scattered[1])
+    assert rows_of(launched(spec, tmp_path / "launch").trace) == as_rows(told)
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +160,52 @@ def test_two_h100_exchanged_and_kept_what_is_told_without_them() -> None:
     with closing(StaticSteps()) as steps:
         steps.ask(specs)
         for one, spec in zip(stored, specs, strict=True):
-            step, seen = steps.of(spec), dict[str, dict[str, float]](exchange={}, payload={})
+            step = steps.of(spec)
             assert isinstance(step, StaticStep), step
             assert one.trace is not None
-            for row in one.trace.trace.rows:
-                if row.kind in seen:
-                    seen[row.kind][row.name] = row.count
-            assert {name: count for name, (count, _) in step.exchanges.items()} == seen["exchange"]
-            assert {name: float(f"{size:.6g}") for name, (_, size) in step.exchanges.items()} == seen["payload"]
+            assert rows_of(one.trace.trace) == as_rows(step.exchanges)
             peak = one.launches[-1].peak_allocated_bytes
             assert step.peak_bytes == pytest.approx(peak, rel=off[spec.parallelism])
+
+
+STORED = REPOSITORY / "baselines"
+
+
+def zero_baselines() -> list[Baseline]:
+    paths = sorted(STORED.glob("*/llama-3.2-1b/*-zero?-gpus2.json"))
+    return [parse(Baseline, path.read_text(encoding="utf-8"), str(path)) for path in paths]
+
+
+def zero_figures(step: StaticStep | PredictionError) -> list[object]:
+    assert isinstance(step, StaticStep), step
+    return [step.exchanges, step.peak_bytes, step.padding]
+
+
+@pytest.mark.timeout(900)
+def test_deepspeed_is_told_what_it_was_told(golden: Golden) -> None:
+    """Of two ranks, of seven, which nothing divides, and of a thousand; by DeepSpeed 0.19.8."""
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("liger_kernel")
+    stages = {one.spec["parallelism"]: TrainSpec.from_dict(one.spec) for one in zero_baselines()}
+    specs = [replace(spec, gpus=ranks) for spec in stages.values() for ranks in (2, 7, 1024)]
+    with closing(StaticSteps()) as steps:
+        steps.ask(specs)
+        found = {spec: steps.of(spec) for spec in specs}
+    lines = {f"{spec.parallelism} {spec.gpus}": zero_figures(step) for spec, step in found.items()}
+    golden("\n".join(f"{name} {json.dumps(figures)}" for name, figures in lines.items()))
+
+
+def test_two_gpus_exchanged_and_kept_what_deepspeed_was_told() -> None:
+    """By what is kept of the test before: DeepSpeed need not be installed."""
+    kept = sections(Path(__file__).parent / "golden" / "test_exchanges.txt")
+    lines = kept[test_deepspeed_is_told_what_it_was_told.__name__].splitlines()
+    compared = 0
+    for one in zero_baselines():
+        spec = TrainSpec.from_dict(one.spec)
+        (line,) = (each for each in lines if each.startswith(f"{spec.parallelism} {spec.gpus} "))
+        exchanges, peak, _ = json.loads(line.split(" ", 2)[2])
+        assert peak == pytest.approx(one.launches[-1].peak_allocated_bytes, rel=0.001)
+        if one.trace is not None and (seen := rows_of(one.trace.trace))["exchange"]:
+            assert seen == as_rows(exchanges)
+            compared += 1
+    assert compared == 2

@@ -7,7 +7,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import cache
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -21,7 +23,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.formulas import MemoryPlan, newest_on_a_gpu
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.launch import prediction
-from pytest_llmperf.launch.prediction import PredictionError, predictions
+from pytest_llmperf.launch.prediction import PredictionError, predictions, why_none
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.optimizer import update_flops
 
@@ -33,7 +35,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pytest_llmperf.judge.store import parse
 from pytest_llmperf.worker.estimate import arithmetic, prediction_server
 from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter
-from pytest_llmperf.worker.estimate.memory_estimator import COUNTED, IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
+from pytest_llmperf.worker.estimate.memory_estimator import IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
+from pytest_llmperf.worker.estimate.storages import StorageCounter
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -130,8 +133,8 @@ def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
 def is_modelled(spec: TrainSpec) -> bool:
     """Whether a prediction claims to be right of it: docs/explanation/memory.md lists of what it does not."""
     known = spec.fp8 == "no" and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
-    counted = spec.parallelism in COUNTED and spec.offloading == "no"
-    return known and counted and not spec.torch_compile and not spec.has_padding
+    counted = why_none(replace(spec, liger=False)) is None and spec.parallelism != "sequence"
+    return known and counted and spec.offloading == "no" and not spec.torch_compile and not spec.has_padding
 
 
 SMALL = TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=8)
@@ -237,6 +240,65 @@ def test_one_turn_of_a_ring_counts_for_all_that_are_like_it(ranks: int, monkeypa
     real, whole = counted()
     assert short == whole
     assert peak == pytest.approx(real, rel=0.002)  # blocks are split otherwise after many turns
+
+
+def test_a_rank_of_deepspeed_sends_whole_gradients_and_keeps_its_parts() -> None:
+    """Of eight elements and five for four ranks two each, so three are none's; one that is divided is sent as it is."""
+    found = OperatorCounter()
+    counter = StorageCounter(8, found)
+    spec = TrainSpec(**{**SMALL.to_dict(), "gpus": 4, "parallelism": "zero3", "model_precision": "fp32"})
+    with arithmetic.among_ranks(spec), FakeTensorMode(), counter:
+        both = [torch.zeros(2, 4), torch.zeros(5)]
+        parts = arithmetic.scattered(both)
+        assert [tuple(each.shape) for each in parts] == [(2,), (2,)]
+        assert found.exchanges.found["reduce_scatter"] == [1, 4 * 16, 0]
+        counter.take()
+        (alone,) = arithmetic.scattered(both[:1])
+        assert alone.untyped_storage() is both[0].untyped_storage()
+    assert found.exchanges.found["reduce_scatter"] == [2, 4 * (16 + 8), 0]
+
+
+class Status(Enum):
+    INFLIGHT = 1
+    AVAILABLE = 2
+
+
+def test_each_of_what_deepspeed_gathers_is_a_copy_in_its_shape() -> None:
+    weights = [SimpleNamespace(ds_numel=rows * 3, ds_shape=(rows, 3), ds_tensor=torch.zeros(3)) for rows in (1, 2)]
+    for each in weights:
+        each.ds_status = Status.INFLIGHT
+    waited: list[int] = []
+    handle = SimpleNamespace(wait=lambda: waited.append(1))
+    both = SimpleNamespace(complete=False, allgather_handle=handle, params=weights, partitions=[torch.zeros(12)[:3]])
+    arithmetic.gathered(both)
+    arithmetic.gathered(both)  # it is asked for as often as a module needs it
+    assert waited == [1]
+    found = [(tuple(each.data.shape), each.ds_status) for each in weights]
+    assert found == [((1, 3), Status.AVAILABLE), ((2, 3), Status.AVAILABLE)]
+
+
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+@pytest.mark.parametrize("ranks", [4, 7])
+def test_one_view_in_the_place_of_one_for_each_rank_changes_no_figure(
+    stage: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("deepspeed")
+    partitions, stage3 = (
+        import_module(f"deepspeed.runtime.zero.{name}") for name in ("partition_parameters", "stage3")
+    )
+    values = {"parallelism": stage, "model_precision": "fp32", "gpus": ranks, "gradient_accumulation_steps": 3}
+    spec = TrainSpec(**{**SMALL.to_dict(), **values})
+
+    def counted() -> list[object]:
+        found = OperatorCounter()
+        peak = sum(plan(spec, spec.architecture.config, found).values())
+        return [peak, found.flops, found.exchanges.found, found.padding]
+
+    short = counted()
+    monkeypatch.setattr(arithmetic, "gathered", partitions.AllGatherCoalescedHandle.wait)
+    monkeypatch.setattr(arithmetic, "scattered", stage3.reduce_scatter_coalesced)
+    monkeypatch.setattr(arithmetic, "own", range)
+    assert short == counted()
 
 
 @pytest.mark.parametrize("gpus", [4, 8])
@@ -427,6 +489,7 @@ def test_what_is_compiled_is_counted_as_if_it_were_not() -> None:
     assert parts(torch_compile=True) == parts()
 
 
+SEQUENCE = replace(SMALL, parallelism="sequence", gpus=2, model_precision="fp32", gradient_accumulation_steps=2)
 ODD: Mapping[str, tuple[dict[str, Any], str]] = {
     "code of its own": (
         {"model_type": "of-its-own", "auto_map": {"AutoConfig": "code.C"}},
@@ -447,6 +510,7 @@ def odd(folder: Path) -> dict[TrainSpec, str]:
         said[TrainSpec(model=configured(folder / name, **values), sequence_length=64)] = words
     said[replace(SMALL, optimizer="adafactor")] = "optimizer adafactor is not modelled; known: adamw_torch,"
     said[replace(SMALL, fp8="rowwise")] = "compiled, as they are used, 8-bit ones"
+    said[SEQUENCE] = "parallelism='sequence' is not modelled"
     return said
 
 
@@ -454,7 +518,11 @@ def test_what_cannot_be_predicted_is_one_line_each_and_hinders_no_other(tmp_path
     found = answers([SMALL, *odd(tmp_path), SMALL])
     assert found[SMALL] == {**parts(), "workspace": 2 * 32 * 2**20}
     said = {words for _, words in ODD.values()}
-    said |= {"optimizer adafactor is not modelled; known: adamw_torch,", "compiled, as they are used, 8-bit ones"}
+    said |= {
+        "parallelism='sequence' is not modelled",
+        "optimizer adafactor is not modelled; known: adamw_torch,",
+        "compiled, as they are used, 8-bit ones",
+    }
     errors = {spec: answer for spec, answer in found.items() if isinstance(answer, PredictionError)}
     assert len(errors) == len(said)
     for spec, error in errors.items():

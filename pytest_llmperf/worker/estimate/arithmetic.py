@@ -13,11 +13,13 @@ A layer that checkpointing computes again is counted twice: a count is of the st
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
+from importlib import import_module
 from inspect import getattr_static
 from math import prod
 from types import SimpleNamespace
@@ -179,15 +181,15 @@ class QuickMode(TorchDispatchMode):
 
 @contextmanager
 def replaced(where: Any, **values: Any) -> Iterator[None]:
-    """Let the attributes of ``where`` have these ``values`` while this lasts."""
-    real = {name: getattr_static(where, name) for name in values}
+    """Let the attributes of ``where`` have these ``values`` while this lasts; a module's new one hides a builtin."""
+    real = {name: getattr_static(where, name) for name in values if name in dir(where)}
     try:
         for name, value in values.items():
             setattr(where, name, value)
         yield
     finally:
-        for name, value in real.items():
-            setattr(where, name, value)
+        for name in values:
+            setattr(where, name, real[name]) if name in real else delattr(where, name)
 
 
 class Arithmetic(QuickMode):
@@ -276,13 +278,12 @@ def among_ranks(
     mesh is made of numbers. Rank 0 holds as much as any: of too few rows the last ranks hold less."""
     config = ParallelismConfig(**mesh_sizes(spec, ranks_per_node or spec.gpus))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)
-    ring = _templated_ring_attention.__globals__  # whose loops over ranks ask its module for ``range``, then Python
-    ring["range"] = partial(_turns, counter or OperatorCounter())
+    ring = sys.modules[_templated_ring_attention.__module__]
     try:
         config.get_device_mesh("cpu")
-        yield config
+        with replaced(ring, range=partial(_turns, counter or OperatorCounter())):
+            yield config
     finally:
-        del ring["range"]
         dist.destroy_process_group()
 
 
@@ -356,12 +357,79 @@ def padding_bytes(model: Any) -> int:
     return sum(num_bytes - each.numel() * each.element_size() for each, num_bytes in shards)
 
 
+def deepspeed() -> Any:
+    """It, as one rank of those that are not there has it."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
+    return import_module("deepspeed")
+
+
+@contextmanager
+def deepspeed_on_fake_tensors() -> Iterator[Any]:
+    """DeepSpeed, with what it asks of a tensor's content and of a host answered, as in ranks that are well."""
+    package, zero = deepspeed(), partial(import_module, package="deepspeed.runtime.zero")
+    stage3, partitions = zero(".stage3"), zero(".partition_parameters")
+
+    def halve(model: Any) -> Any:
+        """In place, as it does with tensors that are not fake."""
+        for each in (*model.parameters(), *model.buffers()):
+            each.data = each.data.bfloat16() if each.is_floating_point() else each.data
+        return model
+
+    answers: Mapping[Any, Mapping[str, Any]] = {
+        torch.nn.Module: {"to": lambda module, *_, **__: module, "bfloat16": halve},
+        import_module("deepspeed.comm.torch"): {"build_shm_op": lambda: None},  # it would be compiled
+        import_module("deepspeed.comm.comm"): {"cdb": None},  # groups of an earlier prediction
+        import_module("deepspeed.utils.groups"): {"_WORLD_GROUP": None},
+        package.accelerator.get_accelerator(): {"available_memory": lambda *_: sys.maxsize},
+        zero(".partitioned_param_coordinator"): {"assert_ints_same_as_other_ranks": lambda _: None},
+        partitions: {"range": own},
+        partitions.AllGatherCoalescedHandle: {"wait": gathered},
+        stage3: {"reduce_scatter_coalesced": scattered, "is_invalid_grad_norm": lambda _: False},
+        zero(".stage_1_and_2"): {"is_invalid_grad_norm": lambda _: False},
+    }
+    with ExitStack() as stack:
+        for where, values in answers.items():
+            stack.enter_context(replaced(where, **values))
+        yield package
+
+
+def own(*bounds: int) -> range:
+    """Of a view for each rank, this rank's."""
+    return range(*bounds)[:1]
+
+
+def gathered(handle: Any, **_: Any) -> None:
+    """Each weight is put together, of one view of what was gathered: DeepSpeed has one for each rank."""
+    if not handle.complete:
+        handle.allgather_handle.wait()
+        for weight in handle.params:
+            whole = handle.partitions[0].as_strided((weight.ds_numel,), (1,))
+            weight.data = torch.cat([whole]).view(weight.ds_shape).to(weight.ds_tensor.dtype)
+            weight.ds_status = type(weight.ds_status).AVAILABLE
+        handle.complete = True
+
+
+@torch.no_grad()
+def scattered(tensors: list[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
+    """Rank 0's parts of gradients that are summed; DeepSpeed has a view for each rank, twice."""
+    ranks = dist.get_world_size(group)
+    sizes = [-(-each.numel() // ranks) for each in tensors]
+    whole, missing = tensors[0].view(-1), ranks * sum(sizes) - sum(each.numel() for each in tensors)
+    if len(tensors) > 1 or missing:
+        whole = torch.cat([*(each.view(-1) for each in tensors), whole.new_empty(missing)])
+    own = whole.div_(ranks).narrow(0, 0, sum(sizes))
+    dist.reduce_scatter_tensor(own, whole, group=group)
+    return [*own.split(sizes)]
+
+
 class Exchanges:
     def __init__(self) -> None:
         self.found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         """By kind and dimension of the mesh: how many, their bytes, and further bytes for each rank that there is."""
         self.times = 1
         """How often what is seen now is done in a step."""
+        self.reduces_at_the_end = True
+        """Of accumulated gradients all but the last pass reduce nothing; DeepSpeed's stages share each pass's."""
 
     def saw(self, function: Any, args: Any) -> None:
         """An operator of ``c10d`` was called: its bytes are the whole's, as ``observe/places.py`` counts them."""
@@ -373,8 +441,8 @@ class Exchanges:
         find = dist.distributed_c10d._resolve_process_group  # noqa: SLF001 - functional operators have a name alone
         group = dist.ProcessGroup.unbox(boxed[0]) if boxed else find(named[-1])
         sizes = [sum(leaf.nbytes for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)) for each in args]
-        # Of accumulated gradients all but the last pass reduce nothing; what layers share is in each pass.
-        times = 1 if "reduce" in kind and boxed else self.times
+        # What layers share is in each pass.
+        times = 1 if "reduce" in kind and boxed and self.reduces_at_the_end else self.times
         # Behind functional ones are those of several tensors, as which PyTorch records them.
         kind = kind if boxed or not kind.endswith("_tensor") else f"{kind}_coalesced"
         self.add(exchange_name(kind, group.group_desc), max(sizes), times=times)

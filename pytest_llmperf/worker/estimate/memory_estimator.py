@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
 
 from pytest_llmperf.settings.data import is_apart
+from pytest_llmperf.settings.parallelism import zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, checked_config, model_arguments
 from pytest_llmperf.worker.estimate import arithmetic
@@ -43,6 +45,7 @@ from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
 from pytest_llmperf.worker.settings.loss import replace_loss
 from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, muon_matrices
+from pytest_llmperf.worker.settings.parallelism import zero_config, zero_masters
 from pytest_llmperf.worker.settings.precision import DTYPES
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
@@ -54,8 +57,6 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "muon": partial(MuonAndAdamW, lr=1e-3),
 }
-
-COUNTED = ("ddp", "fsdp", "fsdp_hybrid", "tensor", "context")
 
 
 def plan(
@@ -90,7 +91,7 @@ def plan(
         functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
         _prepare(spec, model, functions)
         divided: Divided = nullcontext
-        if ranks is not None:
+        if ranks is not None and not zero_stage(spec):
             # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
             only = {"_chunk_with_empty": arithmetic.first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
             with replaced(_fsdp_param, **only):
@@ -99,9 +100,12 @@ def plan(
         if operators is not None and ranks is None:
             for parameter in (each for each in model.parameters() if each.requires_grad):
                 parameter.register_post_accumulate_grad_hook(gradients.append)
-        recording = _train(spec, model, counter, functions, divided)
-        if operators is not None and spec.gpus > 1:
-            _exchange(model, counter, operators, gradients[-len({*gradients}) :])
+        if zero_stage(spec):
+            recording = _by_deepspeed(spec, model, counter, functions)
+        else:
+            recording = _train(spec, model, counter, functions, divided)
+            if operators is not None and spec.gpus > 1:
+                _exchange(model, counter, operators, gradients[-len({*gradients}) :])
     parts = parts_at_peak(recording, _WORKSPACES)
     if spec.gpus > 1 and ranks is None:  # DDP reduces in buckets of its own, beside the gradients
         trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
@@ -126,7 +130,7 @@ def _refuse_unmodelled(spec: TrainSpec) -> None:
     is_eager = spec.experts == "eager"
     found = {
         f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}": spec.optimizer in _OPTIMIZERS,
-        f"parallelism={spec.parallelism!r} is not modelled; known: {', '.join(COUNTED)}": spec.parallelism in COUNTED,
+        "parallelism='sequence' is not modelled; known: all others": spec.parallelism != "sequence",
         f"offloading={spec.offloading!r} is not modelled; known: no": spec.offloading == "no",
         "loss='cut' is not modelled: its kernels run on a GPU alone; known: model, chunked": spec.loss != "cut",
         f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
@@ -181,24 +185,11 @@ def _train(
         is_fused = spec.optimizer.endswith("_fused")  # one kernel, which needs nothing beside the states
         first_update = _lasting(counter.take()) if is_fused else counter.take()
         counter.part = "activations"
-        ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
-        num_micro_batches = min(2, spec.gradient_accumulation_steps)
-        for number in range(1, num_micro_batches + 1):
+        for given, is_last, times in _micro_batches(spec):
             if hasattr(model, "set_requires_gradient_sync"):  # FSDP reduces, and so shards, gradients that are whole
-                model.set_requires_gradient_sync(number == num_micro_batches)
-            # Of many, all but the first are as the second.
-            times = 1 if number < num_micro_batches else spec.gradient_accumulation_steps - number + 1
-            with divided({"input_ids": ids, "labels": ids}) as given, counter.times(times):
-                counter.part, autocast = "activations", _autocast(spec)
-                with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None), functions():
-                    output = model(**given)
-                if autocast is not None and output.logits is not None:
-                    output.logits = output.logits.float()  # accelerate gives back fp32
-                loss = output.loss
-                del output  # as the Trainer does: only the graph keeps what it needs
-                counter.part = "gradients"
-                loss.backward()
-                del loss
+                model.set_requires_gradient_sync(is_last)
+            with divided(given) as own_part, counter.times(times):
+                _pass(spec, model, counter, functions, own_part)
         micro_batches = counter.take()
         for own, gradient in zip(updated, gradients, strict=True):
             own.grad = gradient
@@ -206,6 +197,67 @@ def _train(
             _update(optimizer, counter)
         update = _lasting(counter.take()) if is_fused else counter.take()
         return Recording(weights, first_update, micro_batches, update, pieces)
+
+
+def _micro_batches(spec: TrainSpec) -> Iterator[tuple[dict[str, torch.Tensor], bool, int]]:
+    """What two of a step are given, whether it is the last, and how often it is done: all but the first are alike."""
+    ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
+    passes = [1, spec.gradient_accumulation_steps - 1] if spec.gradient_accumulation_steps > 1 else [1]
+    for number, times in enumerate(passes, 1):
+        yield {"input_ids": ids, "labels": ids}, number == len(passes), times
+
+
+def _pass(
+    spec: TrainSpec,
+    model: Any,
+    counter: StorageCounter,
+    functions: Callable[[], GpuFunctions],
+    given: Mapping[str, torch.Tensor],
+) -> None:
+    """Forward and backward, of ``given``; DeepSpeed's engine has a backward pass of its own."""
+    counter.part, autocast = "activations", _autocast(spec)
+    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None), functions():
+        output = model(**given)
+    if autocast is not None and output.logits is not None:
+        output.logits = output.logits.float()  # accelerate gives back fp32
+    loss = output.loss
+    del output  # as the Trainer does: only the graph keeps what it needs
+    counter.part = "gradients"
+    getattr(model, "backward", torch.Tensor.backward)(loss)
+
+
+def _by_deepspeed(
+    spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions]
+) -> Recording:
+    """Steps by DeepSpeed's own engine, from its beginning on. The first sees which module needs which weights when, the
+    second is the first that knows, and is counted."""
+    operators, counter.operators, size = counter.operators, None, sum(each.numel() for each in model.parameters())
+    decayed, named = {*transformers.Trainer.get_decay_parameter_names(None, model)}, [*model.named_parameters()]
+    groups = [[each for name, each in named if (name in decayed) == kind] for kind in (True, False)]
+    how = "fused" if spec.optimizer.endswith("_fused") else "foreach"
+    with counter, counter.resizing(), arithmetic.deepspeed_on_fake_tensors() as deepspeed:
+        counter.part = "weights"
+        for tensor in (*model.parameters(), *model.buffers()):
+            counter.count(tensor)
+        optimizer = _OPTIMIZERS[spec.optimizer]([{"params": group} for group in groups if group], **{how: True})
+        config = {**zero_config(spec, model), "zero_allow_untested_optimizer": True}  # which accelerate adds
+        engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+        if operators is not None:
+            operators.exchanges.reduces_at_the_end = False
+        for counted in (None, operators):
+            counter.operators = counted
+            for given, is_last, times in _micro_batches(spec):
+                engine.set_gradient_accumulation_boundary(is_last)
+                with counter.times(times):
+                    _pass(spec, engine, counter, functions, given)
+            counter.part = "optimizer"
+            with counter.times(1), functions():
+                engine.step()
+    if operators is not None:
+        operators.exchanges.add_trainer(model)
+        shards = spec.gpus * sum(each.numel() for each in zero_masters(engine))
+        operators.padding = (shards - size) * next(model.parameters()).element_size()
+    return Recording([], [], [], counter.take())
 
 
 def _lasting(changes: list[Change]) -> list[Change]:
@@ -248,7 +300,8 @@ def _update(optimizer: torch.optim.Optimizer, counter: StorageCounter) -> None:
 
 
 def _autocast(spec: TrainSpec) -> torch.dtype | None:
-    return None if spec.mixed_precision == "no" else DTYPES[spec.mixed_precision]
+    """DeepSpeed's weights themselves are of that type."""
+    return None if spec.mixed_precision == "no" or zero_stage(spec) else DTYPES[spec.mixed_precision]
 
 
 # What CUDA's autocast runs in fp32 (torch/include/ATen/autocast_mode.h), which the CPU's mostly does not.
@@ -343,7 +396,8 @@ class GpuFunctions(TorchFunctionMode):
 def _answer(function: Any, args: Any) -> float | None:
     """What a model asks of a tensor's content, which a fake one does not have; ``None`` where it asks nothing."""
     if function is torch.Tensor.item:
-        return int(args[0].numel())  # Liger counts the labels that are not ignored
+        # Liger counts the labels that are not ignored; DeepSpeed asks by a byte whether a gradient is not finite.
+        return int(args[0].numel()) if args[0].dtype != torch.uint8 else 0
     if function is torch.Tensor.__bool__:
         return True  # whether a mask lets all through: nothing is padded
     if function is torch.rand and args and args[0] in ([], ()):

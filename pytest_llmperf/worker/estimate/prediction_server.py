@@ -25,9 +25,10 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from pytest_llmperf.settings.parallelism import zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, model_flops
+from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, deepspeed, model_flops
 from pytest_llmperf.worker.estimate.memory_estimator import plan
 
 
@@ -44,6 +45,8 @@ def prepare(request: Mapping[str, Any]) -> None:
                 importlib.import_module(f"{ops.__name__}.{info.name}")
         if spec.get("lora"):
             importlib.import_module("peft")
+        if str(spec.get("parallelism")).startswith("zero"):
+            deepspeed()
 
 
 # What a prediction does not look at: how long is measured, judgement, data, compilers and matrix units.
@@ -83,9 +86,9 @@ _BUILD = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$")
 _PACKAGES = ("torch", "transformers", "accelerate", "pytest-llmperf")
 
 
-def versions(*, liger: bool) -> dict[str, str]:
-    found = {}
-    for name in (*_PACKAGES, *(["liger-kernel"] if liger else [])):
+def versions(spec: TrainSpec) -> dict[str, str]:
+    found, used = {}, {"liger-kernel": spec.liger, "deepspeed": zero_stage(spec)}
+    for name in (*_PACKAGES, *(each for each, is_used in used.items() if is_used)):
         with suppress(metadata.PackageNotFoundError):
             found[name] = _BUILD.sub("", metadata.version(name))
     return found
@@ -247,5 +250,5 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         "flops": dict(operators.flops),
         "exchanges": dict(operators.exchanges.found),
         "padding": operators.padding,
-        "versions": versions(liger=spec.liger),
+        "versions": versions(spec),
     }

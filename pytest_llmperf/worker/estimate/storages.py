@@ -44,10 +44,10 @@ class StorageCounter(QuickMode):
         return changes
 
     def count(self, tensor: torch.Tensor) -> None:
-        """Count the storage of ``tensor`` unless it is counted; of a tensor in shards, this rank's."""
+        """Count the storage of ``tensor`` unless it is counted or a mere shape; of one in shards, this rank's."""
         storage = on_this_rank(tensor).untyped_storage()
         key = id(storage)
-        if key in self._living:
+        if key in self._living or tensor.device.type == "meta":
             return
 
         def gone(_: object) -> None:

@@ -62,6 +62,22 @@ def _deepspeed(spec: TrainSpec) -> dict[str, Any]:
     return {"zero_optimization": zero, "bf16": {"enabled": "auto"}, **dict.fromkeys(asked, "auto")}
 
 
+def zero_config(spec: TrainSpec, model: Any) -> Mapping[str, Any]:
+    """The same as the Trainer has filled it in."""
+    from transformers import TrainingArguments  # noqa: PLC0415 - as above
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig  # noqa: PLC0415
+
+    # Its values by default: a real one would look for GPUs.
+    asked: Any = object.__new__(type("Asked", (TrainingArguments,), {"world_size": spec.gpus}))
+    asked.bf16, asked.per_device_train_batch_size = spec.mixed_precision == "bf16", spec.micro_batch_size
+    asked.gradient_accumulation_steps = spec.gradient_accumulation_steps
+    filled = HfTrainerDeepSpeedConfig(_deepspeed(spec))
+    filled.trainer_config_process(asked)
+    filled.trainer_config_finalize(asked, model, spec.steps)
+    found: Mapping[str, Any] = filled.config
+    return found
+
+
 def build_whole(spec: TrainSpec) -> None:
     """Let a model be made as it is without DeepSpeed, which divides it when training begins."""
     if zero_stage(spec):

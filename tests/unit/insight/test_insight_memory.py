@@ -88,6 +88,7 @@ def test_what_names_no_spec_is_one_line(words: list[str], said: str) -> None:
             {"gpus": 4, "parallelism": "fsdp_hybrid", "mixed_precision": "no"},
             ["of several GPUs only FSDP's buffers", "fsdp_hybrid is counted on one node"],
         ),
+        ({"gpus": 2, "parallelism": "zero3", "model_precision": "fp32"}, ["of several GPUs only DeepSpeed's"]),
     ],
     ids=str,
 )
@@ -95,6 +96,17 @@ def test_what_is_not_modelled_is_said(values: dict[str, Any], said: list[str]) -
     found = caveats(TrainSpec(model="llama-tiny", **values))
     assert len(found) == len(said)
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize("package", ["liger_kernel", "peft", "deepspeed"])
+def test_what_is_not_installed_is_said_before_anything_is_asked(
+    monkeypatch: pytest.MonkeyPatch, golden: Golden, package: str
+) -> None:
+    monkeypatch.setattr(prediction_module, "find_spec", lambda name: None if name == package else name)
+    plain = TrainSpec(model="llama-tiny", liger=False)
+    sharded = replace(plain, gpus=2, parallelism="zero2", model_precision="fp32")
+    specs = [replace(plain, liger=True), replace(plain, lora=True), sharded]
+    golden(prediction_module.why_none(spec) for spec in specs)
 
 
 def test_a_family_that_was_never_measured_is_said(tmp_path: Path, golden: Golden) -> None:
