@@ -46,7 +46,13 @@ from pytest_llmperf.observe.places import exchange_name
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.settings.attention import attentions_of
-from pytest_llmperf.worker.settings.parallelism import RESHARD_AFTER_FORWARD, mesh_sizes, share_layers
+from pytest_llmperf.worker.settings.parallelism import (
+    RESHARD_AFTER_FORWARD,
+    mesh_sizes,
+    share_layers,
+    zero_config,
+    zero_masters,
+)
 
 # What each operator computes, by its arguments.
 
@@ -273,9 +279,13 @@ class Arithmetic(QuickMode):
 @contextmanager
 def among_ranks(
     spec: TrainSpec, ranks_per_node: int = 0, counter: OperatorCounter | None = None
-) -> Iterator[ParallelismConfig]:
+) -> Iterator[ParallelismConfig | None]:
     """Be rank 0 of the spec's ranks while this lasts, on one node where nobody says otherwise; before any fake mode: a
-    mesh is made of numbers. Rank 0 holds as much as any: of too few rows the last ranks hold less."""
+    mesh is made of numbers. Rank 0 holds as much as any: of too few rows the last ranks hold less. Of DDP's each is
+    alone, but for its buckets."""
+    if spec.parallelism == "ddp":
+        yield None
+        return
     config = ParallelismConfig(**mesh_sizes(spec, ranks_per_node or spec.gpus))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)
     ring = sys.modules[_templated_ring_attention.__module__]
@@ -364,8 +374,9 @@ def deepspeed() -> Any:
 
 
 @contextmanager
-def deepspeed_on_fake_tensors() -> Iterator[Any]:
-    """DeepSpeed, with what it asks of a tensor's content and of a host answered, as in ranks that are well."""
+def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], Any]]:
+    """What makes DeepSpeed's engine of a model and its optimizer. What that asks of a tensor's content and of a host is
+    answered as in ranks that are well."""
     package, zero = deepspeed(), partial(import_module, package="deepspeed.runtime.zero")
     stage3, partitions = zero(".stage3"), zero(".partition_parameters")
 
@@ -374,6 +385,10 @@ def deepspeed_on_fake_tensors() -> Iterator[Any]:
         for each in (*model.parameters(), *model.buffers()):
             each.data = each.data.bfloat16() if each.is_floating_point() else each.data
         return model
+
+    def initialize(spec: TrainSpec, model: Any, optimizer: Any) -> Any:
+        config = {**zero_config(spec, model), "zero_allow_untested_optimizer": True}  # which accelerate adds
+        return package.initialize(model=model, optimizer=optimizer, config=config)[0]
 
     answers: Mapping[Any, Mapping[str, Any]] = {
         torch.nn.Module: {"to": lambda module, *_, **__: module, "bfloat16": halve},
@@ -390,7 +405,12 @@ def deepspeed_on_fake_tensors() -> Iterator[Any]:
     with ExitStack() as stack:
         for where, values in answers.items():
             stack.enter_context(replaced(where, **values))
-        yield package
+        yield initialize
+
+
+def zero_shards(engine: Any) -> int:
+    """Elements of the weights that all ranks have together, padded."""
+    return dist.get_world_size() * sum(each.numel() for each in zero_masters(engine))
 
 
 def own(*bounds: int) -> range:

@@ -26,7 +26,6 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
 
 from pytest_llmperf.settings.data import is_apart
-from pytest_llmperf.settings.parallelism import zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, checked_config, model_arguments
 from pytest_llmperf.worker.estimate import arithmetic
@@ -45,7 +44,6 @@ from pytest_llmperf.worker.settings.compilation import kept_operators
 from pytest_llmperf.worker.settings.liger import liger_kernels
 from pytest_llmperf.worker.settings.loss import replace_loss
 from pytest_llmperf.worker.settings.optimizer import MuonAndAdamW, muon_matrices
-from pytest_llmperf.worker.settings.parallelism import zero_config, zero_masters
 from pytest_llmperf.worker.settings.precision import DTYPES
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
@@ -76,9 +74,7 @@ def plan(
         )
     counter = StorageCounter(hf_config.get_text_config().vocab_size, operators)
     with ExitStack() as stack:
-        ranks = None
-        if spec.parallelism != "ddp":
-            ranks = stack.enter_context(arithmetic.among_ranks(spec, ranks_per_node, operators))
+        ranks = stack.enter_context(arithmetic.among_ranks(spec, ranks_per_node, operators))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         model = AutoModelForCausalLM.from_config(hf_config, **model_arguments(spec, attention))
@@ -91,7 +87,7 @@ def plan(
         functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
         _prepare(spec, model, functions)
         divided: Divided = nullcontext
-        if ranks is not None and not zero_stage(spec):
+        if ranks is not None and not _is_zero(spec):
             # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
             only = {"_chunk_with_empty": arithmetic.first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
             with replaced(_fsdp_param, **only):
@@ -100,7 +96,7 @@ def plan(
         if operators is not None and ranks is None:
             for parameter in (each for each in model.parameters() if each.requires_grad):
                 parameter.register_post_accumulate_grad_hook(gradients.append)
-        if zero_stage(spec):
+        if _is_zero(spec):
             recording = _by_deepspeed(spec, model, counter, functions)
         else:
             recording = _train(spec, model, counter, functions, divided)
@@ -226,6 +222,10 @@ def _pass(
     getattr(model, "backward", torch.Tensor.backward)(loss)
 
 
+def _is_zero(spec: TrainSpec) -> bool:
+    return spec.parallelism.startswith("zero")
+
+
 def _by_deepspeed(
     spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions]
 ) -> Recording:
@@ -235,13 +235,12 @@ def _by_deepspeed(
     decayed, named = {*transformers.Trainer.get_decay_parameter_names(None, model)}, [*model.named_parameters()]
     groups = [[each for name, each in named if (name in decayed) == kind] for kind in (True, False)]
     how = "fused" if spec.optimizer.endswith("_fused") else "foreach"
-    with counter, counter.resizing(), arithmetic.deepspeed_on_fake_tensors() as deepspeed:
+    with counter, counter.resizing(), arithmetic.deepspeed_on_fake_tensors() as initialize:
         counter.part = "weights"
         for tensor in (*model.parameters(), *model.buffers()):
             counter.count(tensor)
         optimizer = _OPTIMIZERS[spec.optimizer]([{"params": group} for group in groups if group], **{how: True})
-        config = {**zero_config(spec, model), "zero_allow_untested_optimizer": True}  # which accelerate adds
-        engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+        engine = initialize(spec, model, optimizer)
         if operators is not None:
             operators.exchanges.reduces_at_the_end = False
         for counted in (None, operators):
@@ -255,8 +254,7 @@ def _by_deepspeed(
                 engine.step()
     if operators is not None:
         operators.exchanges.add_trainer(model)
-        shards = spec.gpus * sum(each.numel() for each in zero_masters(engine))
-        operators.padding = (shards - size) * next(model.parameters()).element_size()
+        operators.padding = (arithmetic.zero_shards(engine) - size) * next(model.parameters()).element_size()
     return Recording([], [], [], counter.take())
 
 
@@ -301,7 +299,7 @@ def _update(optimizer: torch.optim.Optimizer, counter: StorageCounter) -> None:
 
 def _autocast(spec: TrainSpec) -> torch.dtype | None:
     """DeepSpeed's weights themselves are of that type."""
-    return None if spec.mixed_precision == "no" or zero_stage(spec) else DTYPES[spec.mixed_precision]
+    return None if spec.mixed_precision == "no" or _is_zero(spec) else DTYPES[spec.mixed_precision]
 
 
 # What CUDA's autocast runs in fp32 (torch/include/ATen/autocast_mode.h), which the CPU's mostly does not.
