@@ -14,19 +14,10 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import StaticStep
 from pytest_llmperf.settings.parallelism import data_ranks, zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.files import shipped
 
 #: In the order in which they are told.
-PARTS: Mapping[str, str] = {
-    "weights": "the model, or this rank's shards of it",
-    "gathered": "weights of all ranks, of the layers that FSDP has at hand",
-    "gradients": "of the weights, as far as they exist at the peak",
-    "optimizer": "its states",
-    "activations": "kept for the backward pass, and what it works in",
-    "logits": "of the vocabulary's size",
-    "buckets": "in which DDP reduces gradients",
-    "workspace": "of the matrix library",
-    "rounding": "of the allocator's blocks, beyond what was asked for",
-}
+PARTS: Mapping[str, str] = dict(shipped(__file__, "parts.ini")["parts"])
 
 
 @dataclass(frozen=True)

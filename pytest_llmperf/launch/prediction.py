@@ -151,13 +151,12 @@ def why_none(spec: Spec) -> str | None:
     """Why ``spec`` cannot be predicted in this environment, where that is known without asking."""
     if not isinstance(spec, TrainSpec):
         return "a script's step is told by a launch"
-    for is_used, name, module, extra in (
-        (spec.liger, "Liger", "liger_kernel", "liger"),
-        (spec.lora, "PEFT", "peft", "lora"),
-        (spec.parallelism.startswith("zero"), "DeepSpeed", "deepspeed", "deepspeed"),
-    ):
-        if is_used and find_spec(module) is None:
-            return f"{name} is not installed; pip install 'pytest-llmperf[{extra}]'"
+    if spec.liger and find_spec("liger_kernel") is None:
+        return "Liger is not installed; pip install 'pytest-llmperf[liger]'"
+    if spec.lora and find_spec("peft") is None:
+        return "PEFT is not installed; pip install 'pytest-llmperf[lora]'"
+    if spec.parallelism.startswith("zero") and find_spec("deepspeed") is None:
+        return "DeepSpeed is not installed; pip install 'pytest-llmperf[deepspeed]'"
     return None
 
 

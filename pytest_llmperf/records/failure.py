@@ -125,19 +125,7 @@ FAILED, SEARCHING, COMPARING, OTHER = "failed_launches", "searching", "comparing
 HELD = (START, IMPORTS, MODEL)
 
 # By what rank 0 says that it does, in that order; where its first step ends is told by its clock.
-_BEGUN = {
-    "importing": IMPORTS,
-    "building": MODEL,
-    "yielding": END,  # of the launch before, whose processes still have the device
-    "preparing": MODEL,
-    "calibrating": CALIBRATION,
-    "assembling": MODEL,
-    "training": FIRST_STEP,
-    "gathering": END,
-    "tracing": TRACE,
-    "inspecting": INSPECTION,
-    "finishing": END,
-}
+_BEGUN = dict(shipped(__file__, "begun.ini")["phases"])
 
 _DECIMALS = 3
 # Less is what rounding leaves.

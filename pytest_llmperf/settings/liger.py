@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, at_default, claimed
+from pytest_llmperf.support.files import shipped
 
 #: What Liger's patches can be told to replace, by its own words.
 LIGER_KERNELS = tuple("rope rms_norm layer_norm swiglu geglu cross_entropy fused_linear_cross_entropy".split())
@@ -72,14 +73,7 @@ class LigerEvidence:
 
 
 # How the name of the forward pass of each begins or goes on, in small letters; a Gemma 3's loss has a name of its own.
-_MARKS = {
-    "rmsnorm": "rms_norm",
-    "layernorm": "layer_norm",
-    "swiglu": "swiglu",
-    "geglu": "geglu",
-    "lce_forward": LOSS,
-    "causal_forward": LOSS,
-}
+_MARKS = dict(shipped(__file__, "marks.ini")["kernels"])
 
 
 def _liger(spec: TrainSpec, evidence: Evidence) -> str | None:

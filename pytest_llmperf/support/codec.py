@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, ge
 
 import msgspec
 
-from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.files import shipped, write_text
 from pytest_llmperf.support.user_input import hint
 
 T = TypeVar("T")
@@ -35,15 +35,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, lt=_MOST)]
 _WIDTH = 40
 
 # msgspec's names of types, and how a sentence calls them.
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "object": "an object",
-    "array": "a list",
-    "bool": "true or false",
-    "null": "null",
-}
+_WORDS = dict(shipped(__file__, "types.ini")["words"])
 _NAMES = {int: "int", float: "float", str: "str", dict: "object", list: "array", tuple: "array", bool: "bool"}
 
 _PLACE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$(.*)`)?", re.DOTALL)

@@ -105,11 +105,7 @@ def _distributions_of(modules: Iterable[str]) -> tuple[_Named, ...]:
 
 #: What each rank has imported when it has trained, and torchrun. Nothing else: a record tells of all that was imported.
 EVERY_RANK = (
-    "torch",
-    "torch.distributed.run",
-    "transformers",
-    "pytest_llmperf.worker.__main__",
-    "pytest_llmperf.worker.rank_job",
+    *"torch torch.distributed.run transformers pytest_llmperf.worker.__main__ pytest_llmperf.worker.rank_job".split(),
     "pytest_llmperf.worker.recipes.huggingface",
 )
 

@@ -44,6 +44,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from pytest_llmperf.observe.places import exchange_name
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.settings.attention import attentions_of
 from pytest_llmperf.worker.settings.parallelism import (
@@ -107,20 +108,15 @@ def _known(given: _Arguments, names: Iterable[str]) -> Any:
 _FORWARD, _BACKWARD = 1, 2
 _HEADS_FIRST, _TOKENS_FIRST = -2, -3
 
-# What multiplies, the names of its two factors, and the operators that do.
-_FACTORS = (
-    (_matrices, "self", "mat2", "aten::mm aten::_int_mm aten::_scaled_mm aten::_scaled_mm_v2"),
-    (_matrices, "mat1", "mat2", "aten::addmm aten::_addmm_activation"),
-    (_matrices, "self", "vec", "aten::mv"),
-    (_matrices, "mat", "vec", "aten::addmv"),
-    (_matrices, "self", "tensor", "aten::dot"),
-    (_batched, "self", "mat2", "aten::bmm"),
-    (_batched, "batch1", "batch2", "aten::baddbmm aten::addbmm"),
-    (_grouped, "self", "mat2", "aten::_grouped_mm aten::_scaled_grouped_mm aten::_scaled_grouped_mm_v2"),
-    (_grouped, "input", "weight", "transformers::grouped_mm_fallback"),
-)
+#: Names of operators and functions, as PyTorch has them.
+READ = shipped(__file__, "functions.ini")
+_FACTORS = {"matrices": _matrices, "batched": _batched, "grouped": _grouped}
 _PRODUCTS: Mapping[str, Callable[[_Arguments], int]] = {
-    **{name: partial(own, first=a, second=b) for own, a, b, names in _FACTORS for name in names.split()},
+    name: partial(own, first=factors.split()[0], second=factors.split()[1])
+    for kind, own in _FACTORS.items()
+    for factors, names in READ[kind].items()
+    for name in names.split()
+} | {
     "transformers::grouped_mm_fallback_backward": lambda given: _BACKWARD * _grouped(given, "input", "weight"),
     "aten::convolution": _convolved,
     "aten::convolution_overrideable": _convolved,
@@ -374,7 +370,7 @@ def deepspeed() -> Any:
 
 
 @contextmanager
-def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], Any]]:
+def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], tuple[Any, int]]]:
     """What makes DeepSpeed's engine of a model and its optimizer. What that asks of a tensor's content and of a host is
     answered as in ranks that are well."""
     package, zero = deepspeed(), partial(import_module, package="deepspeed.runtime.zero")
@@ -386,9 +382,13 @@ def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], Any]
             each.data = each.data.bfloat16() if each.is_floating_point() else each.data
         return model
 
-    def initialize(spec: TrainSpec, model: Any, optimizer: Any) -> Any:
+    def initialize(spec: TrainSpec, model: Any, optimizer: Any) -> tuple[Any, int]:
+        """The engine, and by how many bytes all ranks' shards are larger than the model."""
+        size = sum(each.numel() for each in model.parameters())
         config = {**zero_config(spec, model), "zero_allow_untested_optimizer": True}  # which accelerate adds
-        return package.initialize(model=model, optimizer=optimizer, config=config)[0]
+        engine = package.initialize(model=model, optimizer=optimizer, config=config)[0]
+        shards = spec.gpus * sum(each.numel() for each in zero_masters(engine))
+        return engine, (shards - size) * next(model.parameters()).element_size()
 
     answers: Mapping[Any, Mapping[str, Any]] = {
         torch.nn.Module: {"to": lambda module, *_, **__: module, "bfloat16": halve},
@@ -406,11 +406,6 @@ def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], Any]
         for where, values in answers.items():
             stack.enter_context(replaced(where, **values))
         yield initialize
-
-
-def zero_shards(engine: Any) -> int:
-    """Elements of the weights that all ranks have together, padded."""
-    return dist.get_world_size() * sum(each.numel() for each in zero_masters(engine))
 
 
 def own(*bounds: int) -> range:
@@ -490,13 +485,7 @@ class Exchanges:
 
 
 # What asks for a tensor's kind, and makes none: how often depends on who looks.
-_QUESTIONS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_local_scalar_dense dim is_contiguous is_non_overlapping_and_dense is_same_size is_strides_like_format layout "
-        "numel size storage_offset stride sym_is_contiguous sym_numel sym_size sym_storage_offset sym_stride"
-    ).split()
-)
+_QUESTIONS = frozenset(f"aten::{name}" for name in READ["questions"]["aten"].split())
 
 
 class OperatorCounter:

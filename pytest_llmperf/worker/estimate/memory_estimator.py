@@ -87,7 +87,7 @@ def plan(
         functions = partial(GpuFunctions, _autocast(spec), size, fused=fused, called=counter.called)
         _prepare(spec, model, functions)
         divided: Divided = nullcontext
-        if ranks is not None and not _is_zero(spec):
+        if ranks is not None and not spec.parallelism.startswith("zero"):
             # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
             only = {"_chunk_with_empty": arithmetic.first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
             with replaced(_fsdp_param, **only):
@@ -96,7 +96,7 @@ def plan(
         if operators is not None and ranks is None:
             for parameter in (each for each in model.parameters() if each.requires_grad):
                 parameter.register_post_accumulate_grad_hook(gradients.append)
-        if _is_zero(spec):
+        if spec.parallelism.startswith("zero"):
             recording = _by_deepspeed(spec, model, counter, functions)
         else:
             recording = _train(spec, model, counter, functions, divided)
@@ -204,11 +204,7 @@ def _micro_batches(spec: TrainSpec) -> Iterator[tuple[dict[str, torch.Tensor], b
 
 
 def _pass(
-    spec: TrainSpec,
-    model: Any,
-    counter: StorageCounter,
-    functions: Callable[[], GpuFunctions],
-    given: Mapping[str, torch.Tensor],
+    spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions], given: dict[str, Any]
 ) -> None:
     """Forward and backward, of ``given``; DeepSpeed's engine has a backward pass of its own."""
     counter.part, autocast = "activations", _autocast(spec)
@@ -222,16 +218,12 @@ def _pass(
     getattr(model, "backward", torch.Tensor.backward)(loss)
 
 
-def _is_zero(spec: TrainSpec) -> bool:
-    return spec.parallelism.startswith("zero")
-
-
 def _by_deepspeed(
     spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions]
 ) -> Recording:
     """Steps by DeepSpeed's own engine, from its beginning on. The first sees which module needs which weights when, the
     second is the first that knows, and is counted."""
-    operators, counter.operators, size = counter.operators, None, sum(each.numel() for each in model.parameters())
+    operators, counter.operators = counter.operators, None
     decayed, named = {*transformers.Trainer.get_decay_parameter_names(None, model)}, [*model.named_parameters()]
     groups = [[each for name, each in named if (name in decayed) == kind] for kind in (True, False)]
     how = "fused" if spec.optimizer.endswith("_fused") else "foreach"
@@ -240,7 +232,7 @@ def _by_deepspeed(
         for tensor in (*model.parameters(), *model.buffers()):
             counter.count(tensor)
         optimizer = _OPTIMIZERS[spec.optimizer]([{"params": group} for group in groups if group], **{how: True})
-        engine = initialize(spec, model, optimizer)
+        engine, padding = initialize(spec, model, optimizer)
         if operators is not None:
             operators.exchanges.reduces_at_the_end = False
         for counted in (None, operators):
@@ -254,7 +246,7 @@ def _by_deepspeed(
                 engine.step()
     if operators is not None:
         operators.exchanges.add_trainer(model)
-        operators.padding = (arithmetic.zero_shards(engine) - size) * next(model.parameters()).element_size()
+        operators.padding = padding
     return Recording([], [], [], counter.take())
 
 
@@ -298,20 +290,12 @@ def _update(optimizer: torch.optim.Optimizer, counter: StorageCounter) -> None:
 
 
 def _autocast(spec: TrainSpec) -> torch.dtype | None:
-    """DeepSpeed's weights themselves are of that type."""
-    return None if spec.mixed_precision == "no" or _is_zero(spec) else DTYPES[spec.mixed_precision]
+    is_of_weights = spec.parallelism.startswith("zero")  # which have that type themselves then
+    return None if spec.mixed_precision == "no" or is_of_weights else DTYPES[spec.mixed_precision]
 
 
-# What CUDA's autocast runs in fp32 (torch/include/ATen/autocast_mode.h), which the CPU's mostly does not.
-IN_FP32 = """
-    acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
-    dist erfinv exp expm1 frobenius_norm group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log
-    log10 log1p log2 log_softmax logsumexp margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
-    native_layer_norm nll_loss norm nuclear_norm pdist poisson_nll_loss pow __pow__ reciprocal renorm rms_norm
-    __rpow__ rsqrt sinh smooth_l1_loss soft_margin_loss softmax softplus tan triplet_margin_loss
-"""
-# The same, unless they are told a type; their inputs are not converted first.
-SUMMED_IN_FP32 = "cumprod cumsum prod sum"
+# By ``functions.ini``, what CUDA's autocast runs in fp32, and what it sums so unless a type is told.
+IN_FP32, SUMMED_IN_FP32 = arithmetic.READ["autocast"].values()
 
 
 def _named(names: str) -> frozenset[Any]:

@@ -74,8 +74,7 @@ def zero_config(spec: TrainSpec, model: Any) -> Mapping[str, Any]:
     filled = HfTrainerDeepSpeedConfig(_deepspeed(spec))
     filled.trainer_config_process(asked)
     filled.trainer_config_finalize(asked, model, spec.steps)
-    found: Mapping[str, Any] = filled.config
-    return found
+    return dict(filled.config)
 
 
 def build_whole(spec: TrainSpec) -> None:
