@@ -109,7 +109,7 @@ class ScriptLaunch:
         missing = ""
         if shutil.which(program, path=path) is None:
             folders = [*map(Path, path.split(os.pathsep)), self.work]
-            named = {each.name for folder in folders for each in folder.glob("[a-z]*")}
+            named = {name for folder in folders for name in next(os.walk(folder), ("", [], []))[2]}  # that may be read
             near = "".join(f" ({name}?)" for name in get_close_matches(program, sorted(named), 1, 0.8))
             missing = f"{program} is not found on PATH{near}; install it, or name it in full"
             if Path(program).is_file():  # as ``./train.py``

@@ -17,8 +17,10 @@ from pytest_llmperf.judge.store import BaselineError
 from pytest_llmperf.launch import histories, machine
 from pytest_llmperf.launch.histories import NotMadeError
 from pytest_llmperf.launch.scratch import remove_of_job, scratch
+from pytest_llmperf.launch.script import ScriptLaunch
 from pytest_llmperf.run.findings import CaseFailedError
 from pytest_llmperf.run.hardware import new_run_folder
+from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.support.files import private_folder, refused_at, write_text
 
 # Nobody's on any system.
@@ -322,3 +324,13 @@ def test_what_another_user_put_in_a_files_place_is_refused_before_anything_runs(
         refused(PermissionError, lambda: write_text(path, "{}"), f"user {MALLORY}")
 
     as_user(ALICE, write)
+
+
+@needs_root
+def test_a_folder_of_path_that_another_user_closed_hides_no_message(ground: Path) -> None:
+    (ground / "closed" / "bin").mkdir(parents=True)
+    (ground / "closed").chmod(0o700)
+    spec = ScriptSpec(command="nosuchprogram", steps=6, warmup_steps=2)
+    script = ScriptLaunch(spec, ground, ground, spec.argv, {}, "")
+    path = str(ground / "closed" / "bin")
+    as_user(ALICE, lambda: refused(FileNotFoundError, lambda: script.check(path), "is not found on PATH;"))
