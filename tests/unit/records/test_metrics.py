@@ -16,10 +16,12 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy, passing_ranges
 from pytest_llmperf.judge.store import parse, text_of
 from pytest_llmperf.judge.verdict import Judgement, judge
+from pytest_llmperf.records import failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Column, EarlyStop, Metric, Rule, formatted, label
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.results_document import document_of
+from pytest_llmperf.report import summary_table
 from pytest_llmperf.report.exports import ExportedRun, case_table
 from pytest_llmperf.report.results_json import RunDocument, document
 from pytest_llmperf.report.summary_table import summary_lines
@@ -64,6 +66,18 @@ def accepted(judgement: Judgement, *launches: Launch) -> Baseline:
 def test_a_row_says_a_rule_and_an_early_end_that_there_are() -> None:
     assert {row.rule for row in METRICS.values()} == {*get_args(Rule)}
     assert {row.early_stop for row in METRICS.values()} == {*get_args(EarlyStop)}
+
+
+def test_files_name_the_phases_that_there_are_and_all_of_them() -> None:
+    known = {getattr(failure, name) for name in _PHASES.split()}
+    assert {*failure._BEGUN.values()} <= known
+    assert {*summary_table._OF_A_RUN} == known
+    assert {row.phase for row in METRICS.values()} == {"", *failure.HELD}
+
+
+_PHASES = """
+    WAITING START IMPORTS CALIBRATION MODEL FIRST_STEP STEPS TRACE INSPECTION END FAILED SEARCHING COMPARING OTHER
+"""
 
 
 @pytest.fixture
