@@ -137,10 +137,8 @@ def _sequence_clash(spec: TrainSpec) -> str | None:
         return f"sequence gives each rank a part of a sequence: {spec.gpus} do not divide {spec.sequence_length}"
     # Else steps are unlike: it asks for data of so many passes at once.
     if spec.gradient_accumulation_steps % spec.gpus:
-        passes = (
-            f"expected a multiple of {spec.gpus} gradient_accumulation_steps, not {spec.gradient_accumulation_steps}"
-        )
-        return f"sequence gathers data for {spec.gpus} passes at once; {passes}"
+        passes = f"a multiple of {spec.gpus} gradient_accumulation_steps, not {spec.gradient_accumulation_steps}"
+        return f"sequence gathers data for {spec.gpus} passes at once; expected {passes}"
     return _heads_clash(spec)
 
 

@@ -43,6 +43,7 @@ from pytest_llmperf.observe.measurement import Clock, Diary, Exchange, Memory  #
 from pytest_llmperf.observe.reference_work import slowest  # noqa: E402
 from pytest_llmperf.worker import evidence, imports  # noqa: E402
 from pytest_llmperf.worker.build import build_model, hf_config_of, unused_settings  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface import trainer  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface.data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings  # noqa: E402
 from pytest_llmperf.worker.settings.compilation import seen_compilation  # noqa: E402
@@ -70,6 +71,21 @@ def test_parameters_are_the_published_number(name: str, parameters: int) -> None
     spec = TrainSpec(model=name)
     model = build_model(spec, models.resolve(name).config, torch.device("meta"))
     assert model.num_parameters() == parameters
+
+
+@pytest.mark.parametrize(("length", "parts"), [(32, 2), (64, 1)], ids=["divided", "whole"])
+def test_ranks_share_rows_that_a_loader_has_divided_and_no_others(
+    length: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, told = torch.zeros(3, length, dtype=torch.long), list[int]()
+    watched = object.__new__(trainer.WatchedTrainer)
+    observed = SimpleNamespace(pass_began=lambda _: None, pass_ended=lambda _, tokens, __: told.append(tokens))
+    known = {"_observed": observed, "_inspection": None, "_sharing": 2, "_length": 64, "_given": ids.numel()}
+    for name, value in {**known, "args": SimpleNamespace(process_index=0)}.items():
+        setattr(watched, name, value)
+    monkeypatch.setattr(transformers.Trainer, "training_step", lambda *_: torch.tensor(1.0))
+    watched.training_step(torch.nn.Linear(1, 1), {"input_ids": ids})
+    assert (watched.parts, told) == (parts, [96])
 
 
 def test_optimizers_are_those_of_transformers() -> None:

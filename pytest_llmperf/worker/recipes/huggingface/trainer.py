@@ -107,6 +107,8 @@ class WatchedTrainer(Trainer):
         super().__init__(train_dataset=data.samples, data_collator=data.collator, callbacks=[marks], **given)
         self._observed, self._inspection = marks.observed, marks.inspection
         self._sharing = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
+        # Of whole rows, which DeepSpeed's loader was told, and which it has divided.
+        self._length = self.args.parallelism_config.sp_handler.sp_seq_length if self.get_sp_size() > 1 else 0
         self._given, self.parts = 0, 1
         """``parts``: into how many each sequence of the last pass was divided before a model was given it."""
 
@@ -165,8 +167,8 @@ class WatchedTrainer(Trainer):
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         self._observed.pass_began(model.parameters())
         real_tokens = inputs.pop(REAL_TOKENS, None)  # the host's own number, and no input of the model's
-        # Before ranks divide them among themselves; DeepSpeed's loader has done so.
-        tokens = inputs["input_ids"].numel() * self.get_sp_size()
+        rows, length = inputs["input_ids"].shape
+        tokens = rows * max(length, self._length)  # before ranks divide them among themselves
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.parts = tokens // self._given
         real = None if real_tokens is None else self._own(real_tokens)
