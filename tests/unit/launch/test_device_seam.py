@@ -20,7 +20,6 @@ DEVICES = {"launch/device.py", "observe/device.py"}
 #: Why each of the others may; what they say is data, or the subject of the whole file.
 EXCEPTIONS = {
     "worker/warm/gpu_answers.py": "asks the driver before torch is imported, in a process that must never wake a GPU",
-    "observe/environment.py": "names of variables that a record keeps",
     "settings/compilation.py": "a mode of torch.compile, by torch's own word",
     "worker/settings/compilation.py": "the same mode, as its compiler was given it",
     "records/launch.py": "beginnings of variables of exchanges, which are no difference of one rank",
