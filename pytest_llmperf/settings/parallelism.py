@@ -135,7 +135,6 @@ def _sequence_clash(spec: TrainSpec) -> str | None:
         return f"sequence divides rows that are alike, and rows={spec.rows!r} are not; use rows='packed'"
     if spec.sequence_length % spec.gpus:
         return f"sequence gives each rank a part of a sequence: {spec.gpus} do not divide {spec.sequence_length}"
-    # Else steps are unlike: it asks for data of so many passes at once.
     if spec.gradient_accumulation_steps % spec.gpus:
         passes = f"a multiple of {spec.gpus} gradient_accumulation_steps, not {spec.gradient_accumulation_steps}"
         return f"sequence gathers data for {spec.gpus} passes at once; expected {passes}"

@@ -400,7 +400,11 @@ def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], tupl
         partitions: {"range": own},
         partitions.AllGatherCoalescedHandle: {"wait": gathered},
         stage3: {"reduce_scatter_coalesced": scattered, "is_invalid_grad_norm": lambda _: False},
-        zero(".stage_1_and_2"): {"is_invalid_grad_norm": lambda _: False},
+        # A view for each rank's part of each gradient, of which this rank takes its own: where they came from will do.
+        zero(".stage_1_and_2"): {
+            "is_invalid_grad_norm": lambda _: False,
+            "_unflatten_dense_tensors": lambda _, its: its,
+        },
     }
     with ExitStack() as stack:
         for where, values in answers.items():
