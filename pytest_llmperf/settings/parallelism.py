@@ -137,7 +137,7 @@ def _sequence_clash(spec: TrainSpec) -> str | None:
         return f"sequence gives each rank a part of a sequence: {spec.gpus} do not divide {spec.sequence_length}"
     if spec.gradient_accumulation_steps % spec.gpus:
         passes = f"a multiple of {spec.gpus} gradient_accumulation_steps, not {spec.gradient_accumulation_steps}"
-        return f"sequence gathers data for {spec.gpus} passes at once; expected {passes}"
+        return f"sequence gathers data for {spec.gpus} passes at once, and steps are alike; expected {passes}"
     return _heads_clash(spec)
 
 

@@ -374,7 +374,7 @@ def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], tupl
     """What makes DeepSpeed's engine of a model and its optimizer. What that asks of a tensor's content and of a host is
     answered as in ranks that are well."""
     package, zero = deepspeed(), partial(import_module, package="deepspeed.runtime.zero")
-    stage3, partitions = zero(".stage3"), zero(".partition_parameters")
+    flat, stage3, partitions = map(zero, (".stage_1_and_2", ".stage3", ".partition_parameters"))
 
     def halve(model: Any) -> Any:
         """In place, as it does with tensors that are not fake."""
@@ -400,11 +400,8 @@ def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], tupl
         partitions: {"range": own},
         partitions.AllGatherCoalescedHandle: {"wait": gathered},
         stage3: {"reduce_scatter_coalesced": scattered, "is_invalid_grad_norm": lambda _: False},
-        # A view for each rank's part of each gradient, of which this rank takes its own: where they came from will do.
-        zero(".stage_1_and_2"): {
-            "is_invalid_grad_norm": lambda _: False,
-            "_unflatten_dense_tensors": lambda _, its: its,
-        },
+        # The latter makes a view for each rank's part of each gradient, of which this rank takes its own.
+        flat: {"is_invalid_grad_norm": lambda _: False, "_unflatten_dense_tensors": lambda _, its: its},
     }
     with ExitStack() as stack:
         for where, values in answers.items():
