@@ -102,8 +102,9 @@ def test_a_worker_that_dies_ends_the_launch_with_one_line(tmp_path: Path) -> Non
 
     failure = ended_by(kill, tmp_path / "run", "warm")
     assert failure.kind == "error"
-    # Where a rank reads of the worker's end before PyTorch looks at its workers, its pipe is at its end.
-    assert "DataLoader worker" in failure.message or "EOFError" in failure.message
+    # Where a rank reads of the worker's end before PyTorch looks at its workers, its pipe is at its end. On busy
+    # cores the other rank may miss it before it has said so.
+    assert any(one in failure.message for one in ("DataLoader worker", "EOFError", "Connection closed by peer"))
 
 
 def test_a_launch_that_ends_well_leaves_no_worker(tmp_path: Path) -> None:

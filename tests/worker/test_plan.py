@@ -133,7 +133,7 @@ def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
 def is_modelled(spec: TrainSpec) -> bool:
     """Whether a prediction claims to be right of it: docs/explanation/memory.md lists of what it does not."""
     known = spec.fp8 == "no" and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
-    counted = why_none(replace(spec, liger=False)) is None and spec.parallelism != "sequence"
+    counted = why_none(replace(spec, liger=False, liger_kernels="all")) is None and spec.parallelism != "sequence"
     return known and counted and spec.offloading == "no" and not spec.torch_compile and not spec.has_padding
 
 
