@@ -853,10 +853,8 @@ class TestScripts:
         assert found.too_large == 3
         assert world.launched[0].digest == world.launched[1].digest  # which shows what of its losses repeats
 
-    @pytest.mark.parametrize(("seconds", "launches"), [(10.0, 2), (55.0, 2), (60.0, 1)])
-    def test_whether_its_losses_repeat_is_asked_where_there_is_time(
-        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, launches: int
-    ) -> None:
+    def _slow(self, world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: bool = False) -> None:
+        """Each launch takes so long, by a clock of its own; the second one ``fails``."""
         self._world(world)
         now, plain = [0.0], world.launch
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -864,9 +862,17 @@ class TestScripts:
         def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
             now[0] += seconds
             made = plain(request, watch)
+            if fails and len(world.launched) == 2:
+                return Failure(kind="error", message="its port is taken", tail=(), folder="")
             return replace(made, wall_seconds=seconds) if isinstance(made, Launch) else made
 
         monkeypatch.setattr(world, "launch", launch)
+
+    @pytest.mark.parametrize(("seconds", "launches"), [(10.0, 2), (55.0, 2), (60.0, 1)])
+    def test_whether_its_losses_repeat_is_asked_where_there_is_time(
+        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, launches: int
+    ) -> None:
+        self._slow(world, monkeypatch, seconds)
         space = self._space(engine, 'batch = [1]\nflag = [""]\n')
         found = Tuner(engine.caller(gpus=0), _of_space(space, seconds=240.0), lambda *_: None).run()
         assert len(world.launched) == launches
@@ -882,18 +888,7 @@ class TestScripts:
         seconds: float,
         fails: bool,
     ) -> None:
-        self._world(world)
-        now, plain = [0.0], world.launch
-        monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
-        def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
-            now[0] += seconds
-            made = plain(request, watch)
-            if fails and len(world.launched) == 2:
-                return Failure(kind="error", message="its port is taken", tail=(), folder="")
-            return replace(made, wall_seconds=seconds) if isinstance(made, Launch) else made
-
-        monkeypatch.setattr(world, "launch", launch)
+        self._slow(world, monkeypatch, seconds, fails=fails)
         space = self._space(engine, 'batch = [1, 2, 4]\nflag = [""]\n')
         golden(Tuner(engine.caller(gpus=0), _of_space(space, seconds=240.0), lambda *_: None).run().notes)
 
