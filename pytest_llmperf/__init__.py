@@ -1,7 +1,6 @@
 """pytest-llmperf: hold the throughput and memory of LLM training against stored baselines.
 
-What a user's own tests need is here by name; ``pytest_llmperf.insight`` has the chapter's figures and the formulas.
-"""
+What a user's own tests need is here by name; ``pytest_llmperf.insight`` has the chapter's figures and the formulas."""
 
 from __future__ import annotations
 

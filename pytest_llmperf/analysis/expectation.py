@@ -1,9 +1,8 @@
 """Expectation: how long a step should take on a kind of GPU, by what other cases took, there and on other kinds. Pure.
 
-A step is the sum of its kinds of work, and each is scaled by itself from the most alike cases. What another kind of GPU
-took is worth what cases that both kinds have say of that work; where there are none, what the chips gave to the same
-products and copies, which is a range. How far all that may be off is what it is off of each stored case, told by the
-others."""
+A step is the sum of its kinds of work, each scaled by itself from the most alike cases. Another kind of GPU's time is
+worth what cases that both have say of that work; without any, what the chips gave to the same products and copies: a
+range. How far all that may be off is what it is off of each stored case, told by the others."""
 
 from __future__ import annotations
 
@@ -229,8 +228,7 @@ def with_error(found: Expectation, errors: Sequence[Error]) -> Expectation:
 
 
 def judged(cases: Sequence[Case]) -> list[Error]:
-    """How unlike each case's nearest is, and how far off it is then: told by all others, by those of other settings,
-    and by those of other models."""
+    """How unlike each case's nearest is, and how far off: told by all, by other settings, and by other models."""
     found, chosen = [], _CHOSEN if len(cases) >= _FEWEST else ()  # of few, all judge
     for case in cases:
         own = [one for one in cases if one is not case]

@@ -81,8 +81,7 @@ class Width:
         return _ratio(self.rate, self.rate_of_one)
 
 
-# Chapter 15 as data: the rungs of tables 15.1 to 15.9 and the widths of 15.10 to 15.12, for both models, as
-# published.
+# Chapter 15 as data, as published: the rungs of tables 15.1 to 15.9, the widths of 15.10 to 15.12, for both models.
 
 CHAPTER = "chapter 15, MareNostrum 5 (H100 64 GB)"
 LAB = "lab 10, MareNostrum 5 (H100 64 GB)"

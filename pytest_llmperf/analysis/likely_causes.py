@@ -1,5 +1,4 @@
-"""Likely causes: what a change of counts, which are exact, is known to come from, in a few words of ASCII each. What
-does not fit is told by its parts alone. Pure."""
+"""Likely causes: what a change of counts, which are exact, is known to come from, in a few words of ASCII. Pure."""
 
 from __future__ import annotations
 

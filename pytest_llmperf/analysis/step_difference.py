@@ -97,8 +97,7 @@ def _last(ranks: tuple[RankWork, ...]) -> tuple[int, float] | None:
     if len(seconds) < 2 or not all(seconds):  # noqa: PLR2004 - one rank waits for nobody
         return None
     last = seconds.index(min(seconds))
-    others = [each for rank, each in enumerate(seconds) if rank != last]
-    return last, fmean(others) - seconds[last]
+    return last, fmean([each for rank, each in enumerate(seconds) if rank != last]) - seconds[last]
 
 
 HOST, DATA = "idle: the host", "waiting for data"
@@ -283,8 +282,7 @@ _FUNCTOR = re.compile(r"(\w*(?:Functor|Op|Ops|_kernel_cuda|kernel_impl)\w*)")
 
 
 def points_to(difference: StepDifference, *, of_speed: bool = True) -> str:
-    """One line: of how much of a step, where that is known from what, in which parts, by which names. ``of_speed``:
-    whether it explains a speed."""
+    """One line: how much of a step, in which parts, by which names. ``of_speed``: whether it explains a speed."""
     data = difference.data
     is_data = data.change > 0 and data.change >= _MOST_OF_IT * difference.change
     if difference.is_on_host:

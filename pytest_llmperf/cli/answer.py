@@ -1,5 +1,4 @@
-"""What `llmperf` can be asked, with the options that several commands have; what a command answers, and how that is
-printed. All that prints is here."""
+"""What `llmperf` can be asked, options that several commands have, what a command answers, and all that prints it."""
 
 from __future__ import annotations
 
@@ -250,5 +249,4 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _screen() -> Screen:
     # A pipe or a file gets lines as long as they are: one case, one line.
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else None
-    return Screen(width)
+    return Screen(shutil.get_terminal_size().columns if is_terminal else None)

@@ -37,8 +37,7 @@ def asked_run(arguments: argparse.Namespace, **fixed: Any) -> Run:
 
 @contextmanager
 def searching(run: Run, troubles: list[str]) -> Iterator[Findings]:
-    """For a search, whose launches are no results that the run judges or writes. What ends it, and each launch that
-    ended badly, is one of ``troubles``."""
+    """For a search, whose launches are no results of a run. What ends it, and each bad launch, is in ``troubles``."""
     try:
         yield Findings()
     except (CaseFailedError, RunEndedError, UsageError) as error:

@@ -267,8 +267,7 @@ _OPEN = frozenset(
 
 
 def queued(jobs: Sequence[str]) -> Mapping[str, str] | None:
-    """Those of ``jobs`` that SLURM knows, an array by its first task that has not ended: ``PENDING (Priority)``;
-    ``None``: it does not answer, or is not installed here."""
+    """Those of ``jobs`` that SLURM knows, an array by its first task that goes on; ``None``: no answer, or no SLURM."""
     command = ["squeue", "--noheader", "--states=all", "--format=%F|%T|%r", f"--jobs={','.join(jobs)}"]
     try:
         done = answer_of(command, _QUEUE_SECONDS)

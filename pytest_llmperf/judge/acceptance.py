@@ -185,9 +185,8 @@ def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch])
 
 
 def _best_level(check: Check, past: Sequence[float], usual: Spread) -> tuple[int, int, float] | None:
-    """Where the neighbours in the ``past`` begin that ``check`` is furthest beyond, how many they are and their mean;
-    ``None``: beyond none. It has to be beyond what its gate allows; its level, with the last ones, beyond their
-    noise."""
+    """Where the neighbours in the ``past`` begin that ``check`` is furthest beyond, how many, and their mean; ``None``:
+    beyond none. It has to be beyond what its gate allows; its level, with the last ones, beyond their noise."""
     residuals = [(b - (a + c) / 2) ** 2 / _NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:], strict=False)]
     values, sign = (*past, check.value), 1 if check.higher_is_better else -1
     # What moved by more than its gate allows has begun anew: such a step is no noise.

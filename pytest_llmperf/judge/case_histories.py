@@ -126,8 +126,7 @@ def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:
         were, are = _seconds(before), _seconds(after)
         for work, maker in are:
             if (work, maker) in were and work != ALL_REDUCE:
-                slower = are[work, maker] / were[work, maker] - 1
-                lines.append(f"calibration, seconds of {work}: {percent(slower)}")
+                lines.append(f"calibration, seconds of {work}: {percent(are[work, maker] / were[work, maker] - 1)}")
     return tuple(lines)
 
 

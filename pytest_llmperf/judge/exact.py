@@ -167,8 +167,7 @@ def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
         return ""
     then, now = named(name, stored.trace), named(name, newest.trace)
     gone, come = _moved(then, now)
-    places = new_places(name, stored.trace, newest.trace)[:_MOST_NAMES] if come else []
-    more = ", ".join([_listed(come), *places])
+    more = ", ".join([_listed(come), *(new_places(name, stored.trace, newest.trace)[:_MOST_NAMES] if come else [])])
     words = [f"{word} {names}" for word, names in (("more:", come and more), ("fewer:", _listed(gone))) if names]
     ranks = newest.trace.ranks
     is_mean = any(count % 1 for each in (then, now) for count in each.values())
@@ -333,9 +332,7 @@ def _same(a: Any, b: Any) -> bool:
     # JSON has no tuples.
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, float) and isinstance(b, (int, float)):
-        return abs(a - b) <= _ROUNDED * abs(a)
-    return bool(a == b)
+    return abs(a - b) <= _ROUNDED * abs(a) if isinstance(a, float) and isinstance(b, (int, float)) else bool(a == b)
 
 
 _HOW_OFTEN = re.compile(r" x\d+")

@@ -1,5 +1,4 @@
-"""Policy: what a kind of machine tolerates, when a difference in speed is one, with which step times a launch
-passes."""
+"""Policy: what a kind of machine tolerates, when speeds differ, and with which step times a launch passes."""
 
 from __future__ import annotations
 
@@ -237,8 +236,7 @@ Held: TypeAlias = Baseline | Reference
 def lasting(metric: Metric, held: Held) -> float:
     """How much of a metric of which more is worse, and that one launch alone may show, a launch usually has."""
     # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
-    lasting = min(middle(metric, held.explained), middle(metric, held.newest))
-    return max(middle(metric, held.launches), lasting)
+    return max(middle(metric, held.launches), min(middle(metric, held.explained), middle(metric, held.newest)))
 
 
 def limit(metric: Metric, reference: float, tolerance: float, *, elsewhere: bool = False) -> float:

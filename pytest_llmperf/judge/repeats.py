@@ -308,8 +308,7 @@ def first_loss_checks(launches: Launches, reference: Launches, gradient_accumula
     if abs(now - then) <= limit or not (ratio or are_same):
         return ()
     most = then + math.copysign(limit, now - then)
-    check = METRICS["first_loss"].check(now, then, tolerance=_LOST, limit=most, verdict="regressed", detail=ratio)
-    return (check,)
+    return (METRICS["first_loss"].check(now, then, tolerance=_LOST, limit=most, verdict="regressed", detail=ratio),)
 
 
 def _named_ratio(ratio: float, accumulation: int, ranks: int) -> str:

@@ -145,8 +145,7 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
     design = np.column_stack([design_of(model, panel), shifted])
     prior = np.zeros((design.shape[1],) * 2)
     prior[:-1, :-1], prior[-1, -1] = model.covariance(panel.units), _ANY**2
-    variances = cell_variances(model, panel)
-    found = doubted(panel, design, prior, variances)
+    found = doubted(panel, design, prior, cell_variances(model, panel))
     left = residuals(panel, design, found)
     log = float(found.means[-1])
     places = {(device, each.unit.day) for each in launched for device in each.unit.devices}

@@ -1,8 +1,7 @@
 """A soak judged against itself: its first part against the rest. Pure, but for reading what was written down.
 
-Levels of step time are found between change points; what lasted so long that it stalls a step is told by its cause;
-what only grows is a leak. Nothing is held that other work on the host may do: a wait for a core is no step's own time.
-"""
+Levels of step time are found between change points; what stalls a step is told by its cause; what only grows is a
+leak. Nothing is held that other work on the host may do: a wait for a core is no step's own time."""
 
 from __future__ import annotations
 

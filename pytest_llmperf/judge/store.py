@@ -180,9 +180,7 @@ def _rounded(value: Any, digits: int = _DIGITS) -> Any:
         return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
         return {key: _rounded(item, _DIGITS_OF.get(key, digits)) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(item, digits) for item in value]
-    return value
+    return [_rounded(item, digits) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # The line break after the bracket keeps strings as they are: "test[1,2]" is a node id, and no JSON string holds one.

@@ -376,8 +376,7 @@ def phase_checks(launches: Sequence[Launch], held: Held | None, policy: Policy) 
 
 def _tells(metric: Metric, launch: Launch) -> bool:
     # Of a launch that began warm how far a server was with its imports says nothing.
-    is_warm = launch.evidence.get("start") == "warm"
-    return metric.phase in launch.phases and not (is_warm and metric.only_cold)
+    return metric.phase in launch.phases and not (launch.evidence.get("start") == "warm" and metric.only_cold)
 
 
 def alike(metric: Metric, a: Launch, b: Launch) -> bool:

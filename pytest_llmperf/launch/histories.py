@@ -229,8 +229,7 @@ class GitHistory:
             tree = folder / "tree"
             # Its own index and HEAD, and the objects of the user's repository, in which nothing is written.
             run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(self.root), str(tree)])
-            checkout = ["git", "-C", str(tree), "checkout", "--quiet", "--detach", candidate.name]
-            run(checkout)
+            run(["git", "-C", str(tree), "checkout", "--quiet", "--detach", candidate.name])
             if self.build:
                 run(["sh", "-c", self.build], cwd=tree)
             paths = [tree / path for path in self.paths] or [tree, *(path for path in [tree / "src"] if path.is_dir())]
@@ -281,8 +280,7 @@ class GitHistory:
 
 @dataclass(frozen=True)
 class CommandHistory:
-    """Each version by a command that is its interpreter: one of another environment, or of a container. It has
-    ``GitHistory``'s methods."""
+    """Each version by a command that is its interpreter (another environment's, a container's); as ``GitHistory``."""
 
     command: str
     versions: Sequence[str]

@@ -52,8 +52,7 @@ def read(folder: Path, spec: Spec, ended: Ended, progress: Progress) -> Launch |
             why = f"a traced or inspected step failed ({found.message})"
             found = replace(measured, trace=Trace(none=why), learning=Learning(none=why))
     elif found.digest != spec.digest:
-        message = f"launch.json is of digest {found.digest}, expected {spec.digest}"
-        found = _failure(folder, "error", message, None)
+        found = _failure(folder, "error", f"launch.json is of digest {found.digest}, expected {spec.digest}", None)
     if isinstance(found, Failure):
         if spec.is_script:
             log = lines_of(folder / "torchrun.log")
@@ -310,9 +309,7 @@ def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], o
         return plain
     # A library that does not look whether it got the memory it asked for trips over it.
     hinted = bool(signal) or any(said(line) == "perhaps" for line in last)
-    if room is not None and (room.is_full or (hinted and room.is_tight)):
-        return str(room)
-    return None
+    return str(room) if room is not None and (room.is_full or (hinted and room.is_tight)) else None
 
 
 def remarks_in(lines: Iterable[str]) -> tuple[str, ...]:

@@ -133,8 +133,7 @@ def server_key(
 
 def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of torchrun and its ranks: what was inherited, and what this launch fixes."""
-    defaults = {} if request.spec.is_script else _OURS
-    environment = lasting_environment(inherited, request.variables, defaults)
+    environment = lasting_environment(inherited, request.variables, {} if request.spec.is_script else _OURS)
     # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
     # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
     home = home_of_package(request.python, request.folder)

@@ -208,6 +208,5 @@ def _power(seen: Sequence[device.Sample]) -> float:
 
 def with_phases(launch: Launch, lap: Lap, progress: Progress) -> Launch:
     """``launch`` as its launcher timed it, and where in that time its rank 0 said it was."""
-    first_step_seconds = launch.ranks[0].step_seconds[0]
-    phases = phases_of(lap.began, lap.seconds, progress.reached, first_step_seconds)
+    phases = phases_of(lap.began, lap.seconds, progress.reached, launch.ranks[0].step_seconds[0])
     return replace(launch, wall_seconds=round(lap.seconds, 3), phases=phases)

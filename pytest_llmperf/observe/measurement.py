@@ -62,8 +62,7 @@ class Clock:
 
     def so_far(self) -> tuple[float, ...]:
         """The times, in seconds, between the marks that the work has passed by now; waits for nothing."""
-        passed = takewhile(self.has_passed, self._marks)
-        return tuple(starmap(self.between, pairwise(passed)))
+        return tuple(starmap(self.between, pairwise(takewhile(self.has_passed, self._marks))))
 
     def seconds(self) -> tuple[float, ...]:
         """The time from each mark to the next, in seconds; waits for the work to end."""
@@ -290,8 +289,7 @@ class Measurement:
 
     def leaves_memory(self, warmup_steps: int) -> bool:
         """Whether steps leave more behind than a training may."""
-        held = [end.held for end in self._ends[warmup_steps:] if end.held is not None]
-        return (growth(held) or 0.0) > MOST_GROWTH
+        return (growth([end.held for end in self._ends[warmup_steps:] if end.held is not None]) or 0.0) > MOST_GROWTH
 
     @property
     def fetch_seconds(self) -> list[float]:

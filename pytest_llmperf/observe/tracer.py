@@ -119,8 +119,7 @@ class Tracer:
             self._none = f"a traced step failed ({said(error)})"
         if self._none or self._profile is None:
             return Trace(none=self._none or "it was not begun")
-        trace = self._tried(self._read) or Trace(none=self._none)
-        return with_timed_waits(trace, self._fetched, timed, warmup_steps)
+        return with_timed_waits(self._tried(self._read) or Trace(none=self._none), self._fetched, timed, warmup_steps)
 
     def _stop(self) -> None:
         if self._profile is not None:

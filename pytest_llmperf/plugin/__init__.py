@@ -1,8 +1,7 @@
 """What pytest sees. This process never imports torch: training happens in the worker.
 
 ``hooks`` is the entry point, which waits for the first perf test; ``collector`` has the hooks of a session with a run,
-``session`` that run with pytest's outcomes, ``perf`` the fixture. May import: every room but ``cli`` and ``worker``.
-"""
+``session`` that run with pytest's outcomes, ``perf`` the fixture. May import: every room but ``cli`` and ``worker``."""
 
 from __future__ import annotations
 

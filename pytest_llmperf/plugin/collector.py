@@ -88,8 +88,7 @@ class PerfSession(Run):
     def rerun_of(self, nodes: Sequence[str]) -> str:
         words = self.rerun_words()
         at = next(place for place, word in enumerate(words) if TEST in word)
-        named = [words[at].replace(TEST, node) for node in nodes]
-        return shlex.join([*words[:at], *named, *words[at + 1 :]])
+        return shlex.join([*words[:at], *[words[at].replace(TEST, node) for node in nodes], *words[at + 1 :]])
 
     def note_selection(self, recorded_by: Sequence[str]) -> None:
         self.coverage.parts |= set(items.partly(self.config))

@@ -226,10 +226,8 @@ def is_active(config: pytest.Config) -> bool:
 
 
 def on_cpu(config: pytest.Config) -> bool:
-    """Whether the run's ranks train on the CPU, over gloo: ``--gpus 0``, or no GPU is visible.
-
-    pytest.UsageError: the hardware that ``--gpus`` asks for is not there, or the plugin takes no part.
-    """
+    """Whether the run's ranks train on the CPU, over gloo: ``--gpus 0``, or no GPU is visible. pytest.UsageError: the
+    hardware that ``--gpus`` asks for is not there, or the plugin takes no part."""
     if not is_active(config):
         raise pytest.UsageError("pytest_llmperf.on_cpu: the plugin llmperf takes no part in this session")
     session = session_of(config)

@@ -1,7 +1,6 @@
 """The ``perf`` fixture: what a test asks of the run, and pytest's outcome of what that concludes.
 
-Test files import the class for its name: what launches and judges is loaded by the first test that asks.
-"""
+Test files import the class for its name: what launches and judges is loaded by the first test that asks."""
 
 from __future__ import annotations
 
@@ -69,15 +68,12 @@ class Perf:
         self._request, self._session = request, session
         self._item: pytest.Item = request.node
         findings = self._item.stash.setdefault(FINDINGS, Findings())
-        terms = terms_of(self._item)
-        self._cases = session.cases(self._item.nodeid, Console(self._item.config), terms, findings)
+        self._cases = session.cases(self._item.nodeid, Console(self._item.config), terms_of(self._item), findings)
 
     @_asked
     def measure(self, spec: Spec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.
-
-        A launch that yields no record fails the test with ``DidNotTrain``.
-        """
+        A launch that yields no record fails the test with ``DidNotTrain``."""
         return self._cases.measure(spec)
 
     @_asked

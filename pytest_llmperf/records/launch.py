@@ -141,8 +141,7 @@ class Environment:
         for mine, theirs in ((self.versions, other.versions), (self.variables, other.variables)):
             pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in sorted({*mine, *theirs})]
         if self.loaded and other.loaded:
-            known = {*self.versions, *other.versions}
-            names = sorted({*self.loaded, *other.loaded} - known)
+            names = sorted({*self.loaded, *other.loaded} - {*self.versions, *other.versions})
             pairs += [(name, self.loaded.get(name, ""), other.loaded.get(name, "")) for name in names]
         return tuple(f"{name}: {own or 'none'} -> {theirs or 'none'}" for name, own, theirs in pairs if own != theirs)
 

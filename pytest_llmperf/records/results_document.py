@@ -103,8 +103,7 @@ class Result:
 
     def figure(self, metric: str) -> Figure:
         """It, or what stands in its place; one without a value where the case has none."""
-        found = (one for name, one in self.metrics.items() if metric in (name, STAND_INS.get(name)))
-        return next(found, Figure())
+        return next((one for name, one in self.metrics.items() if metric in (name, STAND_INS.get(name))), Figure())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,8 +305,7 @@ def read_values(path: Path, *, exact: bool = False) -> dict[str, Any]:
     """What ``path`` holds, what is no finite number as null, or refused if ``exact``; else a ``ResultsError``."""
     real, whole = partial(_number, float, exact=exact), partial(_number, int, exact=exact)
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text, parse_float=real, parse_int=whole, parse_constant=real)
+        values = json.loads(path.read_text(encoding="utf-8"), parse_float=real, parse_int=whole, parse_constant=real)
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read ({error.strerror or error}); {_EXPECTED}") from error
     except UnicodeDecodeError:

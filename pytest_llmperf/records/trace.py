@@ -358,5 +358,4 @@ def _whole(count: float) -> float:
 
 def _sum(step: StaticStep) -> str:
     told = [each.name for each in fields(step) if each.compare and (each.name != "exchanges" or step.exchanges)]
-    exact = [sorted(getattr(step, name).items()) for name in told]
-    return hashed(json.dumps(exact))
+    return hashed(json.dumps([sorted(getattr(step, name).items()) for name in told]))

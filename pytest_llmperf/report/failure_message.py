@@ -1,6 +1,5 @@
-"""What a failing test prints: the verdict, the figures behind it, what may explain it and what to do next.
-
-Its own words are ASCII: pytest shows a failure on whatever terminal or log there is."""
+"""What a failing test prints: the verdict, its figures, what may explain it and what to do next. Its own words are
+ASCII: pytest shows a failure on whatever terminal or log there is."""
 
 from __future__ import annotations
 

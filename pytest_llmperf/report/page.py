@@ -1,8 +1,7 @@
 """Page: what a page of a run shows, as text and figures; and as HTML, one file that needs neither network nor a script.
 
 How it looks is the template's; Vega-Lite draws its charts before: ``template/chart.json`` has the specification, but
-for a chart's own figures. Colours are CSS variables of the page, so that one picture serves light, dark and paper.
-"""
+for a chart's own figures. Colours are CSS variables of the page, so that one picture serves light, dark and paper."""
 
 from __future__ import annotations
 

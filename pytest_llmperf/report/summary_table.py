@@ -70,9 +70,7 @@ def merged_notes(cases: Iterable[tuple[str, Sequence[str]]], total: int) -> list
 
 def of_cases(ids: Sequence[str], total: int) -> str:
     """``a, b and 3 more``; that it is all of them where it is."""
-    if len(ids) == total > 1:
-        return f"all {total} cases"
-    return formats.first_n(ids, _MOST_NAMED)
+    return f"all {total} cases" if len(ids) == total > 1 else formats.first_n(ids, _MOST_NAMED)
 
 
 def _line(group: Sequence[tuple[str, str]], total: int) -> str:
@@ -209,9 +207,7 @@ def _differences(result: CaseResult, *, verbose: bool) -> Sequence[str]:
 
 def _recorded(result: CaseResult) -> tuple[str, ...]:
     lines = tuple(line.rstrip() for line in result.updated.splitlines() if line.strip())
-    if not lines or result.id in lines[0]:
-        return lines
-    return (f"recorded {result.id}", *(f"  {line}" for line in lines))
+    return lines if not lines or result.id in lines[0] else (f"recorded {result.id}", *(f"  {line}" for line in lines))
 
 
 def _totals(results: Sequence[CaseResult], spent: Spent, glyphs: Glyphs) -> str:

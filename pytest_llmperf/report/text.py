@@ -324,8 +324,7 @@ class LaunchLines:
         if self._write is not None:
             if self._drawn_at is None or now - self._drawn_at >= 1 / _UPDATES_PER_SECOND:
                 # Asked now and not at the start: the window may have been resized.
-                width = shutil.get_terminal_size().columns
-                line = live_line(self._launch, progress, now - self._start, width)
+                line = live_line(self._launch, progress, now - self._start, shutil.get_terminal_size().columns)
                 self._write(f"\r{line}\x1b[K")
                 self._drawn_at = now
         elif not self._is_told:

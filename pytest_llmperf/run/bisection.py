@@ -116,8 +116,7 @@ class Bisector:
         run, self._good = self._caller.run, span.good
         run.until = time.monotonic() + self._order.seconds
         where = [run.machine_kind, sorted(gpu.uuid for gpu in run.gpus)]
-        key = [self._spec.to_dict(), self._history.key, span.good.name, *surroundings(), *where]
-        self._store = PairStore(key)
+        self._store = PairStore([self._spec.to_dict(), self._history.key, span.good.name, *surroundings(), *where])
         self._store.take()
         try:
             return self._searched(span)

@@ -114,8 +114,7 @@ class Cases:
         fails = should_run_out(self._caller)
         shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
         asked, is_recorded = self._settings.launches, self._recorder.wants(baseline)
-        fewest = fewest_launches(asked, spec) if is_recorded else asked
-        launches = 1 if fails else fewest
+        launches = 1 if fails else (fewest_launches(asked, spec) if is_recorded else asked)
         if withheld := self._caller.ask(case, launches, baseline, shares):
             planned = self._caller.result(case, PLANNED, withheld)
             cache.add(Measured(spec, planned, baseline))

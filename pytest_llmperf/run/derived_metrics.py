@@ -29,8 +29,7 @@ def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     if watts and measured(launches)[RATE].name == RATE:
         yield METRICS["joules_per_token"].check(fmean(watts) / pooled_tokens_per_second(launches))
     if spec.passes_per_step > 1:
-        seconds = METRICS["step_seconds"].read(launches) / spec.passes_per_step
-        yield METRICS["micro_batch_seconds"].check(seconds)
+        yield METRICS["micro_batch_seconds"].check(METRICS["step_seconds"].read(launches) / spec.passes_per_step)
     # The rate without what only fills rows up, and how much of each row is text.
     if any(rank.real_tokens for launch in launches for rank in launch.ranks):
         share = fmean(launch.real_share for launch in launches)

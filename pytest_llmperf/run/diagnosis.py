@@ -26,8 +26,7 @@ def explained(caller: Caller, held: BesideBaseline, result: CaseResult) -> CaseR
     newest = next((launch.trace for launch in reversed(launches) if launch.trace), None)
     before = baseline.trace.trace if baseline and baseline.trace else None
     if result.verdict in ("new", "pass") and newest and not run.on_cpu:  # whose ranks wait for cores
-        told = unseen(step_difference(before or Trace(), newest))
-        result = replace(result, notes=(*result.notes, *told))
+        result = replace(result, notes=(*result.notes, *unseen(step_difference(before or Trace(), newest))))
     if result.verdict == "new":
         guess = () if run.on_cpu else first_guess(held.spec, run.machine_kind, run.settings.baselines, launches)
         return replace(result, notes=(*result.notes, *guess))

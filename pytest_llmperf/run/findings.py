@@ -128,8 +128,7 @@ class DidNotTrainError(CaseFailedError):
         self.may_train_again = may_train_again
 
 
-#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
-#: "try again later".
+#: The run ended early and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for "try again".
 UNFINISHED = 75
 
 

@@ -1,6 +1,4 @@
-"""History: what runs before this one have measured, in a store or in ``--perf-json`` files, and what this run adds.
-
-A row there says of which project and revision it is."""
+"""History: what runs before this one have measured, in a store or ``--perf-json`` files, and what this run adds."""
 
 from __future__ import annotations
 
@@ -67,8 +65,7 @@ class History:
 
 def of_project(results: Sequence[PastResult], project: str) -> Sequence[PastResult]:
     """Those of ``project``, with the older ones that do not say; all of them, told apart, where it has none."""
-    own = [replace(result, project="") for result in results if result.project in ("", project)]
-    return own or results
+    return [replace(result, project="") for result in results if result.project in ("", project)] or results
 
 
 def _read(path: Path) -> list[PastResult]:

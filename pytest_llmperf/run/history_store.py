@@ -289,8 +289,7 @@ def _measured(launches: Sequence[Launch]) -> Iterator[PastLaunch]:
             if launch.started_at and 0 < seconds < math.inf:
                 places = tuple(Place(one_line(one.host), one_line(one.device), one.boot) for one in launch.ranks)
                 error = error if math.isfinite(error) else 0.0
-                clock = launch.health.sm_clock_mhz
-                yield PastLaunch(one_line(launch.started_at), seconds, error, clock, places)
+                yield PastLaunch(one_line(launch.started_at), seconds, error, launch.health.sm_clock_mhz, places)
 
 
 def observed_result(text: str, source: str) -> PastResult:

@@ -77,9 +77,7 @@ class Option:
     @property
     def dest(self) -> str:
         """Its name in the namespace of argparse, and in pytest's."""
-        if self.flag == "--update-baselines":
-            return "perf_update"
-        return self.flag.removeprefix("--").replace("-", "_")
+        return "perf_update" if self.flag == "--update-baselines" else self.flag.removeprefix("--").replace("-", "_")
 
     def at(self, front: str, name: str) -> Any:
         return self.fronts.get(front, {}).get(name, getattr(self, name))

@@ -59,8 +59,7 @@ class PairedComparison:
         return Concluded(result=_diagnosed(result, turns), held_against="turns with the other spec")
 
     def environments(self, case: Case, scaled: Callable[..., Judgement] | None = None) -> CaseResult:
-        """The spec of ``case`` here against itself under ``--perf-against``; ``scaled`` adds what more GPUs brought, of
-        this side alone."""
+        """``case`` against itself under ``--perf-against``; ``scaled`` adds what more GPUs brought, of this side."""
         (spec,), python = case.specs, self._caller.run.settings.against
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:

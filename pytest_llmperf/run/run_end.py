@@ -48,8 +48,7 @@ def finish(run: Run, exit_code: int, observer: Observer, *, stopped: bool) -> Fi
     updates = settings.update and any(result.updated for result in findings.results)
     if updates and not settings.static and not run.unfinished:  # else somebody waits for the end
         # Beside what this run has recorded, once nothing of it trains any more.
-        caller = run.caller("static figures", observer, findings=Findings())
-        run.notes += record_static(caller, findings.results)
+        run.notes += record_static(run.caller("static figures", observer, findings=Findings()), findings.results)
     if settings.static and findings.skipped and not findings.results:
         run.notes.append(unjudged_line(findings.skipped))
     whole_run = judged_together(run, findings.results)

@@ -1,6 +1,5 @@
-"""What searches have launched, kept in the user's cache, so that one that was ended goes on: trials, and pairs.
-
-A home that cannot be written costs the next search launches, and no more."""
+"""What searches have launched, trials and pairs, kept in the user's cache, so that one that was ended goes on. A home
+that cannot be written costs the next search launches, and no more."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from pytest_llmperf.settings.liger import LOSS
 from pytest_llmperf.settings.precision import is_16_bit
 from pytest_llmperf.settings.setting import Package, Setting, TrainSpec, at_default, equal
 
-#: ``chunked``: a part of the tokens at a time, whose logits are computed again in the backward pass; ``cut``: the
-#: kernels of cut cross-entropy.
+#: ``chunked``: a part of the tokens at a time, its logits made again for the backward; ``cut``: cut cross-entropy.
 _LOSSES = ("model", "chunked", "cut")
 _CUT = Package("cut_cross_entropy", "cut-cross-entropy", "cut-cross-entropy")
 

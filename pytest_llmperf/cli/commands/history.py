@@ -60,12 +60,10 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     asked = {(result.machine, result.digest) for result in named}
     machines = {result.machine for result in named}
     beside = [result for result in results if result.machine in machines]
-    known = scattering(machines, arguments.perf_baselines)
-    several = histories(beside, known, asked)
+    several = histories(beside, scattering(machines, arguments.perf_baselines), asked)
     if arguments.json:
         document = {"schema": 1, "cases": [_document(one) for one in several]}
-        lines = json.dumps(document, indent=1, allow_nan=False).splitlines()
-        return Answer(lines, found.troubles, for_programs=True)
+        return Answer(json.dumps(document, indent=1, allow_nan=False).splitlines(), found.troubles, for_programs=True)
     if arguments.case and len({one.id for one in several}) == 1:
         pages = [case_page(one, screen) for one in several]
         return Answer([line for page in pages for line in ("", *page)][1:], found.troubles)

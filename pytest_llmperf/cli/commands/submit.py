@@ -281,6 +281,5 @@ def _merge(arguments: argparse.Namespace, _screen: Screen) -> Answer:
             if path is not None:
                 write(path)
         except OSError as error:  # which a page that can be written tells
-            why = f"{path}: not written ({error.strerror or error})"
-            night = replace(night, troubles=(*night.troubles, why))
+            night = replace(night, troubles=(*night.troubles, f"{path}: not written ({error.strerror or error})"))
     return Answer(night.page(), night.troubles, acts=True)

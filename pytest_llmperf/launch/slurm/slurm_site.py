@@ -65,8 +65,7 @@ class SlurmLauncher:
         self._lost |= first.lost
         if self._srun.placed(request.spec.gpus, len(self._left)) is None:
             return self._for_want_of_nodes(first.failure, request)
-        names = listed(tuple(first.lost))
-        self._say(f"{request.spec.id}: {first.failure.message}; tried once more without {names}")
+        self._say(f"{request.spec.id}: {first.failure.message}; tried once more without {listed(tuple(first.lost))}")
         second = self._attempt(replace(request, folder=request.folder.with_name(f"{request.folder.name}-again")), watch)
         if isinstance(second, Aftermath):
             self._lost |= second.lost
@@ -206,8 +205,7 @@ class SlurmLauncher:
 def places(nodes: Sequence[NodeFacts], per_node: int) -> dict[str, str]:
     """Where a launch ran, for its record: a difference may explain another speed."""
     switches = sorted({node.switch for node in nodes if node.switch})
-    names = " ".join(node.node for node in nodes)
-    found = {"slurm_nodes": names, "ranks_per_node": str(per_node)}
+    found = {"slurm_nodes": " ".join(node.node for node in nodes), "ranks_per_node": str(per_node)}
     return found | ({"slurm_switches": " ".join(switches)} if switches else {})
 
 

@@ -215,8 +215,7 @@ class Tuner:
         return fits
 
     def _next(self) -> int | None:
-        """The first trial is made whatever time there is: of what asks for the least memory, if the first of all does
-        not fit."""
+        """The first trial, whatever time there is: of what asks for the least memory if the first does not fit."""
         search, tried, seconds = self._search, self._found.tried, self._trial_seconds()
         if seconds <= 0 and tried:
             return None
@@ -275,8 +274,7 @@ class Tuner:
         return host // base.gpus if states > _LARGE_SHARE * host else 0
 
     def _runnable(self) -> Sequence[Spec]:
-        """The candidates that this machine can run, if possible those of which no failure is known; the reasons of the
-        others are noted."""
+        """The candidates that this machine can run, if possible without a known failure; others' reasons are noted."""
         found, runnable, sound = self._found, list[Spec](), list[Spec]()
         candidates = found.space.candidates()
         found.refused, found.unseen = candidates.refused, candidates.unseen

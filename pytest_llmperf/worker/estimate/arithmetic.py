@@ -371,8 +371,7 @@ def deepspeed() -> Any:
 
 @contextmanager
 def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], tuple[Any, int]]]:
-    """What makes DeepSpeed's engine of a model and its optimizer. What that asks of a tensor's content and of a host is
-    answered as in ranks that are well."""
+    """What makes DeepSpeed's engine of a model and its optimizer, its questions answered as in ranks that are well."""
     package, zero = deepspeed(), partial(import_module, package="deepspeed.runtime.zero")
     flat, stage3, partitions = map(zero, (".stage_1_and_2", ".stage3", ".partition_parameters"))
 

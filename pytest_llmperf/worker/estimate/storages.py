@@ -55,8 +55,7 @@ class StorageCounter(QuickMode):
                 self._record(key, num_bytes=0)
                 del self._living[key]
 
-        new = Change(next(self._numbers), 0, self._part_of(tensor))
-        self._living[key] = weakref.ref(storage, gone), new
+        self._living[key] = weakref.ref(storage, gone), Change(next(self._numbers), 0, self._part_of(tensor))
         self._record(key, num_bytes=storage.nbytes())
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:

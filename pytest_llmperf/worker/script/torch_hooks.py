@@ -101,8 +101,7 @@ def watch(folder: str) -> None:
     headroom = Headroom()
     if values["memory_limit_bytes"]:  # of a CPU: a card's own limit is the script's
         headroom.cap(torch.device("cpu"), values["memory_limit_bytes"])
-    project = Project(spec.folder(Path(values["root"])))
-    Hooks(path, functools.partial(Rank, path, spec, project), headroom).install()
+    Hooks(path, functools.partial(Rank, path, spec, Project(spec.folder(Path(values["root"])))), headroom).install()
 
 
 class Hooks:
@@ -221,8 +220,7 @@ class Hooks:
             rank.finish(self._remarks)
 
     def _begun(self, tensors: Any) -> Any:
-        devices = (one.device for one in _listed(tensors) if isinstance(one, torch.Tensor))
-        device = next(devices, torch.device("cpu"))
+        device = next((one.device for one in _listed(tensors) if isinstance(one, torch.Tensor)), torch.device("cpu"))
         self._rank, self._thread = self._made(device, self._resident), threading.get_ident()
         return self._rank
 

@@ -270,8 +270,7 @@ class Rank(Watched):
         }
 
     def script_ended(self, remarks: Iterable[str]) -> None:
-        """By itself: what was timed stands, with no trace where that was to follow. StepsError: not all steps were
-        timed."""
+        """By itself: what was timed stands, without a trace. StepsError: not all steps were timed."""
         if self._measurement.is_over:
             self.finish(remarks, is_ended=True)
             return

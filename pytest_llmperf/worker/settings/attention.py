@@ -81,8 +81,7 @@ def last_kernels(trainer: Trainer, model: PreTrainedModel) -> dict[str, str]:
             model(**inputs)
     except Exception:  # noqa: BLE001 - whatever stands in the way, the measurement is done and counts
         return unknown
-    found = {"attention_kernel": " ".join(ops.names)}
-    return found | ({"experts_kernel": " ".join(products)} if products else {})
+    return {"attention_kernel": " ".join(ops.names)} | ({"experts_kernel": " ".join(products)} if products else {})
 
 
 WITNESSES = {"attention": lambda *_: lambda training: {"attention": str(training.model.config._attn_implementation)}}

@@ -144,8 +144,7 @@ def fp8_layers(model: nn.Module) -> tuple[int, int, str]:
     converted = next((module for module in model.modules() if type(module).__name__ == "Float8Linear"), None)
     recipe = ""
     if converted is not None:
-        found = (name for name in FP8_RECIPES[1:] if fp8_config(name) == converted.config)
-        recipe = next(found, "another")
+        recipe = next((name for name in FP8_RECIPES[1:] if fp8_config(name) == converted.config), "another")
     return kinds.count("Float8Linear"), kinds.count("Linear"), recipe
 
 

@@ -351,8 +351,7 @@ def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     """The text's tokens: kept from before, or made by the first rank, or by one that cannot read what that has left."""
     facts: dict[str, Any] = {**_sources(spec), "special": has_document_a_row(spec)}
     facts |= {name: version(name) for name in ("tokenizers", "transformers")}
-    key = hashed(json.dumps(facts, sort_keys=True))
-    path = cache_folder("tokens") / f"{key}.npz"
+    path = cache_folder("tokens") / f"{hashed(json.dumps(facts, sort_keys=True))}.npz"
     several = dist.is_initialized()
     is_first = not several or dist.get_rank() == 0
     tokens = kept(path) if is_first else None

@@ -310,8 +310,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
                     module.register_forward_hook(partial(seen.product, plain_name(name)))
         size, length = model.config.get_text_config().vocab_size, SEQUENCES * (spec.steps + 1)
         rows = UnevenRows(length=length, sequence_length=spec.sequence_length, vocabulary_size=size, seed=spec.seed)
-        watch = _Watch(model, seen)
-        given = {"train_dataset": rows, "callbacks": [watch]}
+        given = {"train_dataset": rows, "callbacks": [_Watch(model, seen)]}
         trainer = trainer_of(SmallTrainer, spec, model, arguments, seen=seen, **given)
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
         seen.matrices = frozenset(map(plain_name, hidden_matrices(model)))

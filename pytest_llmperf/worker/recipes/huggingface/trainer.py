@@ -171,8 +171,7 @@ class WatchedTrainer(Trainer):
         tokens = rows * max(length, self._length)  # before ranks divide them among themselves
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.parts = tokens // self._given
-        real = None if real_tokens is None else self._own(real_tokens)
-        self._observed.pass_ended(loss, self._own(tokens), real)
+        self._observed.pass_ended(loss, self._own(tokens), None if real_tokens is None else self._own(real_tokens))
         if self._inspected:
             self._inspected.end_pass(self.model)
         return loss
