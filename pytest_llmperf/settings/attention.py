@@ -1,4 +1,4 @@
-"""Attention: which implementation computes it, and by which of PyTorch's kernels."""
+"""Attention: which implementation computes it, and by which of PyTorch's kernels; and which a mixture's experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.precision import is_16_bit
-from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed
+from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed, equal
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention", "flash_attention_3")
 #: Kernels of packages of their own, of 16 bits and on a GPU alone.
@@ -153,4 +153,77 @@ SETTING = Setting(
     evidence=AttentionEvidence,
     checks={"attention": _attention},
     lost=_lost,
+)
+
+# Experts of a mixture, by transformers' words; ``auto``: its own choice.
+_EXPERTS = ("auto", "eager", "batched_mm", "grouped_mm")
+# What the operators are called that multiply by their weights; eager's are plain products, one after the other.
+_PRODUCTS: Mapping[str, str] = {"batched_mm": "bmm", "grouped_mm": "_grouped_mm"}
+
+
+def has_experts(spec: TrainSpec) -> bool:
+    return any("expert" in name and value for name, value in spec.architecture.config.items())
+
+
+def _experts_clash(spec: TrainSpec) -> str | None:
+    if spec.experts == "auto":
+        return None
+    if not has_experts(spec):
+        return f"experts={spec.experts!r} acts on a mixture of experts, and {spec.architecture.model_type} has none"
+    if spec.liger and (spec.liger_kernels == "all" or "swiglu" in spec.liger_kernels):
+        return (
+            "Liger's swiglu kernel computes experts in its own way; name others in liger_kernels (rope, rms_norm, "
+            "fused_linear_cross_entropy), or use experts='auto'"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class ExpertsEvidence:
+    """How experts were computed; nothing of a model that has none."""
+
+    experts: str | None = None
+    """The implementation that the modules were given; empty: something else runs in their place."""
+    experts_kernel: str | None = None
+    """The products that one more sequence called in there."""
+
+    def runs(self, experts: str) -> bool:
+        kernel = self.experts_kernel or "unknown"
+        seen = {name for name, mark in _PRODUCTS.items() if f".{mark}." in kernel} or {"eager"}
+        return kernel == "unknown" or seen == {experts}
+
+
+def _experts(spec: TrainSpec, evidence: Evidence) -> str | None:
+    if spec.experts == "auto":
+        return None
+    seen = evidence.experts
+    line = equal("experts", spec.experts, claimed(seen.experts, "experts") or "another implementation")
+    if line or seen.runs(spec.experts):
+        return line
+    return f"asked for experts {spec.experts}, the operators that ran were {seen.experts_kernel}"
+
+
+def _experts_lost(spec: TrainSpec, launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
+    """A line where transformers' own choice was grouped products in ``reference``, and is that no more."""
+    had = any("_grouped_mm" in (each.experts.experts_kernel or "") for each in reference)
+    now = (each.experts.experts_kernel for each in launches if not each.experts.runs("grouped_mm"))
+    kernel = next(now, None) if had and spec.experts == "auto" else None
+    return kernel and (
+        f"its experts' grouped products were lost: they ran by {kernel} "
+        "(if that is meant, remove the baseline and record it anew)"
+    )
+
+
+EXPERTS = Setting(
+    name="experts",
+    fields=("experts",),
+    values={"experts": _EXPERTS},
+    # Eager is attention's word, too.
+    in_id={"experts": lambda spec: {"auto": "", "eager": "experts-loop"}.get(spec.experts, f"experts-{spec.experts}")},
+    clash=_experts_clash,
+    plain=lambda _: {"experts": "auto"},
+    axis=lambda base, _: Axis.over("experts", _EXPERTS) if has_experts(base) else None,
+    evidence=ExpertsEvidence,
+    checks={"experts": _experts},
+    lost=_experts_lost,
 )

@@ -14,7 +14,7 @@ from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.user_input import first_few, hint
 
 # Files of this folder; a few have a second setting.
-_FILES = "precision attention experts liger loss lora compilation optimizer parallelism batch data arguments"
+_FILES = "precision attention liger loss lora compilation optimizer parallelism batch data arguments"
 _KNOWN = {
     each.name: each
     for file in _FILES.split()

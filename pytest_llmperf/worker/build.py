@@ -27,8 +27,7 @@ from transformers import (
 from pytest_llmperf.observe.environment import NOT_WORK
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings import arguments, experts, of_twins, optimizer, parallelism, precision
-from pytest_llmperf.worker.settings.attention import check_attention, choose_sdpa, found_settings, transformers_version
+from pytest_llmperf.worker.settings import arguments, attention, of_twins, optimizer, parallelism, precision
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ def of_what_cannot_be_built(model_type: str) -> Iterator[None]:
         raise
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        line = f"{transformers_version()} cannot build {model_type} from this configuration: {why[:300]}"
+        line = f"{attention.transformers_version()} cannot build {model_type} from this configuration: {why[:300]}"
         raise RefusedError(line) from error
 
 
@@ -75,16 +74,16 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
     would get no gradient. RefusedError: transformers has no such model, or does not take this configuration."""
     if config["model_type"] not in CONFIG_MAPPING:
         raise RefusedError(
-            f"{transformers_version()} has no model type {config['model_type']!r}, and code that comes with a model is "
-            "never run; expected a type that it has"
+            f"{attention.transformers_version()} has no model type {config['model_type']!r}, and code that comes with "
+            "a model is never run; expected a type that it has"
         )
     # Fresh each time, since a failed attention's name stays on it; a copy, since transformers writes into its parts.
     with of_what_cannot_be_built(config["model_type"]):
         hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
     if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise RefusedError(
-            f"{transformers_version()} has no causal language model of type {config['model_type']!r}; expected one, "
-            "e.g. a llama"
+            f"{attention.transformers_version()} has no causal language model of type {config['model_type']!r}; "
+            "expected one, e.g. a llama"
         )
     with of_what_cannot_be_built(config["model_type"]):  # some have two, and cannot say which
         text = hf_config.get_text_config()
@@ -97,7 +96,7 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
 def checked_config(spec: TrainSpec, config: Mapping[str, Any]) -> PreTrainedConfig:
     """As ``hf_config_of``; RefusedError, too, where the model does not have the spec's attention or open settings."""
     hf_config = hf_config_of(config)
-    check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
+    attention.check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
     arguments.check_configuration(spec, hf_config)
     arguments.check_values(spec)
     return hf_config
@@ -106,7 +105,7 @@ def checked_config(spec: TrainSpec, config: Mapping[str, Any]) -> PreTrainedConf
 def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
     """The model on ``device`` in the spec's precision: random weights, or ``spec.weights``. FileNotFoundError: no
     folder of weights. RefusedError: transformers has no such model, or not with this attention, or it is not causal."""
-    choose_sdpa(spec)
+    attention.choose_sdpa(spec)
     hf_config = checked_config(spec, config)
     given = model_arguments(spec, spec.attention)
     if spec.weights is None:
@@ -124,15 +123,15 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     return model
 
 
-def model_arguments(spec: TrainSpec, attention: str) -> dict[str, Any]:
+def model_arguments(spec: TrainSpec, implementation: str) -> dict[str, Any]:
     """What transformers is given beside a configuration."""
     dtype = precision.DTYPES[spec.model_precision]
-    return {"dtype": dtype, "attn_implementation": attention, **experts.implementation(spec)}
+    return {"dtype": dtype, "attn_implementation": implementation, **attention.experts_implementation(spec)}
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
     """The Trainer's arguments: its defaults, but for what the spec says and what would only add host work."""
-    found_settings()  # before anything is forced
+    attention.found_settings()  # before anything is forced
     made = TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=steps,

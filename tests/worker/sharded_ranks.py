@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from pytest_llmperf.observe.places import exchanges, recorded
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.arithmetic import shard
+from pytest_llmperf.worker.estimate.exchanges import shard
 from pytest_llmperf.worker.estimate.memory_estimator import GpuFunctions
 from pytest_llmperf.worker.settings.parallelism import mesh_sizes
 

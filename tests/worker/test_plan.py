@@ -33,8 +33,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.judge.store import parse
-from pytest_llmperf.worker.estimate import arithmetic, prediction_server
-from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter
+from pytest_llmperf.worker.estimate import exchanges, prediction_server
+from pytest_llmperf.worker.estimate.exchanges import OperatorCounter
 from pytest_llmperf.worker.estimate.memory_estimator import IN_FP32, SUMMED_IN_FP32, GpuFunctions, plan
 from pytest_llmperf.worker.estimate.storages import StorageCounter
 
@@ -236,7 +236,7 @@ def test_one_turn_of_a_ring_counts_for_all_that_are_like_it(ranks: int, monkeypa
 
     counted()  # what PyTorch then remembers of sharded shapes is asked for once
     peak, short = counted()
-    monkeypatch.setattr(arithmetic, "_TURNS", ranks)
+    monkeypatch.setattr(exchanges, "_TURNS", ranks)
     real, whole = counted()
     assert short == whole
     assert peak == pytest.approx(real, rel=0.002)  # blocks are split otherwise after many turns
@@ -247,13 +247,13 @@ def test_a_rank_of_deepspeed_sends_whole_gradients_and_keeps_its_parts() -> None
     found = OperatorCounter()
     counter = StorageCounter(8, found)
     spec = TrainSpec(**{**SMALL.to_dict(), "gpus": 4, "parallelism": "zero3", "model_precision": "fp32"})
-    with arithmetic.among_ranks(spec), FakeTensorMode(), counter:
+    with exchanges.among_ranks(spec), FakeTensorMode(), counter:
         both = [torch.zeros(2, 4), torch.zeros(5)]
-        parts = arithmetic.scattered(both)
+        parts = exchanges.scattered(both)
         assert [tuple(each.shape) for each in parts] == [(2,), (2,)]
         assert found.exchanges.found["reduce_scatter"] == [1, 4 * 16, 0]
         counter.take()
-        (alone,) = arithmetic.scattered(both[:1])
+        (alone,) = exchanges.scattered(both[:1])
         assert alone.untyped_storage() is both[0].untyped_storage()
     assert found.exchanges.found["reduce_scatter"] == [2, 4 * (16 + 8), 0]
 
@@ -270,8 +270,8 @@ def test_each_of_what_deepspeed_gathers_is_a_copy_in_its_shape() -> None:
     waited: list[int] = []
     handle = SimpleNamespace(wait=lambda: waited.append(1))
     both = SimpleNamespace(complete=False, allgather_handle=handle, params=weights, partitions=[torch.zeros(12)[:3]])
-    arithmetic.gathered(both)
-    arithmetic.gathered(both)  # it is asked for as often as a module needs it
+    exchanges.gathered(both)
+    exchanges.gathered(both)  # it is asked for as often as a module needs it
     assert waited == [1]
     found = [(tuple(each.data.shape), each.ds_status) for each in weights]
     assert found == [((1, 3), Status.AVAILABLE), ((2, 3), Status.AVAILABLE)]
@@ -295,9 +295,9 @@ def test_one_view_in_the_place_of_one_for_each_rank_changes_no_figure(
         return [peak, found.flops, found.exchanges.found, found.padding]
 
     short = counted()
-    monkeypatch.setattr(arithmetic, "gathered", partitions.AllGatherCoalescedHandle.wait)
-    monkeypatch.setattr(arithmetic, "scattered", stage3.reduce_scatter_coalesced)
-    monkeypatch.setattr(arithmetic, "own", range)
+    monkeypatch.setattr(exchanges, "gathered", partitions.AllGatherCoalescedHandle.wait)
+    monkeypatch.setattr(exchanges, "scattered", stage3.reduce_scatter_coalesced)
+    monkeypatch.setattr(exchanges, "own", range)
     assert short == counted()
 
 

@@ -28,8 +28,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, mask
 from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, checked_config, model_arguments
-from pytest_llmperf.worker.estimate import arithmetic
-from pytest_llmperf.worker.estimate.arithmetic import Divided, OperatorCounter, replaced
+from pytest_llmperf.worker.estimate import exchanges
+from pytest_llmperf.worker.estimate.arithmetic import READ, replaced
+from pytest_llmperf.worker.estimate.exchanges import Divided, OperatorCounter
 from pytest_llmperf.worker.estimate.storages import (
     GRANULE,
     Change,
@@ -74,7 +75,7 @@ def plan(
         )
     counter = StorageCounter(hf_config.get_text_config().vocab_size, operators)
     with ExitStack() as stack:
-        ranks = stack.enter_context(arithmetic.among_ranks(spec, ranks_per_node, operators))
+        ranks = stack.enter_context(exchanges.among_ranks(spec, ranks_per_node, operators))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=counter.called))
         model = AutoModelForCausalLM.from_config(hf_config, **model_arguments(spec, attention))
@@ -89,9 +90,9 @@ def plan(
         divided: Divided = nullcontext
         if ranks is not None and not spec.parallelism.startswith("zero"):
             # Of a thousand chunks that it makes of each weight, twice, FSDP keeps this rank's: the first.
-            only = {"_chunk_with_empty": arithmetic.first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
+            only = {"_chunk_with_empty": exchanges.first_chunk} if hasattr(_fsdp_param, "_chunk_with_empty") else {}
             with replaced(_fsdp_param, **only):
-                divided = arithmetic.shard(spec, model, ranks)
+                divided = exchanges.shard(spec, model, ranks)
         gradients: list[torch.nn.Parameter] = []
         if operators is not None and ranks is None:
             for parameter in (each for each in model.parameters() if each.requires_grad):
@@ -117,7 +118,7 @@ def _exchange(model: Any, counter: StorageCounter, found: OperatorCounter, gradi
     elif not hasattr(model, "set_requires_gradient_sync"):  # the Trainer adds up the squares of a tensor's norms itself
         found.exchanges.add("all_reduce", torch.float32.itemsize)
     else:
-        found.padding = arithmetic.padding_bytes(model)
+        found.padding = exchanges.padding_bytes(model)
         with counter:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
@@ -227,7 +228,7 @@ def _by_deepspeed(
     decayed, named = {*transformers.Trainer.get_decay_parameter_names(None, model)}, [*model.named_parameters()]
     groups = [[each for name, each in named if (name in decayed) == kind] for kind in (True, False)]
     how = "fused" if spec.optimizer.endswith("_fused") else "foreach"
-    with counter, counter.resizing(), arithmetic.deepspeed_on_fake_tensors() as initialize:
+    with counter, counter.resizing(), exchanges.deepspeed_on_fake_tensors() as initialize:
         counter.part = "weights"
         for tensor in (*model.parameters(), *model.buffers()):
             counter.count(tensor)
@@ -295,7 +296,7 @@ def _autocast(spec: TrainSpec) -> torch.dtype | None:
 
 
 # By ``functions.ini``, what CUDA's autocast runs in fp32, and what it sums so unless a type is told.
-IN_FP32, SUMMED_IN_FP32 = arithmetic.READ["autocast"].values()
+IN_FP32, SUMMED_IN_FP32 = READ["autocast"].values()
 
 
 def _named(names: str) -> frozenset[Any]:

@@ -28,7 +28,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from pytest_llmperf.settings.parallelism import zero_stage
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.arithmetic import OperatorCounter, deepspeed, model_flops
+from pytest_llmperf.worker.estimate.arithmetic import model_flops
+from pytest_llmperf.worker.estimate.exchanges import OperatorCounter, deepspeed
 from pytest_llmperf.worker.estimate.memory_estimator import plan
 
 

@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from pytest_llmperf.worker.estimate.arithmetic import DEVICE, OperatorCounter, QuickMode, replaced
+from pytest_llmperf.worker.estimate.arithmetic import DEVICE, QuickMode, replaced
+from pytest_llmperf.worker.estimate.exchanges import OperatorCounter
 
 # Of these operators of FSDP's, the argument that holds gathered weights: as they come, and as they are used.
 _GATHERED = {"fsdp::all_gather_copy_in": (1, "all_gather_output"), "fsdp::split_with_sizes_copy": (3, "out")}

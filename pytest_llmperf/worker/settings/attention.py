@@ -1,19 +1,23 @@
-"""Attention: which implementations a model has, PyTorch's kernels for it, and the operators that it called."""
+"""Attention: which implementations a model has, PyTorch's kernels for it, and the operators that it called; with the
+products that a mixture's experts called, what they are told to be computed by, and what their modules do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
-from pytest_llmperf.settings.attention import ATTENTIONS, FLASH, UNKNOWN
+from pytest_llmperf.settings.attention import ATTENTIONS, FLASH, UNKNOWN, ExpertsEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.folder import RefusedError
-from pytest_llmperf.worker.settings.experts import Operators, products_of
+from pytest_llmperf.worker.settings import Training
 from pytest_llmperf.worker.settings.parallelism import is_sharded
 
 # An attention, and the class attribute by which a family says that it has it.
@@ -67,6 +71,61 @@ def choose_sdpa(spec: TrainSpec) -> None:
             switch(name in wanted)
 
 
+# Whose code chooses among experts' implementations, in a module's forward pass.
+_CHOOSES = "transformers.integrations.moe"
+
+
+def experts_implementation(spec: TrainSpec) -> Mapping[str, Any]:
+    return {} if spec.experts == "auto" else {"experts_implementation": spec.experts}
+
+
+def _mixtures(model: nn.Module) -> list[Any]:
+    """The modules that hold a mixture's experts, and are made to run what the configuration names."""
+
+    def chooses(kind: Any) -> bool:
+        return getattr(kind.forward, "__globals__", {}).get("__name__") == _CHOOSES
+
+    return [module for module in model.modules() if chooses(type(module))]
+
+
+def _seen_experts(training: Training) -> ExpertsEvidence:
+    if not (mixtures := _mixtures(training.model)):
+        return ExpertsEvidence()
+    # Liger gives a module a forward pass of its own.
+    names = {str(each.config._experts_implementation) for each in mixtures if "forward" not in vars(each)}  # noqa: SLF001
+    return ExpertsEvidence(experts=" ".join(sorted(names)))
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that are called, each once, while it is ``on``."""
+
+    def __init__(self, *parts: str, on: bool = True) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.on, self._parts = on, parts
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function)
+        if self.on and name not in self.names and any(part in name for part in self._parts):
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def products_of(model: nn.Module) -> Iterator[list[str]]:
+    """The products of matrices that a mixture's experts call in here."""
+    with Operators("mm", on=False) as called:
+        hooks = []
+        for module in _mixtures(model):
+            hooks.append(module.register_forward_pre_hook(lambda *_: setattr(called, "on", True)))
+            hooks.append(module.register_forward_hook(lambda *_: setattr(called, "on", False)))
+        try:
+            yield called.names
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
 def last_kernels(trainer: Trainer, model: PreTrainedModel) -> dict[str, str]:
     """The operators of attention that one more sequence calls, after all steps (empty: matrix products), and of experts
     where there are some. ``unknown``: it failed or is not tried: flex_attention would compile anew, ranks of a sharded
@@ -84,4 +143,7 @@ def last_kernels(trainer: Trainer, model: PreTrainedModel) -> dict[str, str]:
     return {"attention_kernel": " ".join(ops.names)} | ({"experts_kernel": " ".join(products)} if products else {})
 
 
-WITNESSES = {"attention": lambda *_: lambda training: {"attention": str(training.model.config._attn_implementation)}}
+WITNESSES = {
+    "attention": lambda *_: lambda training: {"attention": str(training.model.config._attn_implementation)},
+    "experts": lambda *_: _seen_experts,
+}

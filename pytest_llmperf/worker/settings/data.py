@@ -1,11 +1,8 @@
-"""Data: who fetches it, and that nobody is left of them; the recipe's ``data.py`` makes what is read."""
+"""Data: who fetches it; the recipe's ``data.py`` makes what is read."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +12,6 @@ from pytest_llmperf.settings.arguments import OPEN, values
 from pytest_llmperf.settings.data import DataEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.settings import Training
-from pytest_llmperf.worker.warm.agent import die_with
 
 
 def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
@@ -35,16 +31,3 @@ def _seen(training: Training) -> DataEvidence:
 
 
 WITNESSES = {"data": lambda *_: _seen}
-
-
-def bind_workers(loader: Any) -> None:
-    """Let the workers that ``loader`` forks later end with this process: one with a batch to hand over never looks."""
-    own = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
-    if own.num_workers:
-        own.worker_init_fn = partial(_begin, os.getpid(), own.worker_init_fn)
-
-
-def _begin(rank: int, own: Callable[[int], None] | None, number: int) -> None:
-    die_with(rank, signal.SIGKILL)
-    if own is not None:
-        own(number)

@@ -19,7 +19,13 @@ PACKAGE = Path(pytest_llmperf.__file__).parent
 WORKERS = PACKAGE / "worker" / "settings"
 
 #: Those that stand in the file of another.
-HOME = {"duration": "batch", "recomputation": "compilation", "offloading": "compilation", "weights": "data"}
+HOME = {
+    "duration": "batch",
+    "experts": "attention",
+    "offloading": "compilation",
+    "recomputation": "compilation",
+    "weights": "data",
+}
 
 #: How long a training is measured is no work, a batch is two of the Trainer's own arguments, and an optimizer one; a
 #: model is built with its weights.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from pytest_llmperf.settings.data import COLUMN, TextFiles, has_document_a_row, 
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import cache_folder, hashed, replacing
 from pytest_llmperf.worker.folder import RefusedError
+from pytest_llmperf.worker.warm.agent import die_with
 
 
 def read(text: TextFiles) -> list[str]:
@@ -371,3 +374,16 @@ def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     for start in range(0, len(texts), _AT_ONCE):
         found += tokenizer.encode(texts[start : start + _AT_ONCE], special=has_document_a_row(spec))
     return Tokens(np.concatenate(found), np.asarray([len(each) for each in found], dtype=np.int64))
+
+
+def bind_workers(loader: Any) -> None:
+    """Let the workers that ``loader`` forks later end with this process: one with a batch to hand over never looks."""
+    own = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+    if own.num_workers:
+        own.worker_init_fn = partial(_begin_worker, os.getpid(), own.worker_init_fn)
+
+
+def _begin_worker(rank: int, own: Callable[[int], None] | None, number: int) -> None:
+    die_with(rank, signal.SIGKILL)
+    if own is not None:
+        own(number)

@@ -21,11 +21,11 @@ from pytest_llmperf.settings.train_spec import Injection, TrainSpec
 from pytest_llmperf.worker.build import build_model, trainer_of, training_arguments, unused_settings
 from pytest_llmperf.worker.evidence import last_kernels, watched
 from pytest_llmperf.worker.folder import RefusedError, Request
-from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, training_data
+from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TrainingData, bind_workers, training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection, documents
 from pytest_llmperf.worker.settings.compilation import prepare_layers
-from pytest_llmperf.worker.settings.data import bind_workers
+from pytest_llmperf.worker.settings.parallelism import sharing
 
 
 def train(
@@ -106,7 +106,7 @@ class WatchedTrainer(Trainer):
     def __init__(self, data: TrainingData, marks: StepMarks, **given: Any) -> None:
         super().__init__(train_dataset=data.samples, data_collator=data.collator, callbacks=[marks], **given)
         self._observed, self._inspection = marks.observed, marks.inspection
-        self._sharing = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
+        self._sharing = sharing(self)
         # Of whole rows, which DeepSpeed's loader was told, and which it has divided.
         self._length = self.args.parallelism_config.sp_handler.sp_seq_length if self.get_sp_size() > 1 else 0
         self._given, self.parts = 0, 1
