@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.precision import is_16_bit
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed, equal
 
@@ -48,7 +47,7 @@ def _clash(spec: TrainSpec) -> str | None:
         return f"{spec.attention} has no fp32 kernels; use bf16 or fp16, or attention='sdpa'"
     if backend != "auto" and spec.attention != "sdpa":
         return f"sdpa_backend={backend!r} acts on attention='sdpa', and this is {spec.attention}"
-    if backend == "flash" and (spec.has_padding or is_apart(spec)):
+    if backend == "flash" and spec.rows != "packed":
         return (
             f"sdpa's flash kernel takes no mask, and rows={spec.rows!r} have one; use another backend, or rows='packed'"
         )

@@ -25,7 +25,6 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, masking_utils
 
-from pytest_llmperf.settings.data import is_apart
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import check_direction, checked_config, model_arguments
 from pytest_llmperf.worker.estimate import exchanges
@@ -134,7 +133,7 @@ def _refuse_unmodelled(spec: TrainSpec) -> None:
         "they are used, 8-bit ones; known: no": spec.fp8 == "no",
         "experts='eager' are not modelled: how many tokens each one gets is known by their values alone": not is_eager,
         f"rows={spec.rows!r} are not modelled: their mask has a value for each score, and takes its causal kernel "
-        "from fused attention; known: packed": not (spec.has_padding or is_apart(spec)),
+        "from fused attention; known: packed": spec.rows == "packed",
     }
     for line in (line for line, holds in found.items() if not holds):
         raise ValueError(line)
