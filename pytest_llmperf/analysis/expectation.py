@@ -277,8 +277,7 @@ def _ratios(asked: Case, kind: str, cases: Sequence[Case]) -> dict[str, tuple[fl
     """By kind of work, how much longer it takes on ``asked``'s kind of GPU than on ``kind``, and as a logarithm how
     much more or less that may be, where no case has told."""
     own = {one.digest: one for one in cases if one.kind == asked.kind and one.trace}
-    pairs = [(one, own[one.digest]) for one in cases if one.kind == kind and one.trace and one.digest in own]
-    if not pairs:
+    if not (pairs := [(one, own[one.digest]) for one in cases if one.kind == kind and one.trace and one.digest in own]):
         measured = next((one.rates for one in cases if one.kind == kind and one.rates), None), asked.rates
         there, here = measured if all(measured) else (published_rates(kind), published_rates(asked.kind))
         if not (there and here):

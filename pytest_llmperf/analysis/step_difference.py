@@ -34,8 +34,7 @@ def odd_ranks(before: Trace, after: Trace) -> tuple[str, ...]:
         more_now = {key: more for key, more in work.more.items() if key[0] != "payload"}  # bytes are no count
         # By as many digits as a baseline's file keeps: what is done each third step is 0.333333 there.
         moved = {key: more for key, more in more_now.items() if f"{known.get(key, 0.0):.6g}" != f"{more:.6g}"}
-        new = sorted((-abs(more), key[1], more) for key, more in moved.items() if key not in as_before)
-        if new:
+        if new := sorted((-abs(more), key[1], more) for key, more in moved.items() if key not in as_before):
             found[rank] = [f"{short_kernel(name)} {more:+g}" for _, name, more in new]
     if 2 * len(found) > len(after.by_rank):
         return ()

@@ -85,8 +85,7 @@ def _all_tell(launch: Launch) -> bool:
 # Waits for data: for how long a step's device did nothing, because its host was inside the loader.
 def data_wait(launches: Sequence[Launch]) -> tuple[float, float] | None:
     """Of the middle one of the traced launches: seconds, and the share of a step. On a CPU all of the wait."""
-    traces = [launch.trace for launch in launches if launch.trace and launch.trace.step_seconds > 0]
-    if not traces:
+    if not (traces := [launch.trace for launch in launches if launch.trace and launch.trace.step_seconds > 0]):
         return None
     return median(one.data_seconds for one in traces), median(one.data_seconds / one.step_seconds for one in traces)
 

@@ -118,8 +118,7 @@ def settings(words: Sequence[str]) -> dict[str, Any]:
             raise CaseError(f"{word}: expected settings in pairs, e.g. {_PAIRS}")
     kind = ScriptSpec if any(word.startswith("command=") for word in words) else TrainSpec
     pairs = [_pair(word, {f.name: str(f.type) for f in fields(kind)}) for word in words]
-    twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
-    if twice:
+    if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
         raise CaseError(f"{twice[0]}= is given twice, expected once: pairs name one spec")
     return dict(pairs)
 

@@ -72,8 +72,7 @@ class Shelf:
 
     def find(self, case: str) -> AnyStored:
         """The baseline with this id or digest; BaselineError: its file cannot serve; CaseError: none, or several."""
-        unreadable = [line for path, line in self.broken.items() if path.stem == case]
-        if unreadable:
+        if unreadable := [line for path, line in self.broken.items() if path.stem == case]:
             raise BaselineError("\n".join(unreadable))
         every: list[AnyStored] = [*self.stored, *self.of(CapacityBaseline)]
         found = [one for one in every if one.baseline.id == case]

@@ -179,8 +179,7 @@ def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch])
         return
     # Launches that began in another way are none to be held against, and an acceptance does not say how its own did.
     for entry, own in reversed(baseline.held[: len(since)]):
-        told = [one for one in own if any(alike(metric, one, each) for each in launches)]
-        if told:
+        if told := [one for one in own if any(alike(metric, one, each) for each in launches)]:
             yield entry, metric.read(told)
 
 

@@ -195,8 +195,7 @@ class _Sums:
         return [name for name, those in self._stored.series.items() if len(those) != len(stored.series.get(name, ()))]
 
     def _of(self, series: Iterable[str]) -> tuple[Array, Array]:
-        stored = [each for name in series for each in self._stored.series.get(name, ())]
-        if not stored:
+        if not (stored := [each for name in series for each in self._stored.series.get(name, ())]):
             return 0.0, 0.0
         panel = Panel.of(stored, first=self.units)
         variances = gpu_panel.cell_variances(self._model, panel) + gpu_panel.loading_variances(self._model, panel)

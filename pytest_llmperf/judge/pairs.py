@@ -278,8 +278,7 @@ class Lineage:
         """A good candidate that has all that ``first_bad`` follows, its parent if possible; ``None``: the good end."""
         good = [name for name, side in sides.items() if side == "good" and name in self._number]
         for parent in (self._number[name] for name in first_bad.parents if name in self._number):
-            holders = [name for name in good if self._until[self._number[name]] >> parent & 1]
-            if holders:
+            if holders := [name for name in good if self._until[self._number[name]] >> parent & 1]:
                 return min(holders, key=lambda name: self._number[name] != parent)
         return None
 

@@ -333,8 +333,7 @@ def _are_comparable(a: Launch, b: Launch) -> bool:
 def _first_change(launch: Launch, known: Launches) -> str | None:
     scatter = 0.0
     for index, loss in enumerate(launch.losses):
-        stored = [each.losses[index] for each in known if index < len(each.losses)]
-        if not stored:
+        if not (stored := [each.losses[index] for each in known if index < len(each.losses)]):
             return None
         # The first is exact: of several, it is one of them.
         scatter = max(scatter, max(stored) - min(stored)) if index else 0.0

@@ -350,8 +350,7 @@ def _growth(ranks: Sequence[Diary], *, on_cpu: bool) -> Iterator[str]:
     for name, (what, unit, usual) in _WATCHED.items():
         least = _MALLOC_BYTES if on_cpu and name == "allocated_bytes" else usual
         grown = {number: found for number, diary in enumerate(ranks) if (found := _grown(diary, name, least))}
-        rank = max(grown, key=lambda number: grown[number][2], default=None)
-        if rank is None:
+        if (rank := max(grown, key=lambda number: grown[number][2], default=None)) is None:
             continue
         first, last, each = grown[rank]
         if on_cpu and name == "host_bytes" and each <= _EXPLAINED * of_tensors:

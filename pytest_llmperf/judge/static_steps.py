@@ -189,8 +189,7 @@ def come_and_gone(step: StaticStep, stored: StaticStep) -> str:
     mine, theirs = step.operators, stored.operators
     lines = list[str]()
     for word, there, other in (("gone:", theirs, mine), ("new:", mine, theirs)):
-        names = sorted({*there} - {*other}, key=lambda name: (name in _WORKLESS, -there[name], name))
-        if names:
+        if names := sorted({*there} - {*other}, key=lambda name: (name in _WORKLESS, -there[name], name)):
             told = [f"{name} ({there[name]} a step)" for name in names]
             lines.append(f"{word} {first_n(told, _MOST_NAMES)}")
     for metric in ("synchronisations_per_step", "copies_per_step", "collectives_per_step"):

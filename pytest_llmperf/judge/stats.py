@@ -284,8 +284,7 @@ def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: fl
 
 def _between_groups(cases: Sequence[Sequence[Launch]], level: str, prior: Spread, lower: Mapping[str, float]) -> Spread:
     """What moves a host, a site or a day moves every case alike: each counts once, however many cases it has."""
-    shown = [squares for launches in cases if (squares := between(launches, level, lower)).df]
-    if not shown:
+    if not (shown := [squares for launches in cases if (squares := between(launches, level, lower)).df]):
         return prior
     estimates = [squares.total / squares.df for squares in shown]
     most = max(_MOST_ESTIMATE * median(estimates), prior.sd**2)

@@ -197,8 +197,7 @@ def _troubles(training: TrainingErrors, best: Mapping[str, Sequence[_Figure]], r
     for name in training.unknown:
         yield f"{name} is a parameter of one of the two alone"
     types, plain = training.product_types, rounding.product_types
-    differ = [name for name in types if types[name] != plain.get(name, types[name])]
-    if differ:
+    if differ := [name for name in types if types[name] != plain.get(name, types[name])]:
         name, more = differ[0], _more(len(differ), len(types), "linear layers")
         yield f"products of {name} come out in {types[name]}, those of the plain form in {plain[name]}{more} {where}"
     # By step, and within one as a step goes; but a gradient says where, and a loss does not.
@@ -214,8 +213,7 @@ def _troubles(training: TrainingErrors, best: Mapping[str, Sequence[_Figure]], r
 
 
 def _far(figures: Sequence[_Figure]) -> Iterator[tuple[int, str]]:
-    step = min((one.step for one in figures if one.times > 1), default=None)
-    if step is not None:
+    if (step := min((one.step for one in figures if one.times > 1), default=None)) is not None:
         of_step = [one for one in figures if one.step == step]
         far = [one for one in of_step if one.times > 1]
         worst = max(far, key=lambda one: one.times)

@@ -43,8 +43,7 @@ def judge(
     what ``validity.troubles`` found against the spec; what is wrong whatever the spec says is found here too, so that
     no figure which is none ever passes. ``invalid`` comes before everything: a figure that cannot be trusted is neither
     good nor bad, and is not shown, since somebody would quote it."""
-    found = dict.fromkeys([*troubles, *_not_comparable(launches, baseline), *_impossible(extra)])
-    if found:
+    if found := dict.fromkeys([*troubles, *_not_comparable(launches, baseline), *_impossible(extra)]):
         return Judgement("invalid", joined_reasons(found), ())
     if baseline is None:
         checks = [_new(metric, launches, policy.tolerances.get(name)) for name, metric in measured(launches).items()]
@@ -56,8 +55,7 @@ def judge(
 def judge_pairs(pairs: Pairs, policy: Policy, troubles: Sequence[str] = (), extra: Sequence[Check] = ()) -> Judgement:
     """The verdict on the second of each pair against the first, which took turns on the same hardware."""
     before, after = [a for a, _ in pairs], [b for _, b in pairs]
-    found = dict.fromkeys([*troubles, *_not_comparable([*before, *after], None), *_impossible(extra)])
-    if found:
+    if found := dict.fromkeys([*troubles, *_not_comparable([*before, *after], None), *_impossible(extra)]):
         return Judgement("invalid", joined_reasons(found), ())
     difference = stats.paired_difference(pairs, policy.noise)
     return _judged(after, Reference(before, before, before), difference, policy.in_pairs(), extra)
@@ -345,8 +343,7 @@ def phase_checks(launches: Sequence[Launch], held: Held | None, policy: Policy) 
     """The phases of ``launches`` against those of launches that are like them in ``held``."""
     checks, notes, undecided = [], [], False
     for name, metric in phases().items():
-        told = [launch for launch in launches if _tells(metric, launch)]
-        if not told:
+        if not (told := [launch for launch in launches if _tells(metric, launch)]):
             continue
         tolerance = policy.tolerances.get(name)
         # Seconds of one launch, what launches like it usually take, and what they may.
@@ -394,8 +391,7 @@ _TOLERANCE = 0.1
 def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget: int) -> tuple[Check, ...]:
     """The check of what ``launches`` leave behind a step; none where nothing counted it. More than the limit is a loss
     also where nothing is stored. ``accepted`` are the baseline's with the last reason."""
-    grown = [launch for launch in launches if launch.allocated_growth is not None]
-    if not grown:
+    if not (grown := [launch for launch in launches if launch.allocated_growth is not None]):
         return ()
     usual = min((launch.allocated_growth or 0.0 for launch in accepted), default=0.0)
     limit = max(MOST_GROWTH, usual * (1 + _TOLERANCE))

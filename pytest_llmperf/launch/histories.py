@@ -233,8 +233,7 @@ class GitHistory:
             if self.build:
                 run(["sh", "-c", self.build], cwd=tree)
             paths = [tree / path for path in self.paths] or [tree, *(path for path in [tree / "src"] if path.is_dir())]
-            missing = next((path for path in paths if not path.is_dir()), None)
-            if missing is not None:
+            if (missing := next((path for path in paths if not path.is_dir()), None)) is not None:
                 raise NotMadeError(f"there is no folder {missing.relative_to(tree)} in it")
             joined = os.pathsep.join(map(str, paths))
             # What a launch put first is this package itself, which is today's in every candidate.
@@ -255,8 +254,7 @@ class GitHistory:
         return shlex.join(["git", "-C", str(self.root), "show", candidate.shown])
 
     def _commit(self, option: str, name: str) -> str:
-        found = self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-        if not found:
+        if not (found := self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")):
             raise HistoryError(f"{option} {name}: no such revision in {self.root}")
         return found.split()[-1]
 

@@ -265,8 +265,7 @@ def hang_in(folder: Path) -> Hang | None:
         frame = at[ranks[0]]
         return len(ranks), f"{os.sep}torch{os.sep}" in frame["file"] or _is_our_wait(frame), ranks[0]
 
-    found = _grouped(silent) | {place: places[place] for place in sorted(places, key=odd_first)}
-    if not found:
+    if not (found := _grouped(silent) | {place: places[place] for place in sorted(places, key=odd_first)}):
         return None
     lines = [f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} {what}" for what, ranks in found.items()]
     more = [f"{len(lines) - 3} other places"] if len(lines) > 3 else []  # noqa: PLR2004 - what fits a line
@@ -304,8 +303,7 @@ def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], o
     if signal not in _ITS_OWN:
         return None
     last = [line for line in words if line.strip()][-_LAST_WORDS:]
-    plain = next((line.strip() for line in last if said(line) == "plainly"), None)
-    if plain is not None:
+    if (plain := next((line.strip() for line in last if said(line) == "plainly"), None)) is not None:
         return plain
     # A library that does not look whether it got the memory it asked for trips over it.
     hinted = bool(signal) or any(said(line) == "perhaps" for line in last)

@@ -182,8 +182,7 @@ class StaticSteps(PredictionProcess):
 
     def check(self) -> None:
         """Raise PredictionError, in one line, where this interpreter lacks what every training needs."""
-        missing = [name for name in _NEEDED if find_spec(name) is None]
-        if missing:
+        if missing := [name for name in _NEEDED if find_spec(name) is None]:
             raise PredictionError(
                 f"{sys.executable} has no {', '.join(missing)}, so it can judge no step; "
                 "run this with the Python that trains",

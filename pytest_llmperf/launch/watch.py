@@ -187,8 +187,7 @@ def _shares(samples: Sequence[Sequence[int]]) -> dict[str, float]:
     """In what part of the samples each reason was seen; of several GPUs the largest."""
     found: dict[str, float] = {}
     for bit, name in CLOCK_REASONS.items():
-        share = max((fmean(bool(bits & bit) for bits in gpu) for gpu in samples if gpu), default=0.0)
-        if share:
+        if share := max((fmean(bool(bits & bit) for bits in gpu) for gpu in samples if gpu), default=0.0):
             found[name] = round(share, 3)
     return found
 

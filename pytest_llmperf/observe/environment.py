@@ -279,8 +279,7 @@ def defining(function: Any) -> Iterator[str]:
         name = getattr(function, "__globals__", {}).get("__name__", "built in")
         if not name.startswith(_OURS):
             yield name
-        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
-        if function is None:
+        if (function := getattr(function, "__wrapped__", None) or getattr(function, "func", None)) is None:
             return
 
 

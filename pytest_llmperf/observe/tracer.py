@@ -315,15 +315,12 @@ def _device_items(found: Activities, marks: Marks) -> Iterator[tuple[int, _Item]
     asked = {call.correlation: call for call in found.calls}
     done = {work.correlation for work in found.work}
     for work in found.work:
-        call = asked.get(work.correlation)
-        if call is None:
+        if (call := asked.get(work.correlation)) is None:
             raise IncompleteTraceError(f"nothing asked for {short_name(work.name)}: the profiler lost records")
-        step = marks.step_of(call.start)
-        if step is not None:
+        if (step := marks.step_of(call.start)) is not None:
             yield step, ((work.kind, short_name(work.name)), work.end - work.start)
     for call in found.calls:
-        step = marks.step_of(call.start)
-        if step is None:
+        if (step := marks.step_of(call.start)) is None:
             continue
         if gpu.LAUNCHES.match(call.name) and call.correlation not in done:
             raise IncompleteTraceError(f"nothing came of a {call.name}: the profiler lost records")

@@ -58,8 +58,7 @@ def select(width: Width | None, config: pytest.Config, items: list[pytest.Item])
     if width is None:
         return set()
     kept = {item.nodeid for item in items if width.selects(item.nodeid, is_case=is_case(item))}
-    others = [item for item in items if item.nodeid not in kept]
-    if others:
+    if others := [item for item in items if item.nodeid not in kept]:
         items[:] = [item for item in items if item.nodeid in kept]
         config.hook.pytest_deselected(items=others)
     return {item.nodeid for item in others}

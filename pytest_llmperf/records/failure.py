@@ -137,8 +137,7 @@ def phases_of(
 ) -> dict[str, float]:
     """Phases of a launch that ``began`` then and took ``seconds``, their sum; none where rank 0 told none. ``reached``:
     when it began to do what, in seconds since 1970. Whatever it says, no phase is negative."""
-    told = [(name, reached[word] - began) for word, name in _BEGUN.items() if word in reached]
-    if not told:
+    if not (told := [(name, reached[word] - began) for word, name in _BEGUN.items() if word in reached]):
         return {}
     begins = [(START, 0.0)]
     for (name, at), (_, after) in pairwise([*told, ("", seconds)]):

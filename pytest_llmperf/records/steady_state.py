@@ -143,8 +143,7 @@ def robust_sd(values: Sequence[float], centre: float | None = None) -> float:
 def _is_bimodal(logs: Sequence[float]) -> bool:
     ordered = sorted(logs)
     least = max(2, math.ceil(_SMALLER_MODE * len(ordered)))
-    gaps = [(ordered[cut] - ordered[cut - 1], cut) for cut in range(least, len(ordered) - least + 1)]
-    if not gaps:
+    if not (gaps := [(ordered[cut] - ordered[cut - 1], cut) for cut in range(least, len(ordered) - least + 1)]):
         return False
     _, cut = max(gaps)
     low, high = ordered[:cut], ordered[cut:]

@@ -170,8 +170,7 @@ _NEEDED = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 
 def missing() -> str:
     """Name what a page takes and is not installed, and what installs it, in a line; imports nothing of it."""
-    names = [name for module, name in _NEEDED.items() if find_spec(module) is None]
-    if not names:
+    if not (names := [name for module, name in _NEEDED.items() if find_spec(module) is None]):
         return ""
     are = "is" if len(names) == 1 else "are"
     return f"a page takes {' and '.join(names)}, which {are} not installed; pip install 'pytest-llmperf[page]'"

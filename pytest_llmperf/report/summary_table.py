@@ -232,8 +232,7 @@ def _hint(results: Sequence[CaseResult]) -> list[str]:
     cases = list(_cases(results))
     lines = [result.reason for result in cases if result.reason.startswith(NOT_RECORDED)]
     new = sum(result.verdict == "new" and not result.updated for result in cases) - len(lines)
-    changed = sum(map(_passes_changed, cases))
-    if changed:
+    if changed := sum(map(_passes_changed, cases)):
         subject, them = (
             ("1 case that is changed passes", "it") if changed == 1 else (f"{changed} that are changed pass", "them")
         )

@@ -82,8 +82,7 @@ def _head(text: str, width: int) -> str:
     for pattern in _BREAKS:
         # One more character: the space at the break itself need not fit.
         ends = [match.start() for match in re.finditer(pattern, text[: width + 1])]
-        fitting = [end for end in ends if 0 < len(text[:end].rstrip()) <= width]
-        if fitting:
+        if fitting := [end for end in ends if 0 < len(text[:end].rstrip()) <= width]:
             return text[: fitting[-1]]
     return text[:width]
 

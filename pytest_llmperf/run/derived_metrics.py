@@ -35,11 +35,9 @@ def _of_steps(spec: Spec, launches: tuple[Launch, ...]) -> Iterator[Check]:
         share = fmean(launch.real_share for launch in launches)
         yield METRICS["real_tokens_per_second_per_gpu"].check(share * METRICS[RATE].read(launches))
         yield METRICS["real_token_share"].check(share)
-    waited = [each for launch in launches if (each := communication_share(launch)) is not None]
-    if waited:
+    if waited := [each for launch in launches if (each := communication_share(launch)) is not None]:
         yield METRICS["communication_share"].check(median(waited))
-    exposed = [shown for launch in launches if (shown := launch.trace.exposed_share) is not None]
-    if exposed:
+    if exposed := [shown for launch in launches if (shown := launch.trace.exposed_share) is not None]:
         yield METRICS["exposed_communication_share"].check(median(exposed))
     for name, value in zip(("data_wait_seconds", "data_wait_share"), data_wait(launches) or (), strict=False):
         yield METRICS[name].check(value)

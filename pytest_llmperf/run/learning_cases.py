@@ -58,8 +58,7 @@ def _made(caller: Caller, runner: Runner, spec: TrainSpec, order: ParityOrder) -
 
 
 def _notes(spec: TrainSpec) -> Iterator[str]:
-    off = [name for name, value in spec.architecture.config.items() if is_dropout(name, value)]
-    if off:
+    if off := [name for name, value in spec.architecture.config.items() if is_dropout(name, value)]:
         yield f"the small model has no dropout: {', '.join(off)} is 0 there"
     if not has_fp32(spec):
         yield "flash attention has no fp32: in fp32 everything else is compared, with attention sdpa"

@@ -87,8 +87,7 @@ class ResultCache:
         def serves(spec: Spec) -> bool:
             return spec.digest == scaled_from.digest if scaled_from else is_narrower(spec, wide)
 
-        found = [one for one in reversed(self._measured) if one.result.launches and serves(one.spec)]
-        if not found:
+        if not (found := [one for one in reversed(self._measured) if one.result.launches and serves(one.spec)]):
             return None
         best = min(found, key=lambda one: one.spec.gpus)
         return Narrow(gpus=best.spec.gpus, launches=best.result.launches, baseline=best.baseline, in_this_run=True)

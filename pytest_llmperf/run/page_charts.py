@@ -83,8 +83,7 @@ def soak_charts(result: Result) -> list[Chart]:
         lines, rows = list[Line](), list[tuple[str, ...]]()
         for (name, words), role in zip(names.items(), ("now", "baseline"), strict=True):
             told = zip(series.get("minutes", ()), series.get(name, ()), strict=False)
-            points = [(minute, value / unit) for minute, value in told if minute is not None and value is not None]
-            if points:
+            if points := [(minute, value / unit) for minute, value in told if minute is not None and value is not None]:
                 values = [value for _, value in points]
                 lines.append(Line(words, role, tuple(points)))
                 rows.append((words, *(f"{each:.4g}" for each in (values[0], min(values), max(values), values[-1]))))
@@ -195,8 +194,7 @@ def _ladder(rungs: Sequence[tuple[str, Result]]) -> Table:
 # What cases took run by run: where that changed, and what else was different there.
 def history_section(histories: Sequence[CaseHistory]) -> Section | None:
     """Those that changed, the worst first; ``None`` where there are none."""
-    several = [one for one in histories if one.segments]
-    if not several:
+    if not (several := [one for one in histories if one.segments]):
         return None
     changed = sorted((one for one in several if one.latest_change), key=lambda one: one.latest_rate)
     runs = {result.run for one in several for result in one.results}

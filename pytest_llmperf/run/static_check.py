@@ -63,8 +63,7 @@ class StaticCheck:
 
     def _result(self, case: Case, step: StaticStep, stored: Mapping[str, StaticStep]) -> CaseResult:
         """As bad as the worst of the places; the others say in a note where they differ."""
-        judged = {machine: judge_step(step, known) for machine, known in stored.items()}
-        if not judged:
+        if not (judged := {machine: judge_step(step, known) for machine, known in stored.items()}):
             new = judge_step(step, None)
             return self._caller.result(case, new.verdict, new.reason, new.checks)
         machine = min(judged, key=lambda one: VERDICTS.index(judged[one].verdict))
@@ -85,8 +84,7 @@ class StaticCheck:
     ) -> tuple[CaseResult, str]:
         """``result`` with what was recorded, and why something was not."""
         settings = self._run.settings
-        wanted = [place for place in places or [ANYWHERE] if self._wants(place, step)]
-        if not wanted:
+        if not (wanted := [place for place in places or [ANYWHERE] if self._wants(place, step)]):
             return result, ""
         revision = self._run.revision
         try:

@@ -49,8 +49,7 @@ def _axis(base: TrainSpec, search: Search) -> Axis:
         raise SpecError(f"a global batch of {search.global_batch} sequences cannot be shared by {base.gpus} GPUs alike")
     wanted = [base.micro_batch_size] if SIZE in search.fixed else range(1, each + 1)
     fitting = [size for size in wanted if each % size == 0]
-    choices = {str(size): {SIZE: size, "gradient_accumulation_steps": each // size} for size in fitting}
-    if not choices:
+    if not (choices := {str(size): {SIZE: size, "gradient_accumulation_steps": each // size} for size in fitting}):
         raise SpecError(
             f"a global batch of {search.global_batch} sequences on {base.gpus} GPU(s) is no multiple of the "
             f"micro-batch {base.micro_batch_size}"

@@ -32,8 +32,7 @@ def _clash(spec: TrainSpec) -> str | None:
     if spec.liger_kernels == "all":
         return None
     words = spec.liger_kernels.split("+")
-    unknown = [word for word in words if word not in LIGER_KERNELS]
-    if unknown:
+    if unknown := [word for word in words if word not in LIGER_KERNELS]:
         return f"unknown Liger kernel {unknown[0]!r}; known: {', '.join(LIGER_KERNELS)}, joined by '+'"
     ordered = "+".join(name for name in LIGER_KERNELS if name in words)
     if ordered != spec.liger_kernels:

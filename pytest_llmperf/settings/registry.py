@@ -94,8 +94,7 @@ def why_skip(spec: Spec, *, num_gpus: int, num_cores: int) -> str | None:
         if spec.gpus > num_cores:
             return f"{spec.id} needs {spec.gpus} ranks, this CPU runs {num_cores} at a time"
         ours = () if spec.is_script else SETTINGS
-        why = next((why for setting in ours if (why := setting.why_not_on_cpu(cast("TrainSpec", spec)))), None)
-        if why:
+        if why := next((why for setting in ours if (why := setting.why_not_on_cpu(cast("TrainSpec", spec)))), None):
             return f"{spec.id}: {why}; run with --gpus {spec.gpus}"
     return missing_package(spec)
 

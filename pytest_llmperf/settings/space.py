@@ -116,8 +116,7 @@ class Space:
         """By axis, the name of the choice that ``spec`` has made, if any; of several the one that sets most."""
         values, found = self.values(spec), dict[str, str]()
         for axis in self.axes:
-            held = [choice for choice in axis.choices if choice.holds(values)]
-            if held:
+            if held := [choice for choice in axis.choices if choice.holds(values)]:
                 found[axis.name] = max(held, key=lambda choice: len(choice.fields)).name
         return found
 

@@ -172,8 +172,7 @@ class Channel:
     def _exactly(self, size: int) -> bytes:
         read = bytearray()
         while len(read) < size:
-            part = self._socket.recv(size - len(read))
-            if not part:
+            if not (part := self._socket.recv(size - len(read))):
                 raise ChannelClosedError("the other end is gone")
             read += part
         return bytes(read)

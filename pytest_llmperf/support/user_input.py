@@ -119,8 +119,7 @@ _MOST = 8
 def nearest(name: str, known: Iterable[str], at_least: float = _ALIKE) -> str | None:
     """The one of ``known`` that ``name``, in whatever case, is most like; ``None`` where all are less alike."""
     name, names = name.lower(), {each.lower(): each for each in known}
-    matches = difflib.get_close_matches(name, names, n=max(1, len(names)), cutoff=at_least)
-    if not matches:
+    if not (matches := difflib.get_close_matches(name, names, n=max(1, len(names)), cutoff=at_least)):
         return None
     best = matches[0]
     if difflib.SequenceMatcher(None, best, name).ratio() < SLIP:

@@ -94,8 +94,7 @@ def _chosen(results: Sequence[PastResult], asked: argparse.Namespace, sources: S
         known = ", ".join(machines)
         raise CaseError(f"{asked.machine}: {where} has no runs on this machine kind, expected one of {known}")
     found = [result for result in results if asked.machine in (None, result.machine)]
-    since = [result for result in found if asked.since is None or result.began >= asked.since]
-    if not since:
+    if not (since := [result for result in found if asked.since is None or result.began >= asked.since]):
         raise CaseError(f"--since {asked.since[:10]}: no run since then, the newest began {found[-1].began[:10]}")
     return since
 

@@ -218,8 +218,7 @@ def side_by_side(shelf: Shelf, machines: Sequence[str], screen: Screen | None) -
     parts = [replace(shelf, every=[one for one in shelf.every if one.baseline.machine == name]) for name in machines]
     letters = dict(zip(map(chr, range(ord("A"), ord("A") + len(machines))), machines, strict=True))
     stored = dict(zip(letters, map(_rungs_by_model, parts), strict=True))
-    models = dict.fromkeys(model for by_model in stored.values() for model in by_model)
-    if not models:
+    if not (models := dict.fromkeys(model for by_model in stored.values() for model in by_model)):
         raise CaseError(f"{shelf.root}: no baseline is of a rung of {_TITLE}; choose a machine kind with --machine")
     lines = [f"{letter}: {plain(machine)}" for letter, machine in letters.items()]
     lines = ["", *(f"- {escaped(line)}" for line in lines)] if screen is None else lines

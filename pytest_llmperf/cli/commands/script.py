@@ -158,8 +158,7 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if arguments.install_hook or arguments.remove_hook:
         return Answer([install_hook() if arguments.install_hook else remove_hook()])
     if arguments.observe:
-        changed = [f"--{name}" for name in _NOT_WATCHED if getattr(arguments, name) is not None]
-        if changed:
+        if changed := [f"--{name}" for name in _NOT_WATCHED if getattr(arguments, name) is not None]:
             raise CaseError(f"{changed[0]}: --observe sets nothing of a run; it goes with --tokens, --step, --trace-at")
         if arguments.trace_at is not None and arguments.trace_at < 1:
             raise CaseError(f"--trace-at {arguments.trace_at}: expected the number of a step, from 1 on")

@@ -163,8 +163,7 @@ def find_cluster(options: SlurmOptions) -> Cluster:
     except (ValueError, TypeError, KeyError) as error:
         raise AllocationError(f"SLURM job {allocation.job_id}: a node's answer makes no sense ({error})") from None
     answers = {facts.node: facts for facts in found}
-    nodes = tuple(answers[name] for name in allocation.nodes if name in answers)
-    if not nodes:
+    if not (nodes := tuple(answers[name] for name in allocation.nodes if name in answers)):
         raise NoNodeAnswersError(
             f"SLURM job {allocation.job_id}: no node answered a step that asked what it is ({trouble}); "
             f"try by hand: srun --overlap {shlex.join([*options.srun, *options.wrapped([_python(options), '-V'], {})])}"

@@ -69,8 +69,7 @@ class Final:
         """By rounds of turns of the winner with its closest rivals, until none is left or no time."""
         found = self._found
         while found.rivals and len(self._rounds) < most_rounds:
-            unfit = self._take_turns([found.winner, *found.rivals[:RIVALS]])
-            if unfit is None:
+            if (unfit := self._take_turns([found.winner, *found.rivals[:RIVALS]])) is None:
                 return
             able = self._able = [one for one in self._able if one not in unfit]
             self._compare(able[0] if found.winner in unfit else found.winner)
@@ -144,8 +143,7 @@ class Final:
         for winner in ranked:
             self._compare(winner)
             proofs = ("case",) if winner.is_script else ("parity", "case")
-            disproof = next(filter(None, (self._disproof(proof, winner) for proof in proofs)), "")
-            if not disproof:
+            if not (disproof := next(filter(None, (self._disproof(proof, winner) for proof in proofs)), "")):
                 return
             found.notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
             found.unsound, found.parity, found.case = [*found.unsound, winner], None, None

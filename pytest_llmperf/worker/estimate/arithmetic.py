@@ -230,8 +230,7 @@ class Arithmetic(QuickMode):
             return NotImplemented  # it comes back as what it does to this rank's shard
         if isinstance(function, HigherOrderOperator):
             self._called(function.name())
-            products = {"flex_attention": _FORWARD, "flex_attention_backward": _BACKWARD}.get(function.name())
-            if products:
+            if products := {"flex_attention": _FORWARD, "flex_attention_backward": _BACKWARD}.get(function.name()):
                 given = dict(zip(("query", "key", "value"), args, strict=False))
                 self.add(function.name(), _attention(given, _HEADS_FIRST, products))
             return function(*args, **kwargs)

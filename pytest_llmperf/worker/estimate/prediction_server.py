@@ -201,8 +201,7 @@ class _Server:
             return
         if fork.at is not None:
             self._conclude(fork.at, answer)
-        alike = next((one for one in self._waiting if kind(one.request) == fork.kind), None)
-        if alike is not None:
+        if (alike := next((one for one in self._waiting if kind(one.request) == fork.kind), None)) is not None:
             self._waiting.remove(alike)
         fork.ask(alike)
 

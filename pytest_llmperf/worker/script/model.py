@@ -71,8 +71,7 @@ class Model:
 
     def _listen(self) -> None:
         """At the widest embedding of the models that train; where it is compiled, at the compiled module's own call."""
-        embeddings = [m for root in self.roots for m in root.modules() if isinstance(m, nn.Embedding)]
-        if not embeddings:
+        if not (embeddings := [m for root in self.roots for m in root.modules() if isinstance(m, nn.Embedding)]):
             return
         widest = max(embeddings, key=lambda each: each.num_embeddings)
         compiled = next((each for root in self.roots for each in root.modules() if _is_compiled(each, widest)), None)

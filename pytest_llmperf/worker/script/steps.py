@@ -122,8 +122,7 @@ class Steps:
 
     def _decided(self) -> list[int]:
         phases = trainings(list(self._lives.values()))
-        lives = [life for life in phases[0] if not self._class or life.name == self._class]
-        if not lives:
+        if not (lives := [life for life in phases[0] if not self._class or life.name == self._class]):
             if self._most < _LATEST:
                 return []
             seen = ", ".join(sorted({life.name for life in phases[0]}))

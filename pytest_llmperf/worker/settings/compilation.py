@@ -42,8 +42,7 @@ def prepare_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
     if not spec.torch_compile or spec.torch_compile_scope != "layers":
         return
     repeated = set(model._no_split_modules or ())  # noqa: SLF001 - transformers' one list of them
-    layers = [module for module in model.modules() if type(module).__name__ in repeated]
-    if not layers:
+    if not (layers := [module for module in model.modules() if type(module).__name__ in repeated]):
         line = f"{type(model).__name__} names no repeated layers to compile: use torch_compile_scope='model'"
         raise RefusedError(line)
     for layer in layers:

@@ -117,8 +117,7 @@ def parameter_dtypes(model: nn.Module, masters: Sequence[torch.Tensor] = ()) -> 
 def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
     """Elements of the parameters that the model's own class makes in another type than ``asked``, by type. Routers,
     gates and decay rates of a dozen families stay in fp32 on purpose, as they do in a twin without storage."""
-    other = {name: p for name, p in model.named_parameters() if p.dtype != asked}
-    if not other:
+    if not (other := {name: p for name, p in model.named_parameters() if p.dtype != asked}):
         return {}
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - a script may have no transformers
 

@@ -136,8 +136,7 @@ class ForkServer:
         except Exception as error:  # noqa: BLE001 - a cold launch's rank will tell it as it should be told
             traceback.print_exc()
             return {"refused": f"an import failed ({type(error).__name__}: {error})"}
-        refused = self._why_not()
-        if refused:
+        if refused := self._why_not():
             return {"refused": refused}
         changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
         self._variables = {**self._variables, **{name: os.environ.get(name) for name in changed}}
@@ -192,8 +191,7 @@ class ForkServer:
         # Until its handlers are its own: a signal meant for the fork must not wake the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
         try:
-            pid = os.fork()
-            if not pid:
+            if not (pid := os.fork()):
                 self._children.close()
                 self._channel.close()
         finally:

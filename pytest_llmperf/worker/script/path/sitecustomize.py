@@ -39,8 +39,7 @@ class _WaitsForTorch:
         # Whoever only asks whether there is a torch gets the same spec, and nothing has happened.
         found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((one for one in found if one is not None), None)
-        loader = getattr(spec, "loader", None)
-        if loader is not None:
+        if (loader := getattr(spec, "loader", None)) is not None:
             execute = loader.exec_module
 
             def executed(module: Any) -> None:
