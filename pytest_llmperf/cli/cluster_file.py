@@ -218,8 +218,7 @@ class ClusterFile:
                     raise self.wrong(section, key, "your site's own value; copy the example and change it")
 
     def _check_options(self) -> None:
-        words = self.words("suite", "options")
-        if option := reserved_in(words):
+        if option := reserved_in(self.words("suite", "options")):
             raise self.wrong("suite", "options", f"no {option}, {RESERVED[option]}")
         one_each = [key for key in (*_SBATCH_KEYS, "exclusive") if self.text("sbatch", key) not in ("", "no")]
         said = {f"--{key}": f"of which [sbatch] {key} has one" for key in one_each}

@@ -180,9 +180,8 @@ def _of_whole_runs(parts: Sequence[ResultsFile]) -> tuple[list[str], list[str]]:
     """A line for each run about all its cases together: what has failed it, and what is only noted."""
     failing, notes = [], []
     for part in parts:
-        is_strict = bool(part.document.suite and part.document.suite.strict)
         for common in part.document.common.values():
-            if verdict_fails(common.verdict, strict=is_strict):
+            if verdict_fails(common.verdict, strict=bool(part.document.suite and part.document.suite.strict)):
                 failing.append(f"{part.path.name}: {common.told or 'all cases: ' + common.verdict}")
             elif common.told:
                 notes.append(f"{part.path.name}: {common.told}")

@@ -47,8 +47,7 @@ def warnings(cluster: ClusterFile) -> Iterator[str]:
             what = "a Python that imports pytest and pytest_llmperf"
             raise cluster.wrong("suite", "python", f"{what} ({why}){_ON_NODES}")
     options = cluster.words("sbatch", "options")
-    is_alone = cluster.value("sbatch", "exclusive") or any(word.startswith("--exclusive") for word in options)
-    if not is_alone:
+    if not (cluster.value("sbatch", "exclusive") or any(word.startswith("--exclusive") for word in options)):
         yield (
             "[sbatch] exclusive = no: other jobs may run on the same nodes, and the figures depend on them (two nights "
             "side by side: 41 % slower); write exclusive = yes"

@@ -232,10 +232,9 @@ def nearest_line(spec: Spec, node: str, stored: Iterable[Baseline], checks: Sequ
     if not own or "::" not in node:  # a command is no test
         return ""
     near = min(own, key=lambda one: (len(_settings(one, spec)), one.recorded_by != node, one.id))
-    changed = _settings(near, spec)
     return (
         f"nearest stored case of this test: {near.id} ({_former_case_figures(near, checks)}); "
-        f"settings: {first_n(changed, _MOST_SETTINGS)}"
+        f"settings: {first_n(_settings(near, spec), _MOST_SETTINGS)}"
     )
 
 

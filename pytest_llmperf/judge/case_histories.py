@@ -184,8 +184,7 @@ def segments(
     """Those between ``changes``; ``shared``: by a change's index what of its logarithm all cases have in common."""
     found: list[Segment] = []
     for number, level in enumerate(change_points.levels_between(timeline.logs, timeline.scatter(noise), changes)):
-        runs = dict.fromkeys(timeline.runs[level.start : level.end])
-        results = tuple(timeline.results[run] for run in runs)
+        results = tuple(timeline.results[run] for run in dict.fromkeys(timeline.runs[level.start : level.end]))
         times = quantile(_UPPER, level.df)
         change = None
         if number and timed:
@@ -194,9 +193,8 @@ def segments(
             change = Change(rate, low, high, None if part is None else math.expm1(-part))
         before = found[-1].results if found else ()
         last = next((one for one in reversed(before) if not _is_draft(one)), before[-1]) if before else None
-        different = differences(last, results[0]) if last else ()
         step, low, high = (math.exp(level.log + way * times * level.error) for way in (0, -1, 1))
-        found.append(Segment(results, step, low, high, change, different))
+        found.append(Segment(results, step, low, high, change, differences(last, results[0]) if last else ()))
     return tuple(found)
 
 
@@ -292,8 +290,7 @@ def histories(
     timelines = {case: Timeline.of(several[-MOST_RUNS:]) for case, several in cases.items()}
     found = dict[tuple[str, str, str], CaseHistory]()
     for machine, known in scattering.items():
-        own = [one for case, one in timelines.items() if case[0] == machine]
-        for group in groups(own):
+        for group in groups([one for case, one in timelines.items() if case[0] == machine]):
             shared = SharedEffects.of(group if known.are_gpus else ())
             # The changes of all of them, each with the time at which a run began it.
             common, changes = Timeline((), shared.points), list[tuple[str, ChangePoint]]()
@@ -316,8 +313,7 @@ def _history(
         counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
         return CaseHistory(timeline.results, segments(timeline, known.noise, counted, {}, timed=False))
     alone = effects.without(timeline)
-    own = find_changes(alone.logs, alone.scatter(known.noise), alone.runs)
-    changes = {change.index: change for change in own}
+    changes = {change.index: change for change in find_changes(alone.logs, alone.scatter(known.noise), alone.runs)}
     shared: dict[int, float] = {}
     # The changes of all cases, by where they are in this series, from which they have been taken off.
     began = [timeline.results[point.run].began for point in alone.points]

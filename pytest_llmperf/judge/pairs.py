@@ -77,8 +77,7 @@ class Turns:
     @property
     def changed(self) -> tuple[str, ...]:
         """What is exact of two environments, and of the second is other."""
-        repeats = Repeats.of(self.before) if self.after[-1].is_script else None
-        return told_changes(self.after, self.before, repeats)
+        return told_changes(self.after, self.before, Repeats.of(self.before) if self.after[-1].is_script else None)
 
     @property
     def other_evidence(self) -> tuple[str, ...]:

@@ -149,7 +149,6 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
     left = residuals(panel, design, found)
     log = float(found.means[-1])
     places = {(device, each.unit.day) for each in launched for device in each.unit.devices}
-    devices = {device for device, _ in places}
     calibrated = knowledge.calibrated_places(seen)
     by_launches = {device for device, _ in compared([each for each in knowledge.stored if not each.is_calibration])}
     return CommonChange(
@@ -157,7 +156,7 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
         error=math.sqrt(float(found.covariance[-1, -1])),
         df=model.effects_df,
         cases=len(cases),
-        gpus=len(devices),
+        gpus=len({device for device, _ in places}),
         is_known=all(place in calibrated or place[0] in by_launches for place in places),
         is_calibrated=places <= calibrated,
         together=float((abs(left[shifted]) <= _ALIKE * abs(log)).mean()),

@@ -92,7 +92,6 @@ def _judged(
 
 def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) -> Judgement:
     """``judgement`` with ``checks`` that were decided elsewhere; the case is as bad as its worst."""
-    everything = (*judgement.checks, *checks)
     told = [check for check in checks if check.verdict not in (None, "pass", "new")]
     worst = worst_of([judgement.verdict, *(check.verdict for check in told)])
     sentences = [sentence(check) for check in told if check.verdict == worst]
@@ -100,7 +99,7 @@ def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) ->
         sentences.insert(0, judgement.reason)
     # No launch of one check mends another's loss.
     undecided = (judgement.undecided or undecided) and worst != "regressed"
-    return Judgement(worst, ", ".join(sentences), everything, undecided)
+    return Judgement(worst, ", ".join(sentences), (*judgement.checks, *checks), undecided)
 
 
 def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:

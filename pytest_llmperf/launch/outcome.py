@@ -288,8 +288,7 @@ def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:
 
 def _listed(ranks: list[int]) -> str:
     """``0 to 3, 7``."""
-    runs = groupby(enumerate(ranks), lambda each: each[1] - each[0])
-    spans = ([rank for _, rank in run] for _, run in runs)
+    spans = ([rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda each: each[1] - each[0]))
     return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
 
 

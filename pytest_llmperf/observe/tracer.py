@@ -278,13 +278,12 @@ def _host_trace(rows: tuple[TraceRow, ...], found: Activities, marks: Marks, ste
     # All of it: what fetches there is the host itself, by operators and without.
     data = _length(marks.data) / steps * 1e-9
     # Operators of several threads may take longer together than the step does.
-    busy = min(step_seconds - data, sum(row.seconds for row in rows if row.kind != "wait"))
     within = ((max(start, marks.ends[0]), min(end, marks.ends[-1])) for start, end in found.exchanges)
     return Trace(
         rows=rows,
         steps=steps,
         step_seconds=step_seconds,
-        busy_seconds=busy,
+        busy_seconds=min(step_seconds - data, sum(row.seconds for row in rows if row.kind != "wait")),
         data_seconds=data,
         exchange_seconds=_length(_union(span for span in within if span[0] < span[1])) / steps * 1e-9,
     )

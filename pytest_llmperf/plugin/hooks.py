@@ -203,8 +203,7 @@ class Waiting:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        output = getattr(node, "workeroutput", {})
-        if any(name.startswith("llmperf_") for name in output):
+        if any(name.startswith("llmperf_") for name in getattr(node, "workeroutput", {})):
             self.begin().pytest_testnodedown(node)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

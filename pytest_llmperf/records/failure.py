@@ -146,9 +146,8 @@ def phases_of(
             begins.append((STEPS, min(at + first_step_seconds, after)))
     # Neither before the phase that comes first, nor after the end.
     marks = accumulate((min(at, seconds) for _, at in [*begins, ("", seconds)]), max)
-    spans = pairwise(round(mark, _DECIMALS) for mark in marks)
     phases: dict[str, float] = {}
-    for (name, _), (begin, end) in zip(begins, spans, strict=True):
+    for (name, _), (begin, end) in zip(begins, pairwise(round(mark, _DECIMALS) for mark in marks), strict=True):
         phases[name] = round(phases.pop(name, 0.0) + end - begin, _DECIMALS)  # where it is for the last time
     return phases
 

@@ -163,8 +163,7 @@ def merged_learning(ranks: Sequence[RankLearning]) -> Learning:
     for rank, seen in enumerate(ranks):
         if seen.none:
             return Learning(none=f"rank {rank}: {seen.none}" if len(ranks) > 1 else seen.none)
-    shards = {seen.shard: seen for seen in ranks}
-    squares = sum(seen.squares for seen in shards.values())
+    squares = sum(seen.squares for seen in {seen.shard: seen for seen in ranks}.values())
     factors = [factor for seen in ranks for factor in seen.clip_factors]
     # Of nothing at all nothing was taken.
     factors += [math.sqrt(seen.clipped_squares / seen.squares) if seen.squares > 0 else 1.0 for seen in ranks]
@@ -173,9 +172,8 @@ def merged_learning(ranks: Sequence[RankLearning]) -> Learning:
     ambiguous, expected = frozenset[int]().union(*(seen.ambiguous for seen in ranks)), first.expected_samples
     # The step may have too many of some samples; what the data set does not hold is told by itself.
     read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
-    shared = {name: getattr(first, name) for name in "max_norm scheduled_rate steps schedule_steps is_scaled".split()}
     return Learning(
-        **shared,
+        **{name: getattr(first, name) for name in "max_norm scheduled_rate steps schedule_steps is_scaled".split()},
         tensors=len(first.tensors),
         unheld=tuple(dict.fromkeys(each.name for seen in ranks for each in seen.tensors if not each.is_updated)),
         unreached=_of_all(ranks, lambda each: not each.is_reached and not each.has_moved),

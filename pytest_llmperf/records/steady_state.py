@@ -86,12 +86,11 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int, coming: int = 
     early, far_off = counted[: len(counted) - len(steady)], math.exp(high)
     # With their sign: what noise adds on one side it takes on the other.
     stalled = (*step_seconds[start:], *(second for second in early if second > far_off))
-    lost = max(0.0, math.fsum(second - usual for second in stalled))
     return Steady(
         start=start,
         error=_error_of_median(steady) if len(steady) + coming >= _LEAST else math.inf,
         drift=math.expm1(median(steady[-third:]) - median(steady[:third])),
-        stalls=lost / math.fsum(counted),
+        stalls=max(0.0, math.fsum(second - usual for second in stalled)) / math.fsum(counted),
         bimodal=_is_bimodal(measured[start:]),
     )
 

@@ -148,14 +148,12 @@ def summary_lines(  # noqa: PLR0913 - what is shown, and on what
 
 def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None) -> list[Column]:
     """The columns that have something to show; the case and its verdict always have."""
-    ids = [one_line(result.id, encoding) or formats.ABSENT for result in results]
     outcomes = [one_line(_outcome(result), encoding) or formats.ABSENT for result in results]
-    references = [one_line(_reference(result, glyphs), encoding) for result in results]
     found = [
-        Column("case", ids, right=False),
+        Column("case", [one_line(result.id, encoding) or formats.ABSENT for result in results], right=False),
         *figure_columns("summary", [result.check for result in results]),
         Column("verdict", outcomes, right=False, colored=True),
-        Column("reference", references, right=False),
+        Column("reference", [one_line(_reference(result, glyphs), encoding) for result in results], right=False),
     ]
     return [c for c in found if c.heading in ("case", "verdict") or {*c.cells} != {formats.ABSENT}]
 

@@ -204,13 +204,12 @@ class Bisector:
         now, then = pairs[-1][1], others[-1][1 if name else 0]
         changes = {step.candidate.name: step.change for step in reversed(self._steps)}
         change = changes.get(first_bad.name)
-        words = points_to(step_difference(then.trace, now.trace)) if then.trace and now.trace else ""
         return replace(
             found,
             last_good=last_good,
             change=change and change.since(changes.get(name or "")),
             exact=(*exact_differences(then, now, self._policy), *then.differences(now)),
-            diagnosis=words,
+            diagnosis=points_to(step_difference(then.trace, now.trace)) if then.trace and now.trace else "",
         )
 
     def _compared(self, candidate: Candidate, decide: Callable[[Pairs], Look], *, is_end: bool = False) -> Step:

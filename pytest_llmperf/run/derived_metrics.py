@@ -145,8 +145,7 @@ def stored_cases(root: Path) -> list[Case]:
     store = BaselineStore(root)
     baselines = [baseline for machine in store.machines() for baseline in store.baselines(machine)]
     steps = {one.digest: one.static.step for one in baselines if one.static}
-    found = (_case(one) for one in baselines)
-    return [replace(one, static=steps.get(one.digest)) for one in found if one]
+    return [replace(one, static=steps.get(one.digest)) for one in map(_case, baselines) if one]
 
 
 def _case(baseline: Baseline) -> Case | None:

@@ -267,8 +267,7 @@ def prune(home: Path) -> None:
     """Remove all but the newest in which nobody writes any more; the run that begins is one of those kept."""
     import psutil
 
-    runs = sorted(path for path in home.iterdir() if _RUN_NAME.fullmatch(path.name))
-    for old in runs[: -_KEPT_RUNS + 1]:
+    for old in sorted(path for path in home.iterdir() if _RUN_NAME.fullmatch(path.name))[: -_KEPT_RUNS + 1]:
         with suppress(OSError):  # somebody else prunes it
             # It may be of another host or container, where its pid is another's: then only what was written tells.
             changed = max(path.stat().st_mtime for path in (old, *old.iterdir()))

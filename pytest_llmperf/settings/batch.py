@@ -42,8 +42,7 @@ def _small(spec: TrainSpec) -> Mapping[str, Any]:
 def _axis(base: TrainSpec, search: Search) -> Axis:
     """Micro-batches, with the accumulation that a fixed global batch asks for."""
     if search.global_batch is None:
-        sizes = sorted({*_SIZES, base.micro_batch_size})
-        return Axis.of(AXIS, {str(size): {SIZE: size} for size in sizes})
+        return Axis.of(AXIS, {str(size): {SIZE: size} for size in sorted({*_SIZES, base.micro_batch_size})})
     each, rest = divmod(search.global_batch, data_ranks(base))
     if rest or not each:
         raise SpecError(f"a global batch of {search.global_batch} sequences cannot be shared by {base.gpus} GPUs alike")

@@ -80,8 +80,7 @@ class TextFiles:
     @cached_property
     def fingerprint(self) -> str:
         """Of what the files of the split hold, in their order; an ``OSError`` where one cannot be read."""
-        kind = "parquet" if self.is_parquet else "text"
-        return fingerprint.of_files((kind, path) for path in self.files)
+        return fingerprint.of_files(("parquet" if self.is_parquet else "text", path) for path in self.files)
 
     @property
     def row_bytes(self) -> Sequence[int] | None:

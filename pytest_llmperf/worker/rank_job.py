@@ -117,8 +117,7 @@ class Recorder:
         if self._environment is None:
             return
         ranks, spec = tuple(record for record, _ in self._shares), self._spec
-        both = zip(self._shares, later, strict=True)
-        kernels = [{**own, **one.kernels} for (_, own), one in both]
+        kernels = [{**own, **one.kernels} for (_, own), one in zip(self._shares, later, strict=True)]
         launch = records.launch_of(
             spec,
             self._started_at,

@@ -47,8 +47,7 @@ class Prediction:
 def predictions(cases: Sequence[Named], troubles: list[str]) -> Iterator[Prediction]:
     """The prediction for each case, in their order, each as soon as it is known; ``troubles``: why there is none."""
     known = [(case.spec, case.stored) for case in cases if isinstance(case.spec, TrainSpec)]
-    found = prediction.predictions([spec for spec, _ in known])
-    for (spec, stored), parts in zip(known, found, strict=True):
+    for (spec, stored), parts in zip(known, prediction.predictions([spec for spec, _ in known]), strict=True):
         if isinstance(parts, PredictionError):
             troubles.append(str(parts))
         elif stored is None:

@@ -157,9 +157,8 @@ def find_cluster(options: SlurmOptions) -> Cluster:
         )
     allocation = Allocation.from_variables(os.environ)
     output, trouble = _ask(allocation.nodes, options)
-    decoder = json.JSONDecoder()
     try:  # whatever else was printed, also on their lines
-        found = [codec.read(NodeFacts, decoder.raw_decode(said)[0]) for said in output.split(MARK)[1:]]
+        found = [codec.read(NodeFacts, json.JSONDecoder().raw_decode(said)[0]) for said in output.split(MARK)[1:]]
     except (ValueError, TypeError, KeyError) as error:
         raise AllocationError(f"SLURM job {allocation.job_id}: a node's answer makes no sense ({error})") from None
     answers = {facts.node: facts for facts in found}

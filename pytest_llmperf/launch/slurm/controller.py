@@ -67,8 +67,7 @@ class Allocation:
 
 def place(world_size: int, per_node: int, num_nodes: int) -> int | None:
     """The fewest nodes that hold ``world_size`` ranks evenly, ``None`` where ``num_nodes`` do not."""
-    counts = range(1, num_nodes + 1)
-    return next((n for n in counts if world_size % n == 0 and world_size // n <= per_node), None)
+    return next((n for n in range(1, num_nodes + 1) if world_size % n == 0 and world_size // n <= per_node), None)
 
 
 def job_key(variables: Mapping[str, str]) -> str:

@@ -207,12 +207,11 @@ def worst(found: Sequence[Health]) -> Health:
     if not found:
         return Health()
     reasons = {name for health in found for name in health.clock_reasons}
-    clocks = [health.sm_clock_mhz for health in found if health.sm_clock_mhz]
     limits = [health.power_limit_watts for health in found if health.power_limit_watts]
     return Health(
         foreign_processes=tuple(line for health in found for line in health.foreign_processes),
         clock_reasons={name: max(health.clock_reasons.get(name, 0.0) for health in found) for name in sorted(reasons)},
-        sm_clock_mhz=min(clocks, default=0.0),
+        sm_clock_mhz=min((health.sm_clock_mhz for health in found if health.sm_clock_mhz), default=0.0),
         temperature_celsius=max(health.temperature_celsius for health in found),
         power_watts=sum_of_known([health.power_watts for health in found]),
         power_limit_watts=min(limits, default=0.0),

@@ -265,12 +265,11 @@ def _updated(
     ``matrices``, of which that is not so, come first."""
     alone = {*matrices}
     own = [on_this_rank(each) for each in model.parameters() if each.requires_grad and each not in alone]
-    numbers = collections.Counter((tuple(each.shape), each.dtype) for each in own)
     found = [torch.nn.Parameter(torch.empty_like(each)) for each in matrices]
     for each in found:
         each.grad = torch.empty_like(each)
     pieces: dict[int, int] = {}
-    for (shape, dtype), number in numbers.items():
+    for (shape, dtype), number in collections.Counter((tuple(each.shape), each.dtype) for each in own).items():
         num_bytes = math.prod(shape) * dtype.itemsize
         is_whole = num_bytes % GRANULE == 0
         if is_whole:

@@ -133,8 +133,7 @@ def last_kernels(trainer: Trainer, model: PreTrainedModel) -> dict[str, str]:
     unknown = {"attention_kernel": UNKNOWN}
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return unknown
-    batch = trainer.train_dataset[0]
-    inputs = {name: value.unsqueeze(0).to(model.device) for name, value in batch.items()}
+    inputs = {name: value.unsqueeze(0).to(model.device) for name, value in trainer.train_dataset[0].items()}
     try:
         with trainer.accelerator.autocast(), Operators("attention", "flash") as ops, products_of(model) as products:
             model(**inputs)

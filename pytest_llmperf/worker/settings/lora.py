@@ -121,7 +121,6 @@ def _seen(spec: TrainSpec, training: Training) -> LoraEvidence:
     ]
     first = next(iter(adapted.values()))
     weights = (getattr(module.base_layer, "weight", None) for module in adapted.values())  # none of experts together
-    bases = {getattr(weight, "quant_type", BASES[0]) for weight in weights}
     trained = {name: p.numel() for name, p in training.model.named_parameters() if p.requires_grad}
     return LoraEvidence(
         lora={
@@ -129,7 +128,7 @@ def _seen(spec: TrainSpec, training: Training) -> LoraEvidence:
             "left": len({*linear} - {*adapted}),
             "rank": next(iter(first.r.values())),
             "dropout": float(getattr(next(iter(first.lora_dropout.values())), "p", 0.0)),
-            "base": " ".join(sorted(bases)),
+            "base": " ".join(sorted({getattr(weight, "quant_type", BASES[0]) for weight in weights})),
             "trained": sum(trained.values()),
             "adapters": sum(number for name, number in trained.items() if ".lora_" in name),
         }

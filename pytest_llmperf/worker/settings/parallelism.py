@@ -116,8 +116,7 @@ def share_layers(spec: TrainSpec, model: PreTrainedModel, mesh: DeviceMesh | Non
         return
     from transformers.distributed import DistributedConfig  # noqa: PLC0415 - a script may have no transformers
 
-    named = model.config.base_model_tp_plan or {}
-    plan = {name: style for name, style in named.items() if style != _WHOLE}
+    plan = {name: style for name, style in (model.config.base_model_tp_plan or {}).items() if style != _WHOLE}
     others = sorted({*plan.values()} - {*_STYLES})
     if others or not plan:
         has = f"in its plan {', '.join(others)}" if others else "no plan"

@@ -233,9 +233,8 @@ class UpdateReplay:
         # How many steps the optimizer should have made of each.
         expected = [count if _MAY_WAIT in name and 0 < count < steps else steps for name, count in counted]
         miscounted = [name for (name, count), due in zip(counted, expected, strict=True) if count != due]
-        largest = max(self._differences(expected), key=astuple, default=ReplayedUpdate())
         return replace(
-            largest,
+            max(self._differences(expected), key=astuple, default=ReplayedUpdate()),
             tensors=len(self._named),
             asked=str(self._asked),
             miscounted=tuple(miscounted),

@@ -89,9 +89,8 @@ def _fail(folder: str, error: BaseException) -> None:
 
     message = f"the training cannot be watched: {type(error).__name__}: {error}; expected Python 3.10 or later with "
     message += f"msgspec and psutil: install pytest-llmperf for {sys.executable}"
-    failure = {"kind": "refused", "message": message, "tail": [], "time": time.time()}
     with open(os.path.join(folder, "failure-0.json"), "w") as file:
-        json.dump(failure, file)
+        json.dump({"kind": "refused", "message": message, "tail": [], "time": time.time()}, file)
 
 
 def _untold() -> None:
