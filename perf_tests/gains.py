@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from perf_tests.fine_tuning import FINE_TUNING
 from perf_tests.ladder import on_cpu
+from perf_tests.optimisations import HUB_KERNELS
 from pytest_llmperf import TrainSpec
 
 
@@ -63,6 +64,13 @@ GAINS = [
         replace(_BASE, liger=True),
         # 49.5k to 63.7k, 57.0 to 26.1 GiB.
         {"throughput_at_least": 1.2, "memory_at_most": 0.6},
+    ),
+    Gain(
+        "hub-kernels",
+        _BASE,
+        replace(_BASE, hub_kernels=HUB_KERNELS),
+        # A norm is one kernel each way, in the place of seven and more.
+        {"throughput_at_least": 1.0, "memory_at_most": 1.0},
     ),
     Gain(
         "opt-liger",

@@ -5,7 +5,9 @@ Most on a GPU alone: on a CPU they do nothing, or are not there.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from perf_tests.ladder import on_cpu
@@ -46,8 +48,12 @@ _LARGE: dict[str, Any] = {"optimizer": "adamw_torch_fused", "micro_batch_size": 
 
 _ILLEGAL = "torch 2.11 with liger-kernel 0.8.5: an illegal memory access in the first step"
 
+#: Llama's norms by the kernel that lies here, as a record has it: from the folder in which pytest was started.
+HUB_KERNELS = {"LlamaRMSNorm": os.path.relpath(Path(__file__).with_name("kernels") / "rmsnorm") + ":LlamaRMSNorm"}
+
 # What a CPU has, too.
 _EVERYWHERE = (
+    replace(_PLAIN, hub_kernels=HUB_KERNELS),
     *(replace(_MIXTURE, experts=experts) for experts in ("eager", "grouped_mm")),
     # Its copies of 1,024 tokens' weights are more than 80 GiB.
     replace(_MIXTURE, experts="batched_mm", sequence_length=128),

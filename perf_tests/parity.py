@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from perf_tests.families import FAMILIES
 from perf_tests.ladder import LADDER, on_cpu
+from perf_tests.optimisations import HUB_KERNELS
 from pytest_llmperf import TrainSpec
 
 _PLAIN = TrainSpec(model="llama-3.2-1b", micro_batch_size=8)
@@ -72,6 +73,7 @@ def _everywhere() -> Iterator[TrainSpec]:
     yield from (replace(_PLAIN, model_precision="fp32", gpus=2, parallelism=one) for one in ("zero2", "zero3"))
     yield replace(_PLAIN, lora=True, gradient_checkpointing=True)
     yield replace(_PLAIN, loss="chunked")
+    yield replace(_PLAIN, hub_kernels=HUB_KERNELS)
     yield from (replace(_MIXTURE, experts=experts) for experts in ("eager", "batched_mm", "grouped_mm"))
 
 

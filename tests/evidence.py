@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytest_llmperf.settings.liger import hub_kernels
 from pytest_llmperf.settings.precision import GATHERED
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -20,6 +21,15 @@ def _data(spec: TrainSpec) -> dict[str, Any]:
     return {**apart, "data": {**read, "split": spec.split, "rows": spec.rows}, "epochs": 0.5, "tokenised_by": "nobody"}
 
 
+def _hub_kernels(spec: TrainSpec) -> dict[str, Any]:
+    """By layer, the kernel in all of its modules."""
+    return {
+        name: {"layer": kernel.layer, "kernel": kernel.name, "repository": kernel.name, "revision": "0a1b2c3d4e5f"}
+        | {"modules": 5, "left": 0}
+        for name, kernel in hub_kernels(spec).items()
+    }
+
+
 def evidence_of(spec: TrainSpec) -> dict[str, Any]:
     """Evidence that everything asked for was active."""
     dtype = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -28,6 +38,7 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "world_size": spec.gpus,
         "attention": spec.attention,
         **({} if spec.offloading == "no" else {"offloaded_bytes": 2**20}),
+        **({"hub_kernels": _hub_kernels(spec)} if spec.hub_kernels else {}),
         **({} if spec.loss == "model" else {"loss": spec.loss}),
         **({} if spec.experts == "auto" else {"experts": spec.experts}),
         "parameter_dtypes": {dtype[spec.model_precision]: 1000},

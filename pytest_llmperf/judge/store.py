@@ -199,8 +199,8 @@ def same_settings(values: Mapping[str, Any], digest: str) -> None:
     except SpecError:
         return
     # What a file of the user's says enters the digest, and may be gone.
-    is_ours = not (isinstance(spec, TrainSpec) and ("/" in spec.model or {spec.text, spec.tokenizer} != {None}))
-    if is_ours and spec.digest != digest:
+    files = isinstance(spec, TrainSpec) and (spec.text or spec.tokenizer or spec.hub_kernels or "/" in spec.model)
+    if not files and spec.digest != digest:
         raise ValueError(f"its spec ({spec.id}) is of other settings than its digest")
 
 

@@ -32,8 +32,6 @@ from pytest_llmperf.records.calibration import Place
 from pytest_llmperf.records.launch import Environment
 from pytest_llmperf.support.files import boot_id, cpu_name, shipped
 
-_PACKAGES = "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13"
-
 # A checkout of millions of lines on a slow file system is not worth more of a GPU's time.
 _GIT_SECONDS = 2.0
 
@@ -50,7 +48,7 @@ _OF_PYTHON = re.compile(r"PYTHON([A-Z]|_(GIL|JIT|PERF|CPU))")
 
 def environment(device: torch.device) -> Environment:
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES.split():
+    for package in _known("packages"):
         with suppress(metadata.PackageNotFoundError):
             versions[package] = _version(metadata.distribution(package))
     # With its build, e.g. 2.11.0+cu130, which the distribution may not say.

@@ -17,7 +17,13 @@ from pytest_llmperf.support.files import hashed, shipped
 from pytest_llmperf.support.user_input import hint
 
 __tracebackhide__ = is_refusal
-#: The fields that hold what somebody else names: a mapping, kept as JSON text that equal mappings share.
+#: The fields that hold a mapping, kept as JSON text that equal mappings share; with an example of each.
+MAPPINGS = {
+    "training_arguments": "{'adam_beta2': 0.95}",
+    "model_kwargs": "{'num_hidden_layers': 8}",
+    "hub_kernels": "{'RMSNorm': 'kernels/rmsnorm:LlamaRMSNorm'}",
+}
+#: Those that say what somebody else names.
 OPEN = ("training_arguments", "model_kwargs")
 
 # Whose names are fields here, as patterns; by the word "itself" those that a measured training sets.
@@ -38,7 +44,7 @@ _READABLE = re.compile(r"[\w.+-]{1,60}", re.ASCII)
 
 
 def canonical(name: str, value: Any) -> Any:
-    """``value`` of an open field as its JSON text, empty where it says nothing; what is neither mapping nor text as it
+    """``value`` of such a field as its JSON text, empty where it says nothing; what is neither mapping nor text as it
     is. SpecError: JSON has no such value, or the text is no object."""
     if not isinstance(value, (str, Mapping)):
         return value
@@ -48,12 +54,12 @@ def canonical(name: str, value: Any) -> Any:
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(f"TrainSpec: {name}={value!r}: expected names with values as JSON has them ({error})") from None
     if not isinstance(read, dict):
-        raise SpecError(f"TrainSpec: {name}={value!r}: expected names with their values, e.g. {{'adam_beta2': 0.95}}")
+        raise SpecError(f"TrainSpec: {name}={value!r}: expected names with their values, e.g. {MAPPINGS[name]}")
     return text if read else ""
 
 
 def values(spec: TrainSpec, name: str) -> dict[str, Any]:
-    """What the open field ``name`` says, by name."""
+    """What the field ``name`` says, by name."""
     found: dict[str, Any] = json.loads(getattr(spec, name) or "{}")
     return found
 

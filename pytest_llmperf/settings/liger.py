@@ -1,21 +1,25 @@
-"""Liger: its kernels in the place of a model's own, all of them or a choice."""
+"""Kernels in the place of a model's own: Liger's, all of them or a choice; and hub repositories', out of folders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+from pytest_llmperf.settings.arguments import values
+from pytest_llmperf.settings.models import slugged
 from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, at_default, claimed
-from pytest_llmperf.support.files import shipped
+from pytest_llmperf.support.files import hashed, shipped, text_of
 
 #: What Liger's patches can be told to replace, by its own words.
 LIGER_KERNELS = tuple("rope rms_norm layer_norm swiglu geglu cross_entropy fused_linear_cross_entropy".split())
 
-# By what a family's feed-forward layers are made of, as Liger's own patches have them.
-_GATED_BY_SILU = (
-    "llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe olmo2 phi3 granite smollm3 glm4 internlm3".split()
-)
-_GATED_BY_GELU = "gemma gemma2 gemma3_text".split()
+_KNOWN = shipped(__file__, "marks.ini")
 #: Of the two losses that Liger has, the one that saves the most memory.
 LOSS = "fused_linear_cross_entropy"
 
@@ -23,7 +27,7 @@ LOSS = "fused_linear_cross_entropy"
 def liger_kernels(spec: TrainSpec) -> tuple[str, ...]:
     """Those that ``liger_kernels="all"`` stands for, in Liger's order; none where that is not known of the family."""
     family = spec.architecture.config["model_type"]
-    gate = "swiglu" if family in _GATED_BY_SILU else "geglu" if family in _GATED_BY_GELU else ""
+    gate = next((name for name, families in _KNOWN["gates"].items() if family in families.split()), "")
     chosen = {"rope", "rms_norm", gate, LOSS} if gate else set[str]()
     return tuple(kernel for kernel in LIGER_KERNELS if kernel in chosen)
 
@@ -71,10 +75,6 @@ class LigerEvidence:
     """What Liger said when it patched nothing."""
 
 
-# How the name of the forward pass of each begins or goes on, in small letters; a Gemma 3's loss has a name of its own.
-_MARKS = dict(shipped(__file__, "marks.ini")["kernels"])
-
-
 def _liger(spec: TrainSpec, evidence: Evidence) -> str | None:
     seen = evidence.liger
     patched = claimed(seen.liger_modules, "liger_modules") + len(seen.liger_functions or ())
@@ -86,7 +86,7 @@ def _liger(spec: TrainSpec, evidence: Evidence) -> str | None:
         return None
     forwards = " ".join(claimed(seen.liger_forwards, "liger_forwards")).lower()
     functions = claimed(seen.liger_functions, "liger_functions")
-    ran = {kernel for mark, kernel in _MARKS.items() if mark in forwards} | {*functions}
+    ran = {kernel for mark, kernel in _KNOWN["kernels"].items() if mark in forwards} | {*functions}
     if ran == {*spec.liger_kernels.split("+")}:
         return None
     told = "+".join(name for name in LIGER_KERNELS if name in ran)
@@ -106,4 +106,101 @@ SETTING = Setting(
     axis=_axis,
     evidence=LigerEvidence,
     checks={"liger": _liger},
+)
+
+
+# Hub kernels: as the Hugging Face library ``kernels`` has them. A repository has a build of its layers for each kind of
+# system, a folder with a ``metadata.json``.
+
+_WORDS = re.compile(r"(?P<folder>.+?)(@(?P<revision>[0-9a-f]{7,64}))?:(?P<layer>\w+)")
+_BUILDS = ("build/*/metadata.json", "*/metadata.json", "metadata.json")
+_LONGEST_WORD = 60
+_KERNELS = Package("kernels", "kernels", "kernels")
+
+
+@dataclass(frozen=True)
+class HubKernel:
+    """A layer of a repository that lies in a folder."""
+
+    folder: Path
+    name: str
+    """The repository's, as its builds have it: the same wherever the folder is."""
+    revision: str
+    """How the repository's must begin; empty: nothing is asked of it."""
+    layer: str
+
+    @classmethod
+    def of(cls, words: Any) -> HubKernel:
+        """By ``FOLDER:LAYER`` or ``FOLDER@REVISION:LAYER``; a ``ValueError`` of one line where there is none."""
+        if (found := _WORDS.fullmatch(str(words))) is None:
+            raise ValueError(f"{words!r} names no kernel, expected 'FOLDER:LAYER' or 'FOLDER@REVISION:LAYER'")
+        folder = Path(found["folder"]).expanduser()
+        if name := _name(folder):
+            return cls(folder, name, found["revision"] or "", found["layer"])
+        why = "holds no build that says its name (build/…/metadata.json)" if folder.is_dir() else "is no folder"
+        raise ValueError(f"{found['folder']!r} {why}, expected a kernel repository's")
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.revision and '@'}{self.revision}:{self.layer}"
+
+
+@lru_cache(maxsize=256)
+def _name(folder: Path) -> str:
+    for build in (path for pattern in _BUILDS for path in sorted(folder.glob(pattern))):
+        with suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(text_of(build))["name"])
+    return ""
+
+
+def hub_kernels(spec: TrainSpec) -> dict[str, HubKernel]:
+    """By the layers whose place they take."""
+    return {name: HubKernel.of(words) for name, words in values(spec, "hub_kernels").items()}
+
+
+def _problems(spec: TrainSpec) -> Iterator[str]:
+    for name, words in values(spec, "hub_kernels").items():
+        try:
+            HubKernel.of(words)
+        except (ValueError, OSError, RuntimeError) as error:  # too long a name, ~ of no user
+            yield f"TrainSpec: hub_kernels: {name}: {error}"
+
+
+def _word(spec: TrainSpec) -> str:
+    words = "-".join(sorted({slugged(str(kernel), "") for kernel in hub_kernels(spec).values()}))
+    return words and f"hub-{words if len(words) <= _LONGEST_WORD else hashed(words)[:8]}"
+
+
+@dataclass(frozen=True)
+class HubKernelsEvidence:
+    hub_kernels: Mapping[str, Any] | None = None
+    """By layer: of which ``repository`` and ``revision`` a ``layer`` computes it, in how many ``modules``, and how many
+    are ``left`` to themselves."""
+
+
+def _active(spec: TrainSpec, evidence: Evidence) -> str | None:
+    asked, seen = hub_kernels(spec), evidence.hub_kernels.hub_kernels
+    seen = claimed(seen, "hub_kernels") if asked else seen or {}
+    for name in sorted({*asked, *seen}):
+        kernel, had = asked.get(name), seen.get(name) or {"modules": 0, "left": 0}
+        if kernel is None:
+            return f"hub_kernels did not ask for {name}, and {had['repository']}'s {had['layer']} ran in its place"
+        if not had["modules"] or had["left"]:
+            of = had["modules"] + had["left"]
+            return f"asked for {name} by the hub kernel {kernel}, {had['modules']} of its {of} modules ran that"
+        if (kernel.name, kernel.layer) != (had["kernel"], had["layer"]):
+            return f"asked for {name} by the hub kernel {kernel}, the run had {had['kernel']}:{had['layer']}"
+        if kernel.revision and not re.fullmatch(f"{kernel.revision}[0-9a-f]*", had["revision"]):
+            return f"asked for {name} by the hub kernel {kernel}, the folder's revision was {had['revision']}"
+    return None
+
+
+HUB = Setting(
+    name="hub_kernels",
+    fields=("hub_kernels",),
+    in_id={"hub_kernels": _word},
+    problems=_problems,
+    needs=lambda spec: _KERNELS if spec.hub_kernels else None,
+    plain=at_default("hub_kernels"),
+    evidence=HubKernelsEvidence,
+    checks={"hub_kernels": _active},
 )

@@ -11,6 +11,7 @@ from typing import Any, cast
 from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, TrainSpec, claimed, equal, read_evidence
 from pytest_llmperf.settings.spec import Spec
+from pytest_llmperf.support.files import shipped
 from pytest_llmperf.support.user_input import first_few, hint
 
 # Files of this folder; a few have a second setting.
@@ -21,18 +22,8 @@ _KNOWN = {
     for each in vars(import_module(f"{__package__}.{file}")).values()
     if isinstance(each, Setting)
 }
-#: In the order in which a search decides.
-_DECIDED = (
-    "precision attention experts liger loss lora compilation optimizer recomputation offloading parallelism batch "
-    "data weights arguments duration"
-)
-SETTINGS = tuple(_KNOWN[name] for name in _DECIDED.split())
-# In the order of ids, which is older.
-_SAID = (
-    "precision attention experts liger loss lora compilation recomputation offloading optimizer batch parallelism "
-    "data weights arguments duration"
-)
-_IN_ID = tuple(_KNOWN[name] for name in _SAID.split())
+_ORDER = shipped(__file__, "order.ini")["settings"]
+SETTINGS, _IN_ID = (tuple(_KNOWN[name] for name in _ORDER[order].split()) for order in ("decided", "said"))
 
 
 def words_in_id(spec: TrainSpec) -> Iterator[str]:

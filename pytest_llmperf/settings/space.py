@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_llmperf.settings.arguments import OPEN, canonical
+from pytest_llmperf.settings.arguments import MAPPINGS, canonical
 from pytest_llmperf.settings.batch import AXIS as SIZES
 from pytest_llmperf.settings.batch import DURATION, SIZE
 from pytest_llmperf.settings.liger import LOSS, liger_kernels
@@ -309,7 +309,7 @@ def _fields(axis: str, values: Mapping[str, Any], words: Collection[str] | None)
         if name == "precision":  # the fixture's word for three fields
             yield from precision_fields(value).items()
         elif name in _KNOWN:
-            yield name, canonical(name, value) if name in OPEN else value
+            yield name, canonical(name, value) if name in MAPPINGS else value
         else:
             raise SpecError(f"axis {axis!r}: TrainSpec has no field {name!r}{hint(name, _KNOWN)}")
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pytest_llmperf.settings import arguments, lora, models, registry
 from pytest_llmperf.settings.data import PADDED, TextFiles, TokenizerFiles, lacks_rows, resolve_text, resolve_tokenizer
+from pytest_llmperf.settings.liger import hub_kernels
 from pytest_llmperf.settings.parallelism import data_ranks, on_fewer, zero_stage
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
@@ -73,6 +74,9 @@ class TrainSpec(Spec):
     """Liger kernels through ``TrainingArguments(use_liger_kernel=True)``."""
     liger_kernels: str = field(default="all", metadata=_LATER)
     """Which of them, by Liger's words joined by ``+``; ``all``: what Liger switches on for the model by itself."""
+    hub_kernels: str | Mapping[str, Any] = field(default="", metadata=_LATER)
+    """Layers that are computed by kernels of local folders: ``{"RMSNorm": "FOLDER:LAYER"}``; kept as JSON text. Their
+    identity is the kernel's name, not where it is."""
     loss: str = field(default="model", metadata=_LATER)
     """The ``model``'s own, over all logits at once; ``chunked`` or ``cut``, which never hold them all."""
     lora: bool = field(default=False, metadata=_LATER)
@@ -144,7 +148,7 @@ class TrainSpec(Spec):
     )
 
     def __post_init__(self) -> None:
-        for name in arguments.OPEN:
+        for name in arguments.MAPPINGS:
             object.__setattr__(self, name, arguments.canonical(name, getattr(self, name)))
         clashes = (f"{self.id}: {line}" for line in registry.clashes(self))
         for problem in chain(_type_problems(self), registry.value_problems(self), clashes):  # the first alone
@@ -184,14 +188,16 @@ class TrainSpec(Spec):
 
     @property
     def digest(self) -> str:
-        # The model, a text and its tokenizer enter by what they say, weights by whether there are any. A field added
-        # later stays out while it has its default, so that digests stored before keep their meaning.
+        # The model, a text and its tokenizer enter by what they say, a hub kernel by its name, weights by whether there
+        # are any. A field added later stays out while it has its default: digests stored before keep their meaning.
         work = {
             f.name: getattr(self, f.name)
             for f in fields(self)
             if f.metadata != _HOW and not (f.metadata == _LATER and getattr(self, f.name) == f.default)
         }
         work |= {"model": self.architecture.fingerprint, "weights": self.weights is not None}
+        if self.hub_kernels:
+            work["hub_kernels"] = {name: str(kernel) for name, kernel in hub_kernels(self).items()}
         if self.data == "text":
             work |= {"text": self.text_files.fingerprint, "tokenizer": self.tokenizer_files.fingerprint}
         return hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
@@ -217,7 +223,7 @@ class TrainSpec(Spec):
     @property
     def compiles(self) -> bool:
         """Whether its first step compiles kernels, by Inductor or Triton, unless their caches have them."""
-        return self.torch_compile or self.liger or self.attention == "flex_attention"
+        return self.torch_compile or self.liger or bool(self.hub_kernels) or self.attention == "flex_attention"
 
     @property
     def reads_gpu_numbers(self) -> bool:

@@ -47,7 +47,7 @@ from pytest_llmperf.worker.recipes.huggingface import trainer  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface.data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings  # noqa: E402
 from pytest_llmperf.worker.settings.compilation import seen_compilation  # noqa: E402
-from pytest_llmperf.worker.settings.liger import Witness, liger_forwards  # noqa: E402
+from pytest_llmperf.worker.settings.liger import WITNESSES, liger_forwards  # noqa: E402
 from pytest_llmperf.worker.settings.optimizer import seen_optimizer  # noqa: E402
 from pytest_llmperf.worker.settings.precision import parameter_dtypes  # noqa: E402
 from tests.waiting import until  # noqa: E402
@@ -210,15 +210,16 @@ def test_attention_is_what_was_asked_for(attention: str) -> None:
 @pytest.mark.parametrize(("name", "is_patched"), [("llama-tiny", True), ("opt-tiny", False)])
 def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
     pytest.importorskip("liger_kernel")
-    notes = Witness()
-    model = build_model(TrainSpec(model=name), models.resolve(name).config, torch.device("cpu"))
+    spec = TrainSpec(model=name)
+    model = build_model(spec, models.resolve(name).config, torch.device("cpu"))
+    seen = WITNESSES["liger"](spec, model)
     assert liger_forwards(model) == []
     # Liger replaces classes and functions for good, and other tests build models here.
     with mock.patch.dict(modeling_llama.__dict__):
         apply_liger_kernel(model, None)
     assert bool(liger_forwards(model)) == is_patched
     if not is_patched:
-        assert "no Liger kernels supported for model type: opt" in notes.lines[-1]
+        assert "no Liger kernels supported for model type: opt" in seen(mock.Mock(model=model)).liger_note
 
 
 @pytest.mark.parametrize("kernels", CHOICES)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import psutil
 import pytest
 
+from perf_tests.optimisations import HUB_KERNELS
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.formulas import MemoryPlan, newest_on_a_gpu
 from pytest_llmperf.judge.baseline import Baseline
@@ -133,6 +134,7 @@ def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
 def is_modelled(spec: TrainSpec) -> bool:
     """Whether a prediction claims to be right of it: docs/explanation/memory.md lists of what it does not."""
     known = spec.fp8 == "no" and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
+    known = known and not spec.hub_kernels
     counted = why_none(replace(spec, liger=False, liger_kernels="all")) is None and spec.parallelism != "sequence"
     return known and counted and spec.offloading == "no" and not spec.torch_compile and not spec.has_padding
 
@@ -510,6 +512,7 @@ def odd(folder: Path) -> dict[TrainSpec, str]:
         said[TrainSpec(model=configured(folder / name, **values), sequence_length=64)] = words
     said[replace(SMALL, optimizer="adafactor")] = "optimizer adafactor is not modelled; known: adamw_torch,"
     said[replace(SMALL, fp8="rowwise")] = "compiled, as they are used, 8-bit ones"
+    said[replace(SMALL, hub_kernels=HUB_KERNELS)] = "hub_kernels are not modelled"
     said[SEQUENCE] = "parallelism='sequence' is not modelled"
     return said
 
@@ -519,6 +522,7 @@ def test_what_cannot_be_predicted_is_one_line_each_and_hinders_no_other(tmp_path
     assert found[SMALL] == {**parts(), "workspace": 2 * 32 * 2**20}
     said = {words for _, words in ODD.values()}
     said |= {
+        "hub_kernels are not modelled",
         "parallelism='sequence' is not modelled",
         "optimizer adafactor is not modelled; known: adamw_torch,",
         "compiled, as they are used, 8-bit ones",

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import troubles, unlearnt
+from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.lora import trained_weights
 from pytest_llmperf.settings.registry import Evidence, contradictions
+from pytest_llmperf.worker.build import build_model
+from pytest_llmperf.worker.settings.liger import _revision
+from tests.worker import launching
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
 from tools.tables import FOLDER
@@ -263,3 +271,99 @@ class TestLora:
         seen = launch(spec, tmp_path / "run").evidence
         assert (seen["lora"]["base"], seen["lora"]["left"], seen["lora"]["dropout"]) == ("nf4", 0, 0.05)
         assert seen["parameter_dtypes"].keys() == {"torch.bfloat16", "torch.uint8"}
+
+
+#: A kernel of pure PyTorch: a CPU trains with it.
+KERNELS = Path(__file__).parents[2] / "perf_tests" / "kernels" / "rmsnorm"
+
+
+class TestHubKernels:
+    """Layers of the model are those of a kernel repository that lies in a folder."""
+
+    ASKED = replace(PLAIN, hub_kernels={"LlamaRMSNorm": f"{KERNELS}:LlamaRMSNorm"})
+
+    @pytest.fixture(autouse=True)
+    def packages(self) -> None:
+        pytest.importorskip("kernels")
+
+    def test_the_same_model_is_trained_by_the_layers_that_were_named(self, plain: Launch, tmp_path: Path) -> None:
+        record = launch(self.ASKED, tmp_path / "run")
+        seen = record.evidence["hub_kernels"]["LlamaRMSNorm"]
+        digits = seen.pop("revision")
+        assert re.fullmatch(r"[0-9a-f]{16}", digits)
+        of = {"layer": "LlamaRMSNorm", "kernel": "rmsnorm", "repository": "rmsnorm"}
+        assert seen == of | {"modules": 5, "left": 0}
+        assert record.losses == pytest.approx(plain.losses, abs=1e-3)
+        assert record.environment.versions["kernels"]
+        assert [name for name in record.evidence["setup"]["sources"] if "rmsnorm" in name] == ["_rmsnorm_cpu_1.layers"]
+        (line,) = contradictions(PLAIN, Evidence.read(record.evidence), frozenset())
+        assert "did not ask" in line
+
+    def test_a_kernel_that_is_put_aside_later_is_a_contradiction(self, tmp_path: Path) -> None:
+        patch = "module.prepare_layers = lambda _, model: vars(model.model.norm).pop('forward')"
+        aside = in_the_rank(tmp_path, "pytest_llmperf.worker.recipes.huggingface.trainer", patch)
+        record = launched(self.ASKED, tmp_path / "run", variables=aside)
+        (line,) = troubles(self.ASKED, record)
+        assert " 4 of its 5 " in line
+
+    def test_what_no_layer_of_the_model_can_be_is_refused(self, tmp_path: Path) -> None:
+        failure = launching.launch(
+            replace(PLAIN, hub_kernels={"LlamaMPL": f"{KERNELS}:LlamaRMSNorm"}), tmp_path / "run"
+        )
+        assert isinstance(failure, Failure)
+        assert "(did you mean 'LlamaMLP'?)" in failure.message
+
+    @pytest.mark.parametrize(
+        ("source", "layer", "said"),
+        [
+            ("", "Other", "Layer `Other` not found in kernel repo"),
+            ("import nothing_here", "Norm", "No module named 'nothing_here'"),
+            (
+                "import torch\nclass Norm(torch.nn.Module):\n    def forward(self): pass",
+                "Norm",
+                "different number of arg",
+            ),
+            (
+                "import torch\nclass Norm(torch.nn.Module):\n    has_backward = False\n    def forward(self, x): pass",
+                "Norm",
+                "5 modules are left as they were: it has no backward pass, or none that compiles",
+            ),
+        ],
+        ids=["no such layer", "does not import", "another signature", "no backward pass"],
+    )
+    def test_what_cannot_train_is_refused(self, source: str, layer: str, said: str, tmp_path: Path) -> None:
+        folder = copied(tmp_path / "kernel")
+        (folder / "torch-cpu" / "layers.py").write_text(source, encoding="utf-8")
+        about = folder / "torch-cpu" / "metadata.json"  # by its id one process knows a kernel that it has imported
+        about.write_text(about.read_text(encoding="utf-8").replace("_cpu_1", tmp_path.name), encoding="utf-8")
+        spec = replace(PLAIN, hub_kernels={"LlamaRMSNorm": f"{folder}:{layer}"})
+        with pytest.raises(ValueError, match=r"^hub_kernels: LlamaRMSNorm by rmsnorm:") as refusal:
+            build_model(spec, spec.architecture.config, torch.device("cpu"))
+        assert said in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+    def test_the_revision_is_the_caches_the_checkouts_or_what_the_files_hold(self, tmp_path: Path) -> None:
+        cached = copied(tmp_path / "kernels--acme--norms" / "snapshots" / "0a1b2c3d")
+        assert revised(cached) == ("acme/norms", "0a1b2c3d")
+        plain = copied(tmp_path / "plain")
+        name, digits = revised(plain)
+        assert (name, revised(copied(tmp_path / "other"))) == ("rmsnorm", (name, digits))
+        git(plain, "init", "-q")
+        git(plain, "add", ".")
+        git(plain, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "first")
+        assert revised(plain) == ("rmsnorm", git(plain, "rev-parse", "HEAD"))
+        (plain / "torch-cpu" / "layers.py").write_text("", encoding="utf-8")
+        assert revised(plain)[1].endswith("-dirty")
+
+
+def copied(folder: Path) -> Path:
+    shutil.copytree(KERNELS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def revised(folder: Path) -> tuple[str, str]:
+    return _revision(folder / "torch-cpu", "rmsnorm")
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()

@@ -129,6 +129,7 @@ def _refuse_unmodelled(spec: TrainSpec) -> None:
         "parallelism='sequence' is not modelled; known: all others": spec.parallelism != "sequence",
         f"offloading={spec.offloading!r} is not modelled; known: no": spec.offloading == "no",
         "loss='cut' is not modelled: its kernels run on a GPU alone; known: model, chunked": spec.loss != "cut",
+        "hub_kernels are not modelled: what they keep is their own choice; known: none": not spec.hub_kernels,
         f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
         "they are used, 8-bit ones; known: no": spec.fp8 == "no",
         "experts='eager' are not modelled: how many tokens each one gets is known by their values alone": not is_eager,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.optimizer import OPTIMIZERS, optimizer_class
 from pytest_llmperf.settings.train_spec import TrainSpec
+from tests.evidence import evidence_of
 from tests.fakes import Fake, launch_of
 from tests.golden import Golden
 
@@ -23,7 +25,11 @@ LIGER = replace(SPEC, liger=True)
 BF16 = replace(SPEC, mixed_precision="no")
 APART = replace(SPEC, data="text", rows="packed_apart")
 MIXTURE = TrainSpec(model="mixtral-tiny", sequence_length=64, experts="grouped_mm")
+KERNELS = Path(__file__).parents[3] / "perf_tests" / "kernels" / "rmsnorm"
+HUB = replace(SPEC, hub_kernels={"LlamaRMSNorm": f"{KERNELS}@0a1b2c3:LlamaRMSNorm"})
 FP32 = replace(SPEC, model_precision="fp32", mixed_precision="no")
+_SEEN = evidence_of(HUB)["hub_kernels"]["LlamaRMSNorm"]
+_ASKED_HUB = "asked for LlamaRMSNorm by the hub kernel rmsnorm@0a1b2c3:LlamaRMSNorm"
 NO_LIGER: dict[str, Any] = {"liger_modules": 0, "liger_functions": []}
 NOTE = "There are currently no Liger kernels supported for model type: opt."
 
@@ -43,6 +49,7 @@ NOTE = "There are currently no Liger kernels supported for model type: opt."
         replace(SPEC, torch_compile=True, torch_compile_scope="layers", torch_compile_mode="reduce-overhead"),
         replace(SPEC, fp8="rowwise"),
         replace(LIGER, liger_kernels="rms_norm+swiglu+fused_linear_cross_entropy"),
+        HUB,
         replace(BF16, parallelism="fsdp"),
         replace(BF16, gpus=4, parallelism="fsdp_hybrid"),
     ],
@@ -148,6 +155,22 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
             replace(SPEC, offloading="activations"),
             {"offloaded_bytes": 0},
             "asked for offloading='activations', 0 bytes were moved",
+        ),
+        *(
+            (HUB, {"hub_kernels": {"LlamaRMSNorm": _SEEN | seen}}, f"{_ASKED_HUB}, {line}")
+            for seen, line in (
+                ({"modules": 0, "left": 5}, "0 of its 5 modules ran that"),
+                ({"modules": 4, "left": 1}, "4 of its 5 modules ran that"),
+                ({"layer": "Other"}, "the run had rmsnorm:Other"),
+                ({"kernel": "other"}, "the run had other:LlamaRMSNorm"),
+                ({"revision": "0a1b2c4"}, "the folder's revision was 0a1b2c4"),
+                ({"revision": "0a1b2c3d-dirty"}, "the folder's revision was 0a1b2c3d-dirty"),
+            )
+        ),
+        (
+            SPEC,
+            {"hub_kernels": {"LlamaRMSNorm": _SEEN}},
+            "hub_kernels did not ask for LlamaRMSNorm, and rmsnorm's LlamaRMSNorm ran in its place",
         ),
         (MIXTURE, {"experts": ""}, "asked for experts grouped_mm, the run had another implementation"),
         (

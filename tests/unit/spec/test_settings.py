@@ -22,6 +22,7 @@ WORKERS = PACKAGE / "worker" / "settings"
 HOME = {
     "duration": "batch",
     "experts": "attention",
+    "hub_kernels": "liger",
     "offloading": "compilation",
     "recomputation": "compilation",
     "weights": "data",

@@ -27,6 +27,8 @@ from pytest_llmperf.settings.train_spec import SpecError, precision_fields
 from tests.golden import Golden
 
 SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch_size=37)
+#: A kernel repository.
+KERNELS = Path(__file__).parents[3] / "perf_tests" / "kernels" / "rmsnorm"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,19 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
             {"lora": True, "lora_base": "nf4", "gpus": 2, "mixed_precision": "no", "parallelism": "fsdp"},
             "four bits are not sharded",
         ),
+        (
+            {"hub_kernels": {"RMSNorm": "no/such:Layer"}},
+            "hub_kernels: RMSNorm: 'no/such' is no folder, expected a kernel",
+        ),
+        (
+            {"hub_kernels": {"RMSNorm": f"{KERNELS.parent}:Layer"}},
+            "holds no build that says its name (build/…/metadata",
+        ),
+        (
+            {"hub_kernels": {"RMSNorm": str(KERNELS)}},
+            "names no kernel, expected 'FOLDER:LAYER' or 'FOLDER@REVISION:LAYER'",
+        ),
+        ({"hub_kernels": "[1]"}, "expected names with their values, e.g. {'RMSNorm': 'kernels/rmsnorm:LlamaRMSNorm'}"),
         ({"training_arguments": 3}, "must be str | Mapping[str, Any], not int"),
         ({"training_arguments": "beta"}, "training_arguments='beta': expected names with values as JSON has them"),
         ({"training_arguments": {"x": float("nan")}}, "expected names with values as JSON has them"),
@@ -289,6 +304,7 @@ CHANGES_OF_WORK: list[dict[str, Any]] = [
     {"lora": True, "lora_dropout": 0.05},
     {"training_arguments": {"adam_beta2": 0.95}},
     {"model_kwargs": {"num_hidden_layers": 4}},
+    {"hub_kernels": {"LlamaRMSNorm": f"{KERNELS}:LlamaRMSNorm"}},
 ]
 
 
