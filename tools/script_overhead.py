@@ -40,7 +40,6 @@ from pytest_llmperf.settings.spec import ScriptSpec
 
 _OWN = re.compile(r"^llmperf-own (\S+)$", re.MULTILINE)
 _TURNS = (True, False, False, True)
-_SCRIPTS = Path(__file__).parent / "scripts"
 _SHORTEST = 60.0
 
 

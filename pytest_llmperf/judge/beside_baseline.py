@@ -53,7 +53,7 @@ class BesideBaseline:
 
     @staticmethod
     def is_usable(launches: Sequence[Launch]) -> bool:
-        return not validity.are_unusable(launches)
+        return not any(True for launch in launches for _ in validity.unusable(launch))
 
     def circumstances(self, launch: Launch, *, on_cpu: bool, named: Container[str]) -> validity.Circumstances:
         """Of one more; ``named``: metrics whose tolerances somebody named."""

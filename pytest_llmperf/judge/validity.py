@@ -67,11 +67,6 @@ def holds_learning(inactive: frozenset[str]) -> bool:
     return LEARNING not in inactive
 
 
-def are_unusable(launches: Sequence[Launch]) -> bool:
-    """Whether there is a figure with which nothing can be computed."""
-    return any(True for launch in launches for _ in unusable(launch))
-
-
 @dataclass(frozen=True)
 class Circumstances:
     lines: tuple[str, ...] = ()

@@ -155,11 +155,9 @@ class Cases:
         before, after = (within(spec, self._run.rootdir) for spec in (before, after))
         alone = "compared in this environment alone: --perf-against holds perf.check"
         case = Case.compared(before, after, *([alone] if self._settings.against else []))
-
-        def gain() -> Concluded:  # its policy reads baselines, which an earlier start has no need of
-            return PairedComparison(self._caller, after).gain(case, bounds)
-
-        return self._concluded(case, 2 * self._settings.launches, gain)
+        launches = 2 * self._settings.launches
+        # Made late: its policy reads baselines, which an earlier start has no need of.
+        return self._concluded(case, launches, lambda: PairedComparison(self._caller, after).gain(case, bounds))
 
     def same_training(self, *specs: TrainSpec) -> Concluded:
         """Whether the last of ``specs`` learns what the one before it does, or alone what its plain form does."""

@@ -225,10 +225,7 @@ def side_by_side(shelf: Shelf, machines: Sequence[str], screen: Screen | None) -
     for model in models:
         known = {letter: by_model[model] for letter, by_model in stored.items() if model in by_model}
         first, ladder = next(iter(known.items()))
-        columns, rates = (
-            _ladder_columns(ladder)[0],
-            {letter: [s.rate for s in one.ours] for letter, one in known.items()},
-        )
+        columns, rates = _ladder_columns(ladder)[0], {name: [s.rate for s in one.ours] for name, one in known.items()}
         columns += [
             Column(f"{name} tokens/s/GPU", [*map(formats.tokens_per_second, each)]) for name, each in rates.items()
         ]

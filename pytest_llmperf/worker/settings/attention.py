@@ -81,11 +81,7 @@ def experts_implementation(spec: TrainSpec) -> Mapping[str, Any]:
 
 def _mixtures(model: nn.Module) -> list[Any]:
     """The modules that hold a mixture's experts, and are made to run what the configuration names."""
-
-    def chooses(kind: Any) -> bool:
-        return getattr(kind.forward, "__globals__", {}).get("__name__") == _CHOOSES
-
-    return [module for module in model.modules() if chooses(type(module))]
+    return [m for m in model.modules() if getattr(type(m).forward, "__globals__", {}).get("__name__") == _CHOOSES]
 
 
 def _seen_experts(training: Training) -> ExpertsEvidence:
