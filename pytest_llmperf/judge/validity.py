@@ -46,10 +46,9 @@ def troubles(spec: Spec, launch: Launch, inactive: frozenset[str] = frozenset())
     if not is_uneven(spec) and any(rank.step_tokens for rank in launch.ranks):
         found.append("its steps had different numbers of tokens: the batches were not all of one size")
     not_learnt = [*unlearnt(spec, launch)]
-    if LEARNING in inactive and launch.learning and not not_learnt:
-        not_learnt = [f"{LEARNING} was declared to be inactive, and was active"]
-    elif LEARNING in inactive:
-        not_learnt = []
+    if LEARNING in inactive:
+        was_active = launch.learning and not not_learnt
+        not_learnt = [f"{LEARNING} was declared to be inactive, and was active"] if was_active else []
     found += [*contradictions(spec, launch.seen, inactive), *not_learnt]
     return (*found, *disagreements(launch.evidence, launch.seen))
 
@@ -99,8 +98,7 @@ def circumstances(launch: Launch, tolerance: float, experience: Experience | Non
     chance = 0.0 if steady.bimodal and _is_in_order(launch.steady_step_seconds) else _DRIFT_ERRORS * steady.error
     if abs(steady.drift) <= max(tolerance / 2, chance):
         return Circumstances(tuple(lines))
-    by = f"{steady.drift * 100:+.1f} %"
-    drift = f"the step time drifted {by} from the first third of its steady steps to the last"
+    drift = f"the step time drifted {steady.drift * 100:+.1f} % from the first third of its steady steps to the last"
     return Circumstances(tuple(lines), drift)
 
 

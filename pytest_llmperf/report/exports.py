@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.records.metrics import RATE
@@ -129,12 +129,11 @@ def _badness(case: ExportedCase) -> tuple[int, bool, str, str, str]:
     return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.result.digest
 
 
-def counted(cases: Iterable[ExportedCase]) -> str:
+def counted(cases: Sequence[ExportedCase]) -> str:
     """``1 regressed (1 expected), 3 pass (1 test failed)``, the worst first."""
-    found = list(cases)
     told = []
     for verdict in VERDICTS:
-        own = [case for case in found if case.verdict == verdict]
+        own = [case for case in cases if case.verdict == verdict]
         beside = Counter(case.outcome.partition(", ")[2] for case in own)
         more = ", ".join(f"{number} {word}" for word, number in beside.items() if word)
         told += [f"{len(own)} {verdict}" + (f" ({more})" if more else "")] if own else []

@@ -33,9 +33,8 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: S
     values = {"schema": SCHEMA, "machine": machine, "results": [codec.plain(result_of(result)) for result in results]}
     if spent is not None and spent.launches:
         phases = {name: round(seconds, 3) for name, seconds in spent.phases.items()}
-        values["spent"] = codec.plain(
-            SpentTime(launches=spent.launches, seconds=round(spent.seconds, 3), phases=phases)
-        )
+        told = SpentTime(launches=spent.launches, seconds=round(spent.seconds, 3), phases=phases)
+        values["spent"] = codec.plain(told)
     plain: dict[str, Any] = _mapped(values, _for_json)
     return plain
 

@@ -52,7 +52,6 @@ def page_of(
     # Of each case on each machine kind, of two runs the last that was named.
     newest = {(result.machine, result.id): result for result in results}
     ladders, changed = page_charts.ladder_section([*newest.values()]), page_charts.history_section(histories)
-    sections = (ladders, changed, _time_section(documents))
     # Where published figures come from, and how they differ from ours.
     sources = dict.fromkeys(filter(None, (one.record.reference.source for one in results if one.record.reference)))
     return Page(
@@ -63,7 +62,7 @@ def page_of(
         columns=headings(documents),
         main=_MAIN,
         cases=_rows(documents, stored),
-        sections=tuple(filter(None, sections)),
+        sections=tuple(filter(None, (ladders, changed, _time_section(documents)))),
         skipped=tuple(skipped[:_MOST_SKIPPED]),
         made_by=made_by,
         notes=(f"published: {'; '.join(sources)}", *NOTES) if sources else (),
