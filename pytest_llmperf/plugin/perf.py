@@ -84,8 +84,7 @@ class Perf:
         GPU changes with their number. What another test has measured of the very same case is not launched again.
         A case that cannot run here is skipped with the reason. Under ``--update-baselines`` its figures are recorded.
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
-        goes on to its next spec.
-        """
+        goes on to its next spec."""
         if scaled_from is not None and scaled_from.digest == spec.digest:
             scaled_from = None  # of a series that is written as one, the narrowest names itself
         if scaled_from is not None:
@@ -97,8 +96,7 @@ class Perf:
         """Run a training command as it is, watched from outside, and hold it as ``check`` holds a spec.
 
         ``fields`` are those of ``ScriptSpec``: ``gpus`` and ``micro_batch_size`` fill ``{gpus}`` and
-        ``{micro_batch_size}`` in the command.
-        """
+        ``{micro_batch_size}`` in the command."""
         spec = command if isinstance(command, ScriptSpec) else ScriptSpec(command=command, **fields)
         return self._told(self._cases.check(spec))
 
@@ -120,8 +118,7 @@ class Perf:
         Bounds are ratios ``after / before`` of tokens/s per GPU and of peak memory. It needs no baseline, so it holds
         on hardware that has none. Without bounds the ratios are only told, which a note says.
         ``loss_within`` (nats) bounds how far apart the losses of any step may be, of two specs that take the same
-        tokens a step.
-        """
+        tokens a step."""
         from pytest_llmperf.judge.pairs import Bounds
 
         needs.nats(loss_within)
@@ -142,8 +139,7 @@ class Perf:
         """Find the largest micro-batch of ``spec`` that trains, to the unit, and fail the test if it was larger.
 
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
-        ``spec`` has is where the search begins if its memory cannot be predicted.
-        """
+        ``spec`` has is where the search begins if its memory cannot be predicted."""
         needs.sizes(spec)
         return self._told(self._cases.max_micro_batch(spec))
 
@@ -153,8 +149,7 @@ class Perf:
 
         Each is made small, begins with the same weights, sees the same rows of unequal length, and its losses, each
         gradient and each update may be no further from those in double precision than rounding takes the plain form's.
-        Precision, batch and the number of GPUs may differ. It needs no baseline.
-        """
+        Precision, batch and the number of GPUs may differ. It needs no baseline."""
         if other is not None:
             needs.the_same_training(spec, other)
         return self._told(self._cases.same_training(spec, *([] if other is None else [other])))
@@ -166,8 +161,7 @@ class Perf:
         ``over`` says what may change, by field, as a space in TOML does: ``{"attention": ["sdpa",
         "flash_attention_2"]}``. Each neighbour differs by one choice; those that are nearest to it in a trial take
         turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 %, on a CPU by
-        the case's tolerance, makes the case ``improved``, which fails under ``--perf-strict``. It needs no baseline.
-        """
+        the case's tolerance, makes the case ``improved``, which fails under ``--perf-strict``. It needs no baseline."""
         return self._told(self._cases.tune(spec, needs.a_space(spec, over, runners_up), runners_up))
 
     @_asked
@@ -175,8 +169,7 @@ class Perf:
         """Let a spec, or a script's command, take steps for so many ``minutes`` in one launch, and judge it by itself.
 
         It fails where steps become longer, something of the process only grows, or stalls cost more than they may. It
-        needs no baseline, and records none. Ctrl-C ends it, and what was seen by then is reported.
-        """
+        needs no baseline, and records none. Ctrl-C ends it, and what was seen by then is reported."""
         from pytest_llmperf.support.user_input import A_TIME, is_minutes
 
         if not is_minutes(minutes):

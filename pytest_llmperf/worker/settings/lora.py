@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from pytest_llmperf.worker.settings import Training
 from pytest_llmperf.worker.settings.precision import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transformers import PreTrainedModel
 
 # A block of so many weights has a scale of one byte, and so many scales have one of four.
