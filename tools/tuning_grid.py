@@ -1,8 +1,9 @@
 """Configurations of a space launched once each, to be searched from that by ``tools.tuning_replay``.
 
-``python -m tools.tuning_grid MODEL SPACE.toml OUT.jsonl [--gpus N] [--seconds S] [--most N]`` goes on where it was
-ended. The space's own beginning comes first, the others in one random order, whatever is measured of them: each fifth
-is one that spares memory for time. What does not fit by predicted memory is written down without a launch.
+``python -m tools.tuning_grid MODEL SPACE.toml OUT.jsonl [--gpus N] [--seconds S] [--most N] [--backwards]`` goes on
+where it was ended. The space's own beginning comes first, the others in one random order, whatever is measured of them:
+each fifth is one that spares memory for time. What does not fit by predicted memory is written down without a launch.
+A second GPU measures the same order from its end.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def measure(asked: argparse.Namespace) -> Iterator[str]:
     found = Space(TrainSpec(model=asked.model, sequence_length=length, micro_batch_size=8), read_axes(asked.space))
     candidates = found.candidates()
     order = [*in_order(candidates.specs, field_of(found, candidates.specs).wastes)][: asked.most]
+    if asked.backwards:
+        order.reverse()
     order = [spec for spec in order if spec not in known]
     yield f"{len(candidates.specs)} configurations, {sum(candidates.refused.values())} cannot be, {len(order)} to do"
     if not order:
@@ -130,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--most", type=int, help="so many of them; default: all")
+    parser.add_argument("--backwards", action="store_true", help="from the order's end")
     for line in measure(parser.parse_args(argv)):
         print(line, flush=True)
     return 0

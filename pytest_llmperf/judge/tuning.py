@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, islice, permutations
 from statistics import fmean, median
+from typing import Any
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.repeats import unlike_losses
@@ -254,20 +255,34 @@ class Field:
     beginnings: Sequence[Sequence[int]] = ()
     """Of each that is to be tried after the first of all, whatever else is known, what would do, the best first."""
 
+    def __add__(self, more: Field) -> Field:
+        """More configurations of the same axes."""
+        rows: dict[str, Any] = {name: [*getattr(self, name), *getattr(more, name)] for name in _ROWS}
+        return replace(self, **rows)
+
+
+# What a field has for each configuration.
+_ROWS = ("choices", "sizes", "tokens", "compiles", "wastes")
+
 
 class Search:
     """Over a field, by trials of so many ``steps``; where it begins is the first of it."""
 
     def __init__(self, field: Field, steps: int, beliefs: Beliefs = Beliefs()) -> None:
-        self._field, self._num_steps, self._beliefs = field, steps, beliefs
-        self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
-        self._all = list(dict.fromkeys(choice for one in field.choices for choice in one.items()))
+        self._num_steps, self._beliefs = steps, beliefs
+        self.over(field)
         self._outside: tuple[list[float], ...] = ([], [], [], [])
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
         self._done: set[int] = set()
         self._failures: Counter[tuple[str, str]] = Counter()
+
+    def over(self, field: Field) -> None:
+        """Go on in a field that has more configurations, behind those that there were."""
+        self._field = field
+        self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
+        self._all = list(dict.fromkeys(choice for one in field.choices for choice in one.items()))
 
     def tell(self, number: int, outcome: Outcome) -> None:
         choices, best = self._field.choices[number].items(), next(iter(self.in_order()), None)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, CONTRADICTED, PLAIN, WHOLE, Field, Outcome, Search
@@ -143,6 +144,7 @@ class Tuner:
         self._caller, self._run, self._found, self._watch = caller, caller.run, found, watch
         self._until = 0.0
         self._specs: Sequence[Spec] = ()
+        self._numbers: dict[Spec, int] = {}
         self._held: Tried | None = None
         """The first of a script that trained: all others have losses like it."""
 
@@ -158,7 +160,9 @@ class Tuner:
                 self._forecast.ask([found.space.first])  # beside what follows: to look at a large space takes seconds
             self._specs, spares, on_cpu = self._runnable(), found.objective.name != "memory", self._run.on_cpu
             found.begun_at, self._numbers = self._specs[0], {spec: at for at, spec in enumerate(self._specs)}
-            self._search = Search(field_of(found.space, self._specs, spares_memory=spares, on_cpu=on_cpu), STEPS)
+            self._field_of = partial(field_of, found.space, spares_memory=spares, on_cpu=on_cpu)
+            self._field = self._field_of(self._specs)
+            self._search = Search(self._field, STEPS)
             self._find(trials)
         except KeyboardInterrupt:
             found.ended = "interrupted"
@@ -261,7 +265,19 @@ class Tuner:
         order = search.in_order()
         close = {*search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu else 0]}
         self._found.winner, *self._found.rivals = [self._specs[n] for n in order if n in close] or (None,)
+        self._look_beside(self._found.winner)
         self._tell("")
+
+    def _look_beside(self, best: Spec | None) -> None:
+        """Search what differs from ``best`` by one choice too where the candidates are a sample of a large space."""
+        if best is None or not self._found.unseen:
+            return
+        beside = (spec for spec in self._found.space.neighbours(best) if spec not in self._numbers)
+        more = [spec for spec in beside if not self._why_not(spec)[1]]
+        self._numbers |= {spec: at for at, spec in enumerate(more, len(self._specs))}
+        self._specs, self._found.unseen = [*self._specs, *more], self._found.unseen - len(more)
+        self._field += self._field_of(more)
+        self._search.over(self._field)
 
     def _limit_bytes(self) -> int:
         """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits. A CPU's host is
@@ -279,9 +295,9 @@ class Tuner:
         candidates = found.space.candidates()
         found.refused, found.unseen = candidates.refused, candidates.unseen
         for spec in candidates.specs:
-            why = self._caller.why_not(spec) or (isinstance(spec, TrainSpec) and lacks_rows(spec)) or None
-            runnable += [spec] if why is None else []
-            if why := why or (known_failure(spec) if isinstance(spec, TrainSpec) else None):
+            is_runnable, why = self._why_not(spec)
+            runnable += [spec] if is_runnable else []
+            if why:
                 found.refused[why.removeprefix(f"{spec.id}: ").replace(spec.id, "it")] += 1
             else:
                 sound.append(spec)
@@ -289,6 +305,12 @@ class Tuner:
             reasons = "; ".join(f"{why} ({number})" for why, number in found.refused.most_common(3))
             raise CaseFailedError(f"{found.space.base.id}: nothing of this space can be trained here: {reasons}")
         return sound or runnable
+
+    def _why_not(self, spec: Spec) -> tuple[bool, str]:
+        """Whether this machine can run it, and why it is not tried."""
+        if why := self._caller.why_not(spec) or (isinstance(spec, TrainSpec) and lacks_rows(spec)) or "":
+            return False, why
+        return True, (isinstance(spec, TrainSpec) and known_failure(spec)) or ""
 
     def _trial_seconds(self) -> float:
         """Return the seconds that one more trial may take before the end: turns with rivals, if any, and proofs."""
