@@ -29,6 +29,7 @@ from pytest_llmperf.run.tuning import tuner
 from pytest_llmperf.run.tuning.trials import Tuning
 from pytest_llmperf.run.tuning.tuner import MemoryForecast, Tuner
 from pytest_llmperf.run.tuning.winner import Final, proof_seconds
+from pytest_llmperf.settings import space
 from pytest_llmperf.settings.space import ScriptSpace, Space, axes_of
 from pytest_llmperf.settings.spec import ScriptSpec
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -179,6 +180,22 @@ def test_it_finds_the_fastest_by_a_part_of_the_space_and_says_what_each_choice_b
     }
     assert {one: brought[one] for one in expected} == pytest.approx(expected, abs=0.01)
     assert seen == sorted(seen, reverse=True)
+
+
+def test_of_a_large_space_what_is_beside_the_best_is_searched_too(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Candidates are a sample of it then, in which the best of all may not be."""
+    monkeypatch.setattr(space, "MOST", 14)
+    candidates, best = (
+        Space(BASE, axes_of(AXES)).candidates(),
+        replace(BASE, micro_batch_size=32, optimizer="adamw_torch_fused"),
+    )
+    tuning = _tuned(engine)
+    assert best not in candidates.specs
+    assert tuning.winner == best
+    assert tuning.unseen < candidates.unseen
+    assert tuning.left == len(candidates.specs) + candidates.unseen - tuning.unseen - len(tuning.tried)
 
 
 def test_what_is_predicted_not_to_fit_is_never_launched(engine: Engine, world: World) -> None:
