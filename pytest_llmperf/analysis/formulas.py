@@ -1,5 +1,4 @@
-"""What a training step needs of a GPU's memory: the prediction's parts; how well it uses a chip, what it costs, and how
-long it may take on more. Pure."""
+"""What a training step needs of a GPU's memory: the prediction's parts; chip use, cost, and time at scale. Pure."""
 
 from __future__ import annotations
 
@@ -158,9 +157,8 @@ class Measured:
     def step_range(
         self, spec: TrainSpec, step: StaticStep, of: Callable[[TrainSpec], object]
     ) -> tuple[float, float] | None:
-        """How long a ``step`` of ``spec`` takes at least and at most, by the widest that was measured and is no wider;
-        ``None`` where none, or no rate of the links, was measured. ``of`` tells that one's step: exchanges that it has
-        had over the same links are in its time already."""
+        """The least and most that a ``step`` of ``spec`` takes, by the widest measured that is no wider; ``None`` where
+        none was, or no rate of the links. ``of`` tells that one's step: its exchanges over these links are counted."""
         ranks = spec.gpus
         least = 1 if data_ranks(spec) > 1 else ranks  # of more that share a sequence each has less to do
         base = max((known for known in self.step_seconds if least <= known <= ranks), default=None)

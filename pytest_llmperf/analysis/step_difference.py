@@ -1,6 +1,5 @@
-"""StepDifference: of what the difference between two traced steps consists, part by part, and that in words. A part's
-change is that of its kernels' times, or what the device waited for it. What kernels that ran beside one another make of
-their sum is told as unexplained. Pure."""
+"""StepDifference: of what the difference between two traced steps consists, part by part, and that in words. Pure. A
+part's change is that of its kernels' times, or of waits for it; what overlapping kernels make of it is unexplained."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from pytest_llmperf.analysis.waits import host_spends
 from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow, new_places
 from pytest_llmperf.support.formats import first_n
 
-# Of a step: exchanges that run beside the backward pass take on some ranks a little longer than on others, and a CPU's
-# ranks take its cores from one another.
+# Of a step: exchanges beside the backward pass take some ranks a little longer, and a CPU's ranks share its cores.
 _LEAST_WAIT, _LEAST_WAIT_ON_HOST = 0.05, 0.25
 # Of a step, by which what it only exchanges has to grow.
 _LEAST_LOST = 0.03
@@ -24,8 +22,7 @@ _LEAST_LOST = 0.03
 
 def odd_ranks(before: Trace, after: Trace) -> tuple[str, ...]:
     """What ranks do that the one in the middle does not, and did not before; nothing where most stand apart."""
-    # What ran as often in the mean of all ranks, which is all that an older trace tells, by as many digits as a
-    # baseline's file keeps: no rank began it since.
+    # As often in the mean of all ranks, all that older traces tell, by a baseline's digits: no rank began it since.
     means = ({((row.kind, row.name), f"{row.count:.6g}") for row in trace.rows} for trace in (before, after))
     as_before = set[Key]() if before.by_rank else {key for key, _ in set.intersection(*means)}
     found: dict[int, list[str]] = {}

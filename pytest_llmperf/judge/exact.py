@@ -199,10 +199,9 @@ def _listed(names: Sequence[str]) -> str:
 
 # Changes: what of a training is exact, and is another than in its baseline.
 
-# Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare. And
-# circumstances, which are no property of the training: where a scheduler placed the ranks, how they were started, and
-# why they ended. Epochs follow from the number of steps. What a user wrote anew is what is judged: it stands beside the
-# verdict (decision 69).
+# Told by itself: faults that were asked for, what ranks saw differently, how losses compare. Circumstances, which are
+# no property of the training: where ranks were placed, how they started and ended. Epochs follow from the number of
+# steps. What a user wrote anew is what is judged: it stands beside the verdict (decision 69).
 _TOLD_ELSEWHERE = frozenset(
     {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries"}
     | {"epochs", "found", "remarks", "skipped_steps"}

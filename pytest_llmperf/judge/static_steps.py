@@ -45,8 +45,7 @@ class StepStore:
     """Where static figures are: in the baselines of each machine kind, or in ``<root>/static/<spec id>.json``."""
 
     def __init__(self, root: Path, machine: str = "", recorded_by: str = "", *, on_cpu: bool = False) -> None:
-        """``machine`` is the only kind that is looked at, where it is named; ``recorded_by`` and ``on_cpu`` are told of
-        a file that is new."""
+        """``machine``: the only kind looked at, if named; ``recorded_by`` and ``on_cpu`` are told of a new file."""
         self._recorded_by, self._on_cpu = recorded_by, on_cpu
         self._machine, self._baselines, self._alone = machine, BaselineStore(root), Store(root, StepBaseline)
 

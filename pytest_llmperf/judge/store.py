@@ -122,8 +122,7 @@ def _finite(digits: str) -> float:
 
 
 def parse(kind: type[T], text: str, source: str) -> T:
-    """The document in ``text``, ``source`` in errors; BaselineError: empty, truncated, of a newer schema, another
-    kind."""
+    """The document in ``text``, ``source`` in errors; BaselineError: empty, cut, of a newer schema or another kind."""
     if not text.strip():
         raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
     if _CONFLICT.search(text):

@@ -133,8 +133,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     )
 }
 
-# Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie, as are those closer than
-# launches of one scatter.
+# Two-sided confidence in what is shown; closer than this, as a logarithm, or than one's own scatter, two are a tie.
 _CONFIDENT, _TIE = 0.975, 0.005
 # What peak memory is taken to differ by itself, beside what is seen of that.
 _MEMORY_ERROR = 0.003
@@ -171,9 +170,8 @@ class Turns:
 
 
 def turns_of(pairs: Pairs, objective: Objective, noise: Noise, *, ends_anywhere: bool = False) -> Turns | None:
-    """What ``pairs`` show; ``None`` where one of them does not tell what the objective is about. ``ends_anywhere``: it
-    is asked after each pair. Of such looks one is counted for each doubling: 7 of 100 that are alike are told apart in
-    24 pairs, and 20 where none is."""
+    """What ``pairs`` show; ``None`` where one does not tell what the objective is about. ``ends_anywhere``: asked after
+    each pair, with a look counted for each doubling: of 100 alike in 24 pairs, 7 are told apart, and 20 without."""
     logs = []
     for pair in pairs:
         costs = [objective.log_of(Trial.of(launch)) for launch in pair]
@@ -188,12 +186,10 @@ def turns_of(pairs: Pairs, objective: Objective, noise: Noise, *, ends_anywhere:
     return Turns(fmean(logs), wide, len(pairs), max(_TIE, noise.launch.sd))
 
 
-#: How much a trial compiles: nothing but Triton's kernels; layers, each alike; a whole model; or these, with tilings
-#: measured.
+#: How much a trial compiles: only Triton's kernels; layers, each alike; a whole model; or these, with tilings timed.
 PLAIN, COMPILED, WHOLE, AUTOTUNED = range(4)
 
-#: Configurations closer than this, as a fraction, are told apart by turns and not by trials; and those closer than so
-#: many standard errors.
+#: Configurations closer than this fraction, or so many standard errors, are told apart by turns and not by trials.
 CLOSE, _DEVIATIONS = 0.015, 2.0
 
 # Seconds of a trial outside of its steps, before any is known.

@@ -109,10 +109,9 @@ def _slug(name: str) -> str:
 def lease_gpus(
     num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool = False, wait: Say = lambda _: None
 ) -> Iterator[tuple[Gpu, ...]]:
-    """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased. GPUs with foreign
-    processes come last, and it is said. ``shared``: others that say so too may hold them meanwhile. ``wait`` hears
-    again and again what is waited for; what it raises ends the wait. OSError: no leases here; ValueError: there are
-    fewer."""
+    """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased; foreign processes' GPUs
+    come last, and it is said. ``shared``: others that say so too may hold them meanwhile. ``wait`` hears again and
+    again what is waited for; what it raises ends the wait. OSError: no leases here; ValueError: there are fewer."""
     if num_gpus > len(gpus):
         raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")
     first = os.getpid() % (len(gpus) or 1)  # another in each process, so that those who share do not all share one

@@ -152,8 +152,7 @@ class ScriptLaunch:
         return self.spec.end == "park" and bool(self._shares())
 
     def recorded(self, ended: Ended, gpus: Sequence[Gpu]) -> Ended:
-        """Make one record of the shares of all ranks, where they are there: how the command ended is a remark then.
-        ``gpus`` are those that it was to use."""
+        """Make one record of all ranks' shares, how it ended being a remark then. ``gpus``: those it was to use."""
         shares, told = self._shares(), any(self.folder.glob("failure-*.json"))
         if not (shares or told or ended.timed_out):
             for path in (self.folder / records.NO_RANKS).glob("failure-*.json"):

@@ -182,9 +182,8 @@ def refusal_line(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Pa
     return leaving(f"{where}: {excinfo.value}")
 
 
-# Each measured case is one entry of pytest-benchmark's storage, with its step times as rounds, replayed through the
-# documented ``timer`` and ``pedantic``: nothing is run again. Where it is absent, disabled or already used by the test,
-# nothing is recorded and no verdict changes.
+# Each measured case is one entry of pytest-benchmark's storage, with its step times as rounds, replayed, not run again,
+# through the documented ``timer`` and ``pedantic``. Where absent, disabled or used, nothing is recorded or changed.
 
 #: What a timer of ours tells: each round begins at 0 and ends at its duration, so that no digit is lost.
 _CLOCK = pytest.StashKey[list[float]]()

@@ -192,9 +192,8 @@ def of_a_peer(words: str) -> bool:
     return re.search(_SAID["of a peer"], words.lower()) is not None
 
 
-# Of a rank's own limit: what failed is what did not fit any more, so a whole product's workspace may be left where a
-# library only hints, and hardly a layer's where nothing was said. CUDA's libraries, NCCL's buffers among them, take
-# less than this share of any card they run on.
+# Of a rank's own limit: what failed did not fit any more, so a product's workspace may be left where a library only
+# hints, and hardly a layer's where nothing was said. CUDA's libraries, NCCL's buffers too, take less of any card.
 _LITTLE = {"its limit": 1 / 4, "the GPU": 0.02, "the host": 0.02}
 _NOTHING = {"its limit": 1 / 16, "the GPU": 0.02, "the host": 0.02}
 

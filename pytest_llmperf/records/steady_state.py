@@ -252,8 +252,7 @@ def looks(least: int, most: int) -> list[int]:
 def why_end(
     step_seconds: Sequence[float], warmup_steps: int, passing: PassingRange | None = None, coming: int = 0
 ) -> str:
-    """Why a launch of these steps, and of so many ``coming`` that are issued, may end; empty where more of them would
-    say more."""
+    """Why a launch of these steps, with so many ``coming`` that are issued, may end; empty: more would say more."""
     if len(step_seconds) <= warmup_steps:
         return GOES_ON
     steady = find_steady(step_seconds, warmup_steps, coming)

@@ -206,8 +206,7 @@ def draw(columns: Sequence[Column], color: bool = False) -> list[str]:
         styles = (_STYLES.get(cell, "") if column.colored else "" for column, cell in zip(columns, cells, strict=True))
         table.add_row(*(Text(cell, style=style) for cell, style in zip(cells, styles, strict=True)))
     buffer = io.StringIO()
-    # Everything that rich would ask of the environment is said: NO_COLOR, COLUMNS and TERM=dumb are pytest's to read.
-    # With room to spare it never wraps.
+    # All that rich asks of the environment is said: NO_COLOR, COLUMNS, TERM are pytest's. With room it never wraps.
     console = Console(
         file=buffer,
         width=_total(columns) + 100,

@@ -46,8 +46,7 @@ def waited_for(caller: Caller, launches: Sequence[Launch]) -> tuple[str, ...]:
 
 
 def beside_verdict(result: CaseResult, stored: Launch, before: Trace | None) -> CaseResult:
-    """``result`` of a script that does not hold, with the variable that keeps a leak, the lines that wait, copy or call
-    anew, and the files that are other."""
+    """``result`` of a script that does not hold, with what keeps a leak, new waits, copies, calls, and other files."""
     newest = result.launches[-1]
     if not newest.is_script or result.verdict == "pass":
         return result

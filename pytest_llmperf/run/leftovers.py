@@ -19,9 +19,8 @@ from pytest_llmperf.settings.spec import read_spec
 def unused_baselines(
     entries: Mapping[Path, Document], digests: AbstractSet[str], coverage: Coverage, root: Path
 ) -> list[Path]:
-    """Baselines whose digest no test asked for, though the file that recorded them ran in full. A baseline that another
-    test file recorded is left alone: a run of one file says nothing about the others. Where the file is gone, only the
-    whole suite knows whether its tests moved."""
+    """Baselines whose digest no test asked for, though the file that recorded them ran in full. Those of other test
+    files are left alone; where the file is gone, only the whole suite knows whether its tests moved."""
     files, whole = coverage.files(), not coverage.doubts()
 
     def is_unused(entry: Document) -> bool:

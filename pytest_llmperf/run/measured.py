@@ -94,8 +94,7 @@ class ResultCache:
 
 
 def calibrates(caller: Caller, made: Sequence[Launch], gpus: Sequence[Gpu]) -> bool:
-    """Unless launches of the run, or those that were ``made``, have tried in vain on one of ``gpus``: another is not
-    worth its seconds."""
+    """Unless launches of the run, or those ``made``, have tried in vain on one of ``gpus``: no third is worth it."""
     if caller.run.on_cpu or not caller.run.settings.calibration:
         return False
     ranks = (rank for launch in (*caller.run.result_cache.launches, *made) for rank in launch.ranks)

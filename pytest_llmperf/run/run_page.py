@@ -257,8 +257,7 @@ def _launches(result: Result) -> Table:
 
 
 def _time_section(documents: Sequence[RunDocument]) -> Section | None:
-    """What the seconds of each run's launches went to, and how long they took by the clock: those that overlap, or run
-    side by side, share its seconds."""
+    """What the seconds of each run's launches went to, and how long they took by the clock, which overlaps shorten."""
     tables = list[tuple[str, Table]]()
     for document in documents:
         parts = time_parts(document.record.spent.phases) if document.record.spent else {}

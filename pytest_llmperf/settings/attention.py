@@ -119,9 +119,8 @@ def _attention(spec: TrainSpec, evidence: Evidence) -> str | None:
 
 
 def _lost(spec: TrainSpec, launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
-    """A line where the fused attention that ``reference`` ran, the newest last, is gone. On a GPU a launch's own
-    evidence is enough to call that invalid; a CPU need not have one, unless its baseline had. A kernel that is asked
-    for by its name is looked at by the check."""
+    """A line where the fused attention that ``reference`` ran, the newest last, is gone. On a GPU a launch's evidence
+    alone makes that invalid; a CPU's baseline must have had one. One asked for by name is the check's to look at."""
     kernels = (each.attention.kernel for each in reversed(reference))
     had = next((kernel for kernel in kernels if _is_fused(kernel)), None)
     for launch in launches if had and spec.sdpa_backend == "auto" else ():

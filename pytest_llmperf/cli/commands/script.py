@@ -188,8 +188,7 @@ def observe(spec: ScriptSpec, trace_at: int | None, say: Any) -> NoReturn:
 
 
 def install_hook() -> str:
-    """Bring it into every process of this Python, where the variable is set. It is no sitecustomize, so that the user's
-    own stays the one that Python runs."""
+    """Bring it into every process of this Python with the variable set; the user's own sitecustomize runs as well."""
     place, file = Path(sysconfig.get_path("purelib"), _PTH), str(HOOKS / "sitecustomize.py")
     run = (
         f"exec(compile(open({file!r}).read(), {file!r}, 'exec'), {{'__name__': 'llmperf_hook', '__file__': {file!r}}})"

@@ -40,8 +40,7 @@ _OVERTIME, _CLOSING = 10.0, 3.0
 # While one is launched, the memory of so many that may come next is predicted.
 _AHEAD = 6
 
-# Bytes of a weight, its gradient and Adam's two states, in 16 bits: where a model's take a larger share of a CPU's
-# host, its memory is predicted.
+# Bytes of a weight, its gradient and Adam's states, in 16 bits; and the share of a CPU's host from which one predicts.
 _STATE_BYTES, _LARGE_SHARE = 8, 0.4
 # Others train on this host while memory is predicted; and of a card, what its driver and libraries leave.
 _NICENESS, _LEFT = 10, 0.985
@@ -90,8 +89,7 @@ def by_settings(specs: Iterable[Spec]) -> Spec:
     return min(specs, key=asks_for)
 
 
-# What sparing memory costs at least, as a logarithm: a part or all of the forward pass made again, and scores that are
-# written and read, which a CPU does as fast.
+# What sparing memory costs at least, as a logarithm: a forward pass made again, in part or whole, and written scores.
 _SELECTIVE, _FULL, _EAGER = 0.08, 0.25, 0.3
 
 

@@ -1,7 +1,6 @@
 """The memory a spec will need on a GPU, without one; docs/explanation/memory.md says how well.
 
-The real model takes a training step on fake tensors, which have sizes and no content. What CUDA keeps otherwise than a
-CPU is put in its place."""
+The real model takes a step on fake tensors, which have no content. What CUDA keeps otherwise than a CPU is replaced."""
 
 from __future__ import annotations
 
@@ -222,8 +221,7 @@ def _pass(
 def _by_deepspeed(
     spec: TrainSpec, model: Any, counter: StorageCounter, functions: Callable[[], GpuFunctions]
 ) -> Recording:
-    """Steps by DeepSpeed's own engine, from its beginning on. The first sees which module needs which weights when, the
-    second is the first that knows, and is counted."""
+    """Steps by DeepSpeed's own engine: the first sees which module needs which weights when, the second is counted."""
     operators, counter.operators = counter.operators, None
     decayed, named = {*transformers.Trainer.get_decay_parameter_names(None, model)}, [*model.named_parameters()]
     groups = [[each for name, each in named if (name in decayed) == kind] for kind in (True, False)]

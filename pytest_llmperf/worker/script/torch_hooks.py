@@ -236,8 +236,7 @@ class Hooks:
 
     @_uncompiled
     def _scale(self, scale: Any, scaler: Any, outputs: Any) -> Any:
-        # The loss is kept as it was: to divide it by the scale later would be work for the device. Of several nobody
-        # knows which one a pass begins from.
+        # The loss is kept as it was: dividing later is device work. Of several nobody knows where a pass begins.
         if not self._is_out and isinstance(outputs, torch.Tensor):
             self._unscaled = [*self._unscaled[:1], outputs.detach()]
         return scale(scaler, outputs)

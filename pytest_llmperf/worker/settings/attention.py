@@ -123,9 +123,8 @@ def products_of(model: nn.Module) -> Iterator[list[str]]:
 
 
 def last_kernels(trainer: Trainer, model: PreTrainedModel) -> dict[str, str]:
-    """The operators of attention that one more sequence calls, after all steps (empty: matrix products), and of experts
-    where there are some. ``unknown``: it failed or is not tried: flex_attention would compile anew, ranks of a sharded
-    model wait for one that failed."""
+    """The operators of attention that one more sequence calls, after all steps (empty: matrix products), and of
+    experts if any. ``unknown``: it failed, or flex_attention would compile anew, or a sharded model's ranks wait."""
     unknown = {"attention_kernel": UNKNOWN}
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return unknown

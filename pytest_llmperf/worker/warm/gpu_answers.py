@@ -1,8 +1,7 @@
 """What libraries ask CUDA while they are imported, answered without it: who initialises CUDA cannot fork ranks.
 
 A short-lived process (``python -m pytest_llmperf.worker.warm.gpu_answers``) asks the driver what there is. Meanwhile
-torch's functions stay the objects that they are and only their code is another: whoever takes one by its name has
-torch's own afterwards."""
+torch's functions stay the objects they are with other code: whoever takes one by its name has torch's own later."""
 
 from __future__ import annotations
 

@@ -44,9 +44,8 @@ def documents(spec: TrainSpec, trainer: Trainer, model: PreTrainedModel) -> dict
 
 def seen_half(trainer: Trainer, model: PreTrainedModel, changed: int) -> float | None:
     """By how much other tokens in the half ``changed`` of a sequence change the other one's logits, of its own change;
-    the first half is a document of its own where that is changed. ``None`` where that was not tried: flex_attention
-    would compile once more, and of a sharded model all ranks must gather the weights; or where it does not go through,
-    for want of memory for instance."""
+    the first half is a document of its own where that is changed. ``None``: not tried, as flex_attention would compile
+    once more and ranks of a sharded model all gather the weights; or it did not go through, for want of memory say."""
     if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return None
     tokens = trainer.train_dataset[0]["input_ids"][:_LENGTH].unsqueeze(0).to(model.device)
