@@ -167,8 +167,6 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """Of a step."""
-
     asked: Case
     parts: Parts
     """Seconds by kind of work."""

@@ -131,8 +131,6 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """Of a step then and now."""
-
     before: float
     after: float
     parts: tuple[Part, ...]

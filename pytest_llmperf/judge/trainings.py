@@ -83,8 +83,7 @@ def relative(training: TrainingErrors, tensor: TensorError) -> float:
 
 def loss_errors(training: TrainingErrors) -> Iterator[float]:
     """Of each step, as a fraction of the loss."""
-    for loss, true in zip(training.losses, training.true_losses, strict=True):
-        yield abs(loss - true) / abs(true)
+    return (abs(loss - true) / abs(true) for loss, true in zip(training.losses, training.true_losses, strict=True))
 
 
 def _by_seed(trainings: Sequence[TrainingErrors]) -> dict[_Key, list[float]]:
@@ -194,8 +193,7 @@ def _nearest(trainings: Sequence[TrainingErrors], rounding: Rounding) -> dict[st
 
 def _troubles(training: TrainingErrors, best: Mapping[str, Sequence[_Figure]], rounding: Rounding) -> Iterator[str]:
     where = f"({training.precision})"
-    for name in training.unknown:
-        yield f"{name} is a parameter of one of the two alone"
+    yield from (f"{name} is a parameter of one of the two alone" for name in training.unknown)
     types, plain = training.product_types, rounding.product_types
     if differ := [name for name in types if types[name] != plain.get(name, types[name])]:
         name, more = differ[0], _more(len(differ), len(types), "linear layers")

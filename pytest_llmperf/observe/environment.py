@@ -64,9 +64,7 @@ def environment(device: torch.device) -> Environment:
 
 def place_of(device: torch.device) -> Place:
     """Where this rank runs, as its record has it."""
-    name = device_name(device)
-    if gpu.is_gpu(device):
-        name = f"{name} {gpu.gpu_uuid(device)}"
+    name = device_name(device) + (f" {gpu.gpu_uuid(device)}" if gpu.is_gpu(device) else "")
     return Place(platform.node(), name, boot_id()[:8])  # where that is empty the host's name has to do
 
 

@@ -36,8 +36,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Metric:
-    """All that is known of one metric."""
-
     name: str
     """As files have it; it carries its unit."""
     label: str = ""

@@ -224,8 +224,6 @@ OBSERVED = "observed"
 
 @dataclass(frozen=True)
 class PastLaunch:
-    """One launch of it."""
-
     started_at: str
     """UTC, ISO 8601."""
     step_seconds: float

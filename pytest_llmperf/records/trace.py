@@ -59,8 +59,6 @@ def short_name(name: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class TraceRow:
-    """One name."""
-
     kind: str
     name: str
     count: float
@@ -76,8 +74,6 @@ Key = tuple[str, str]
 @sparse("exchange_seconds")
 @dataclass(frozen=True)
 class RankWork:
-    """Of one rank."""
-
     exchange_seconds: Amount
     """In which its device was in exchanges with other ranks, a step: the longer, the longer it waited in them."""
     apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

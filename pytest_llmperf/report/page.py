@@ -25,8 +25,6 @@ FOR_A_PERSON = ("regressed", "invalid", "new", "inconclusive", "improved", "chan
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text."""
-
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     num_words: int = 1
