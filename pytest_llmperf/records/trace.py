@@ -74,6 +74,8 @@ Key = tuple[str, str]
 @sparse("exchange_seconds")
 @dataclass(frozen=True)
 class RankWork:
+    """Of one rank."""
+
     exchange_seconds: Amount
     """In which its device was in exchanges with other ranks, a step: the longer, the longer it waited in them."""
     apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
