@@ -84,10 +84,10 @@ def _zero(best: TrainSpec, widths: Sequence[int]) -> Iterator[Width]:
     yield Width(mixed)
     for parallelism in ("zero2", "zero3"):
         yield from (Width(replace(mixed, gpus=gpus, parallelism=parallelism)) for gpus in widths)
-    # What has passes enough for the widest: each rank has a part of all sequences.
-    passes = replace(mixed, micro_batch_size=4, gradient_accumulation_steps=max(widths))
-    yield Width(passes)
-    yield from (Width(replace(passes, gpus=gpus, parallelism="sequence")) for gpus in widths)
+    # A rank's passes take a part of each sequence: as many passes as ranks are the tokens of one pass without.
+    for gpus in widths:
+        shared = replace(mixed, gpus=gpus, parallelism="sequence", gradient_accumulation_steps=gpus)
+        yield Width(shared, scaled_from=mixed)
 
 
 _BEST = [rung for rung in LADDER if rung.number == "15.9"]

@@ -11,7 +11,7 @@ def test_weak(perf: Perf, weak: Width) -> None:
 
 
 def test_sharded(perf: Perf, sharded: Width) -> None:
-    perf.check(sharded.spec)
+    perf.check(sharded.spec, scaled_from=sharded.scaled_from)
 
 
 def test_strong(perf: Perf, strong: Width) -> None:
