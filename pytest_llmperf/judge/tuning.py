@@ -212,6 +212,7 @@ class Beliefs:
     beside_plain: float = 0.5
     fixed: float = 2.0
     astray: float = 0.2
+    recipe: float = 0.2
 
 
 Choices = Mapping[str, str]
@@ -332,21 +333,31 @@ class Search:
         field, logs = self._field, self._logs()
         if not logs and self._is_left(0):
             yield 0
-        for numbers in field.beginnings:
-            if self.outcomes.keys().isdisjoint(numbers):
-                cheap = (n for n in numbers if _BEGINNING * self.outside(field.compiles[n]) <= seconds or not logs)
-                untried = (n for n in cheap if self._is_left(n))
-                yield from islice((n for n in untried if self._failures.keys().isdisjoint(field.choices[n].items())), 1)
+        begun = [n for numbers in field.beginnings if (n := self._begun_by(numbers)) is not None]
+        yield from (n for n in begun if _BEGINNING * self.outside(field.compiles[n]) <= seconds or not logs)
         if not logs:
             yield from sorted((number for number in self.left if number), key=self._far)
             return
         best, again = self.in_order()[0], dict.fromkeys(filter(self._is_left, self.outcomes), self._beliefs.untried)
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
-        steps = {number: gain for number, gain in (self._gains(best) | again).items() if gain >= _WORTH}
+        dear = {number: self._beliefs.recipe + self._by_size(number, best) for number in begun}
+        steps = {number: gain for number, gain in (self._gains(best) | again | dear).items() if gain >= _WORTH}
         for gains in (steps, self._gains_afar(best)):
             costs = {number: self.outside(field.compiles[number]) + each * field.tokens[number] for number in gains}
             able = [number for number in gains if costs[number] <= seconds]
             yield from sorted(able, key=lambda number: -gains[number] / costs[number])
+
+    def _begun_by(self, numbers: Sequence[int]) -> int | None:
+        """The best of a recipe that nobody tried and that has no choice that failed."""
+        sound = (
+            n for n in numbers if self._is_left(n) and self._failures.keys().isdisjoint(self._field.choices[n].items())
+        )
+        return next(sound, None) if self.outcomes.keys().isdisjoint(numbers) else None
+
+    def _by_size(self, number: int, best: int) -> float:
+        """What the micro-batch of ``number`` brings in the place of the one of ``best``."""
+        sizes, fixed = self._field.sizes, 2 * self._field.sizes[best] * max(0.0, self._doubling(best))
+        return math.log((1 + fixed / sizes[best]) / (1 + fixed / sizes[number]))
 
     def _far(self, number: int) -> tuple[float, ...]:
         """How far from the first of all, while nothing trains."""
@@ -384,10 +395,10 @@ class Search:
         """What any other may bring, as beliefs err, by all that it has in the place of what ``best`` has: but for what
         was given up, spares memory that as many sequences had without, or is far slower by its micro-batch alone."""
         field, logs, each, err, found = self._field, self._logs(), self._choice_gains(best), self._beliefs.astray, {}
-        own, sizes, fixed = field.choices[best], field.sizes, 2 * field.sizes[best] * max(0.0, self._doubling(best))
+        own, sizes = field.choices[best], field.sizes
         for number in self.left:
             changes = [one for one in field.choices[number].items() - own.items() if one[0] != field.size_axis]
-            by_size = math.log((1 + fixed / sizes[best]) / (1 + fixed / sizes[number]))
+            by_size = self._by_size(number, best)
             is_needless = any(sizes[number] <= sizes[one] and field.wastes[number] > field.wastes[one] for one in logs)
             if by_size < -_FAR_SLOWER or is_needless or any(one not in each for one in changes):
                 continue
