@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, permutations
+from itertools import combinations, permutations
 from statistics import fmean, median
 from typing import Any
 
@@ -194,7 +194,7 @@ CLOSE, _DEVIATIONS = 0.015, 2.0
 
 # Seconds of a trial outside of its steps, before any is known.
 _FIRST = (3.0, 15.0, 45.0, 120.0)
-# Of the time left, what a search is told to begin with takes the so-manieth part at most.
+# Of the time left, what a search begins with in any case takes the so-manieth part at most.
 _BEGINNING = 6
 # A gain, as a logarithm, of a micro-batch beside the best one, and from where on a step is worth its seconds; a choice
 # that failed so often is given up, and what is so much slower by its smaller micro-batch alone is not tried.
@@ -205,7 +205,8 @@ _NEAR, _WORTH, _GIVEN_UP, _FAR_SLOWER = 0.006, 0.003, 2, 0.7
 class Beliefs:
     """What is expected before it is known. As logarithms: the gain of a choice that nobody has tried, and by how much
     one may do better than it did ``elsewhere``; the share that counts of what a choice brings beside a plain one; how
-    many sequences of a step take as long as what does not grow with them; and by how much beliefs go ``astray``."""
+    many sequences of a step take as long as what does not grow with them; by how much beliefs go ``astray``; and the
+    gain of a ``recipe`` that is not begun with."""
 
     untried: float = 0.06
     elsewhere: float = 0.03

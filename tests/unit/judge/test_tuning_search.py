@@ -255,7 +255,8 @@ def test_a_failure_that_is_others_says_nothing_of_what_is_alike() -> None:
 
 
 def test_what_it_is_told_to_begin_with_comes_after_the_first_of_all() -> None:
-    """Of each beginning the first that was not excluded; one that would take too much of the time is left to later."""
+    """Of each beginning the first that was not excluded; one that takes much of the time left is weighed by its seconds
+    as single steps are, and is not begun where they are too few."""
     plain, compiled = [_number(size="32"), _number(size="16")], [_number(compile="layers", size="16")]
     field = Field(**{**vars(FIELD), "beginnings": [plain, compiled]})
 
@@ -268,8 +269,23 @@ def test_what_it_is_told_to_begin_with_comes_after_the_first_of_all() -> None:
         return found
 
     assert order(600.0) == [0, plain[1], compiled[0]]
-    assert order(60.0)[:2] == [0, plain[1]]
-    assert order(60.0)[2] != compiled[0]
+    assert order(60.0) == [0, plain[1], compiled[0]]
+    assert order(10.0)[:2] == [0, plain[1]]
+    assert order(10.0)[2] != compiled[0]
+
+
+def test_a_recipe_of_a_minute_comes_after_single_steps_and_not_last() -> None:
+    """A whole model compiled may be twice as fast; a sixth of four minutes is less than it takes."""
+    whole, compiles = _number(compile="layers", size="64", attention="flash", norm="on"), [*FIELD.compiles]
+    compiles[whole] = WHOLE
+    search, found = (
+        Search(Field(**{**vars(FIELD), "compiles": compiles, "beginnings": [[whole]]}), steps=7),
+        list[int](),
+    )
+    while whole not in found:
+        found.append(next(search.promising(150.0)))
+        search.tell(found[-1], Outcome(0.0, 0.1, 3.0))
+    assert 2 < len(found) < 12
 
 
 def test_a_beginning_that_failed_is_not_begun_with_again() -> None:
