@@ -69,8 +69,8 @@ GAINS = [
         "hub-kernels",
         _BASE,
         replace(_BASE, hub_kernels=HUB_KERNELS),
-        # A norm is one kernel each way, in the place of seven and more.
-        {"throughput_at_least": 1.0, "memory_at_most": 1.0},
+        # A norm is one kernel each way, in the place of seven and more: 50.3k to 56.9k, 57.0 to 53.1 GiB.
+        {"throughput_at_least": 1.05, "memory_at_most": 0.97},
     ),
     Gain(
         "opt-liger",

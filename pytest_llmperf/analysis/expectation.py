@@ -62,7 +62,7 @@ _BEYOND = 8
 # Where these differ, a case says nothing of another: what adapters take, and how tokens come to their experts.
 _APART = ("lora", "experts")
 # And of what is asked some case must have each of these: others' kernels and exchanges tell nothing of its own.
-_CHOSEN = ("tf32", "fp8", "attention", "sdpa_backend", "loss", "parallelism")
+_CHOSEN = ("tf32", "fp8", "attention", "sdpa_backend", "loss", "parallelism", "hub_kernels")
 # Of a step: what is lost, or idle, below this is told to nobody; and so many parts at most.
 _TOLD, _MOST_PARTS = 0.03, 2
 
