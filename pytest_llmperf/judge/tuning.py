@@ -341,8 +341,9 @@ class Search:
             return
         best, again = self.in_order()[0], dict.fromkeys(filter(self._is_left, self.outcomes), self._beliefs.untried)
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
-        dear = {number: self._beliefs.recipe + self._by_size(number, best) for number in begun}
-        steps = {number: gain for number, gain in (self._gains(best) | again | dear).items() if gain >= _WORTH}
+        gains, by_size = self._gains(best) | again, self._by_size(best)
+        gains |= {number: max(gains.get(number, 0.0), self._beliefs.recipe + by_size(number)) for number in begun}
+        steps = {number: gain for number, gain in gains.items() if gain >= _WORTH}
         for gains in (steps, self._gains_afar(best)):
             costs = {number: self.outside(field.compiles[number]) + each * field.tokens[number] for number in gains}
             able = [number for number in gains if costs[number] <= seconds]
@@ -355,10 +356,10 @@ class Search:
         )
         return next(sound, None) if self.outcomes.keys().isdisjoint(numbers) else None
 
-    def _by_size(self, number: int, best: int) -> float:
-        """What the micro-batch of ``number`` brings in the place of the one of ``best``."""
+    def _by_size(self, best: int) -> Callable[[int], float]:
+        """Of a number what its micro-batch brings in the place of the one of ``best``."""
         sizes, fixed = self._field.sizes, 2 * self._field.sizes[best] * max(0.0, self._doubling(best))
-        return math.log((1 + fixed / sizes[best]) / (1 + fixed / sizes[number]))
+        return lambda number: math.log((1 + fixed / sizes[best]) / (1 + fixed / sizes[number]))
 
     def _far(self, number: int) -> tuple[float, ...]:
         """How far from the first of all, while nothing trains."""
@@ -396,10 +397,10 @@ class Search:
         """What any other may bring, as beliefs err, by all that it has in the place of what ``best`` has: but for what
         was given up, spares memory that as many sequences had without, or is far slower by its micro-batch alone."""
         field, logs, each, err, found = self._field, self._logs(), self._choice_gains(best), self._beliefs.astray, {}
-        own, sizes = field.choices[best], field.sizes
+        own, sizes, of_size = field.choices[best], field.sizes, self._by_size(best)
         for number in self.left:
             changes = [one for one in field.choices[number].items() - own.items() if one[0] != field.size_axis]
-            by_size = self._by_size(number, best)
+            by_size = of_size(number)
             is_needless = any(sizes[number] <= sizes[one] and field.wastes[number] > field.wastes[one] for one in logs)
             if by_size < -_FAR_SLOWER or is_needless or any(one not in each for one in changes):
                 continue

@@ -198,6 +198,33 @@ def test_of_a_large_space_what_is_beside_the_best_is_searched_too(
     assert tuning.left == len(candidates.specs) + candidates.unseen - tuning.unseen - len(tuning.tried)
 
 
+def test_beside_the_best_one_that_two_choices_make_is_launched_once(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "MOST", 14)
+    fused = {"optimizer": "adamw_torch_fused"}
+    _tuned(
+        engine, axes={**AXES, "optimizer": {"plain": {"optimizer": "adamw_torch"}, "fused": fused, "fused too": fused}}
+    )
+    trials = [spec.digest for spec in world.launched if spec.steps == 7]
+    assert len(trials) == len({*trials})
+
+
+def test_beside_the_best_nothing_larger_than_what_was_too_large_is_launched(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "MOST", 18)
+    world.outcome = lambda spec: "oom" if spec.micro_batch_size >= 8 else ""
+    tuning = _tuned(engine)
+    assert tuning.winner == replace(BASE, micro_batch_size=4, optimizer="adamw_torch_fused")
+    sizes = dict[tuple[object, ...], list[int]]()
+    for one in tuning.tried:
+        if one.trial.is_too_large:
+            shape = one.spec.changed(micro_batch_size=1)
+            sizes.setdefault((shape,), []).append(one.spec.micro_batch_size)
+    assert all(found == sorted(found, reverse=True) for found in sizes.values())
+
+
 def test_what_is_predicted_not_to_fit_is_never_launched(engine: Engine, world: World) -> None:
     engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
     tuning = _tuned(engine, gpus=1)
@@ -342,7 +369,11 @@ def test_what_was_not_active_is_no_winner(engine: Engine, world: World, golden: 
     golden(contradicted[0].trial.failure)
 
 
-def test_started_again_it_launches_nothing_twice(engine: Engine, world: World) -> None:
+@pytest.mark.parametrize("most", [14, 20_000])
+def test_started_again_it_launches_nothing_twice(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(space, "MOST", most)
     first = _tuned(engine)
     trials = [spec for spec in world.launched if spec.steps == 7]
     world.launched.clear()

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,13 @@ class Trials:
 
     def known(self, specs: Sequence[Spec]) -> Mapping[Spec, Trial]:
         """Return what earlier searches found of ``specs``; what cannot be read, or is of other files, is made anew."""
-        found = (codec.load(Trial, path) for path in sorted(self._folder.glob("*.json")))
-        kept = {trial.digest: trial for trial in found if trial is not None}
-        known = {spec: kept[spec.digest] for spec in specs if spec.digest in kept} if kept else {}
+        known = {spec: self._kept[spec.digest] for spec in specs if spec.digest in self._kept} if self._kept else {}
         return {spec: trial for spec, trial in known.items() if self._has_its_files(spec, trial)}
+
+    @cached_property
+    def _kept(self) -> Mapping[str, Trial]:
+        found = (codec.load(Trial, path) for path in sorted(self._folder.glob("*.json")))
+        return {trial.digest: trial for trial in found if trial is not None}
 
     def _has_its_files(self, spec: Spec, trial: Trial) -> bool:
         folder = spec.folder(self._caller.run.rootdir) if isinstance(spec, ScriptSpec) else Path()

@@ -182,8 +182,8 @@ class Tuner:
         return found
 
     def _find(self, trials: Trials) -> None:
-        for spec, trial in trials.known(self._specs).items():
-            self._note(Tried(spec, trial, was_kept=True))
+        self._known = trials.known
+        self._note_known(self._specs)
         while (number := self._next()) is not None:
             spec, most = self._specs[number], max(TRIAL_LEAST, TRIAL_SHARE * self._found.seconds_given)
             most = min(most, self._trial_seconds() + _OVERTIME)
@@ -264,18 +264,30 @@ class Tuner:
         close = {*search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu else 0]}
         self._found.winner, *self._found.rivals = [self._specs[n] for n in order if n in close] or (None,)
         self._look_beside(self._found.winner)
+        self._look_beside(tried.spec if tried.was_kept else None)  # it may have been the best of its time
         self._tell("")
+
+    def _note_known(self, specs: Sequence[Spec]) -> None:
+        """What earlier searches found of these."""
+        for spec, trial in self._known(specs).items():
+            self._note(Tried(spec, trial, was_kept=True))
 
     def _look_beside(self, best: Spec | None) -> None:
         """Search what differs from ``best`` by one choice too where the candidates are a sample of a large space."""
         if best is None or not self._found.unseen:
             return
-        beside = (spec for spec in self._found.space.neighbours(best) if spec not in self._numbers)
-        more = [spec for spec in beside if not self._why_not(spec)[1]]
+        beside = dict.fromkeys(spec for spec in self._found.space.neighbours(best) if spec not in self._numbers)
+        if not (more := [spec for spec in beside if not self._why_not(spec)[1]]):
+            return
         self._numbers |= {spec: at for at, spec in enumerate(more, len(self._specs))}
         self._specs, self._found.unseen = [*self._specs, *more], self._found.unseen - len(more)
         self._field += self._field_of(more)
         self._search.over(self._field)
+        for tried in self._found.tried:
+            self._search.excluded |= (
+                {*self._search.as_large(self._numbers[tried.spec])} if tried.trial.is_too_large else set()
+            )
+        self._note_known(more)
 
     def _limit_bytes(self) -> int:
         """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits. A CPU's host is
