@@ -226,7 +226,7 @@ def with_error(found: Expectation, errors: Sequence[Error]) -> Expectation:
 
 
 def judged(cases: Sequence[Case]) -> list[Error]:
-    """How unlike each case's nearest is, and how far off: told by all, by other settings, and by other models."""
+    """How unlike each case's nearest is, and how far off: told by all others, other settings and other models."""
     found, chosen = [], _CHOSEN if len(cases) >= _FEWEST else ()  # of few, all judge
     for case in cases:
         own = [one for one in cases if one is not case]

@@ -267,7 +267,8 @@ _OPEN = frozenset(
 
 
 def queued(jobs: Sequence[str]) -> Mapping[str, str] | None:
-    """Those of ``jobs`` that SLURM knows, an array by its first task that goes on; ``None``: no answer, or no SLURM."""
+    """Those of ``jobs`` that SLURM knows, an array by its first task that goes on: ``PENDING (Priority)``;
+    ``None``: it does not answer, or is not installed here."""
     command = ["squeue", "--noheader", "--states=all", "--format=%F|%T|%r", f"--jobs={','.join(jobs)}"]
     try:
         done = answer_of(command, _QUEUE_SECONDS)

@@ -184,7 +184,8 @@ def _oom_kills() -> int:
 
 
 def reap(process: Started, descendants: Callable[[], set[psutil.Process]]) -> int:
-    """End a process and its ``descendants``; its return code. SIGTERM first, as for ranks; Ctrl-C only hurries."""
+    """End a process and its ``descendants``; its return code. SIGTERM first, by which torchrun ends its ranks;
+    Ctrl-C only hurries."""
     survivors = descendants()
     try:
         if process.poll() is None:

@@ -193,7 +193,7 @@ def of_a_peer(words: str) -> bool:
 
 
 # Of a rank's own limit: what failed did not fit any more, so a product's workspace may be left where a library only
-# hints, and hardly a layer's where nothing was said. CUDA's libraries, NCCL's buffers too, take less of any card.
+# hints, and hardly a layer's where nothing was said. CUDA's libraries and NCCL's take less than it.
 _LITTLE = {"its limit": 1 / 4, "the GPU": 0.02, "the host": 0.02}
 _NOTHING = {"its limit": 1 / 16, "the GPU": 0.02, "the host": 0.02}
 

@@ -64,7 +64,8 @@ class Metric:
     slack_elsewhere: float = 0.0
     """The same on hardware that the baseline does not know, if wider: what its host does to it is not known either."""
     alike: float | None = None
-    """The tolerance under the versions and on the kind of GPU of the reference; of others it gates nothing."""
+    """The tolerance under the reference's versions and on its kind of GPU, if the reference agrees by it; where that
+    does not agree, it gates nothing."""
     told_by: str = ""
     """The metric without which a change of this one fails nothing, and is told: it may be chance."""
     whole: bool = False

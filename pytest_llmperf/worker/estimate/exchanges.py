@@ -149,8 +149,8 @@ def deepspeed_on_fake_tensors() -> Iterator[Callable[[TrainSpec, Any, Any], tupl
         size = sum(each.numel() for each in model.parameters())
         config = {
             **parallelism.zero_config(spec, model),
-            "zero_allow_untested_optimizer": True,
-        }  # which accelerate adds
+            "zero_allow_untested_optimizer": True,  # which accelerate adds
+        }
         engine = package.initialize(model=model, optimizer=optimizer, config=config)[0]
         shards = spec.gpus * sum(each.numel() for each in parallelism.zero_masters(engine))
         return engine, (shards - size) * next(model.parameters()).element_size()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Calls of the most frequent optimizer after which a training is known; who is called less than once in them is rare.
+# Calls of the most frequent optimizer after which a training is known, at the latest; one called less often is rare.
 _KNOWN, _LATEST, _RARE = 8, 24, 8
 
 
