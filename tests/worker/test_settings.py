@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.lora import trained_weights
 from pytest_llmperf.settings.registry import Evidence, contradictions
 from pytest_llmperf.worker.build import build_model
-from pytest_llmperf.worker.settings.liger import _revision
+from pytest_llmperf.worker.settings import Training
+from pytest_llmperf.worker.settings.liger import _revision, _watched
 from tests.worker import launching
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
@@ -277,6 +279,16 @@ class TestLora:
 KERNELS = Path(__file__).parents[2] / "perf_tests" / "kernels" / "rmsnorm"
 
 
+#: The source of one with a layer that trains.
+_NORM = """
+import functools, torch
+def as_it_is(forward):
+    return functools.wraps(forward)(lambda self, x: forward(self, x))
+class Norm(torch.nn.Module):
+    def forward(self, x): return x
+"""
+
+
 class TestHubKernels:
     """Layers of the model are those of a kernel repository that lies in a folder."""
 
@@ -332,15 +344,44 @@ class TestHubKernels:
         ids=["no such layer", "does not import", "another signature", "no backward pass"],
     )
     def test_what_cannot_train_is_refused(self, source: str, layer: str, said: str, tmp_path: Path) -> None:
-        folder = copied(tmp_path / "kernel")
-        (folder / "torch-cpu" / "layers.py").write_text(source, encoding="utf-8")
-        about = folder / "torch-cpu" / "metadata.json"  # by its id one process knows a kernel that it has imported
-        about.write_text(about.read_text(encoding="utf-8").replace("_cpu_1", tmp_path.name), encoding="utf-8")
-        spec = replace(PLAIN, hub_kernels={"LlamaRMSNorm": f"{folder}:{layer}"})
+        spec = replace(PLAIN, hub_kernels={"LlamaRMSNorm": f"{written(tmp_path, source)}:{layer}"})
         with pytest.raises(ValueError, match=r"^hub_kernels: LlamaRMSNorm by rmsnorm:") as refusal:
             build_model(spec, spec.architecture.config, torch.device("cpu"))
         assert said in str(refusal.value)
         assert "\n" not in str(refusal.value)
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            f"{_NORM}LlamaRMSNorm = Norm",
+            f"{_NORM}class LlamaRMSNorm(Norm): pass",
+            _NORM.replace("    def", "    @as_it_is\n    def").replace("Norm", "LlamaRMSNorm"),
+            f"_get = {{}}.get\n{_NORM}".replace("Norm", "LlamaRMSNorm"),
+        ],
+        ids=["alias", "inherited", "decorated", "a name of no module"],
+    )
+    def test_a_layer_is_known_however_its_kernel_writes_it(self, source: str, tmp_path: Path) -> None:
+        spec = replace(PLAIN, hub_kernels={"LlamaRMSNorm": f"{written(tmp_path, source)}:LlamaRMSNorm"})
+        seen = witnessed(spec)["LlamaRMSNorm"]
+        assert (seen["layer"], seen["modules"], seen["left"]) == ("LlamaRMSNorm", 5, 0)
+
+    def test_a_layer_keeps_its_kernel_in_another_that_has_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Put here, the mark of a class that torch shares with everybody goes with the test.
+        monkeypatch.setattr(torch.nn.ModuleList, "kernel_layer_name", "ModuleList", raising=False)
+        folder = written(tmp_path, _NORM + _NORM.replace("Norm", "Outer").replace("x)", "*input)"))
+        spec = replace(PLAIN, hub_kernels={"LlamaMLP": f"{folder}:Norm", "ModuleList": f"{folder}:Outer"})
+        assert {name: (each["modules"], each["left"]) for name, each in witnessed(spec).items()} == {
+            "LlamaMLP": (2, 0),
+            "ModuleList": (1, 0),
+        }
+
+    def test_a_library_that_does_not_tell_what_it_loaded_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr("kernels.get_loaded_kernels")
+        with pytest.raises(ValueError, match=r"does not tell what it has loaded; pip install --upgrade kernels$"):
+            witnessed(self.ASKED)
+        assert witnessed(PLAIN) is None
 
     def test_the_revision_is_the_caches_the_checkouts_or_what_the_files_hold(self, tmp_path: Path) -> None:
         cached = copied(tmp_path / "kernels--acme--norms" / "snapshots" / "0a1b2c3d")
@@ -352,8 +393,23 @@ class TestHubKernels:
         git(plain, "add", ".")
         git(plain, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "first")
         assert revised(plain) == ("rmsnorm", git(plain, "rev-parse", "HEAD"))
+        assert _revision(plain / "build" / "cpu" / "rmsnorm", "rmsnorm")[1] == revised(plain)[1]
         (plain / "torch-cpu" / "layers.py").write_text("", encoding="utf-8")
         assert revised(plain)[1].endswith("-dirty")
+
+
+def witnessed(spec: TrainSpec) -> Any:
+    model = build_model(spec, spec.architecture.config, torch.device("cpu"))
+    return _watched(spec, model)(cast("Training", SimpleNamespace(model=model))).hub_kernels
+
+
+def written(folder: Path, source: str) -> Path:
+    """A kernel of these layers; by its id one process knows a kernel that it has imported."""
+    kernel = copied(folder / "kernel")
+    (kernel / "torch-cpu" / "layers.py").write_text(source, encoding="utf-8")
+    about = kernel / "torch-cpu" / "metadata.json"
+    about.write_text(about.read_text(encoding="utf-8").replace("_cpu_1", folder.name), encoding="utf-8")
+    return kernel
 
 
 def copied(folder: Path) -> Path:

@@ -87,58 +87,68 @@ def _called(model: nn.Module, name: str) -> list[nn.Module]:
 
 def replace_layers(spec: TrainSpec, model: nn.Module) -> None:
     """Let hub kernels compute the layers that ``spec`` names. RefusedError: one cannot, or the model has no such."""
-    for name, kernel in hub_kernels(spec).items():
-        if not (modules := _called(model, name)):
-            has = sorted({type(each).__name__ for each in model.modules()})
-            raise RefusedError(
-                f"hub_kernels: the model has no layer {name!r}{hint(name, has)}; it has {', '.join(has)}"
-            )
+    asked = hub_kernels(spec)
+    layers = {name: {*_called(model, name)} for name in asked}
+    for name in (name for name, modules in layers.items() if not modules):
+        has = sorted({type(each).__name__ for each in model.modules()})
+        raise RefusedError(f"hub_kernels: the model has no layer {name!r}{hint(name, has)}; it has {', '.join(has)}")
+    device = next(model.parameters()).device.type
+    # A module before what lies in it, which the library puts back to its own forward pass.
+    for module, name in ((each, name) for each in model.modules() for name in asked if each in layers[name]):
         try:
-            _replace(modules, name, kernel, next(model.parameters()).device.type, compiled=spec.torch_compile)
+            _replace(module, name, asked[name], device, compiled=spec.torch_compile)
         except Exception as error:  # whatever a kernel's own code raises where it is imported
-            raise RefusedError(f"hub_kernels: {name} by {kernel}: {' '.join(str(error).split())[:200]}") from error
-        if left := sum(_origin(each) is None for each in modules):
+            said = " ".join(str(error).split())[:200]
+            raise RefusedError(f"hub_kernels: {name} by {asked[name]}: {said}") from error
+    for name, kernel in asked.items():
+        if left := sum(_origin(each) is None for each in layers[name]):
             why = "it has no backward pass, or none that compiles"
             raise RefusedError(f"hub_kernels: {name} by {kernel}: {left} modules are left as they were: {why}")
 
 
-def _replace(modules: list[nn.Module], name: str, kernel: HubKernel, device: str, *, compiled: bool) -> None:
+def _replace(module: nn.Module, name: str, kernel: HubKernel, device: str, *, compiled: bool) -> None:
     import kernels  # noqa: PLC0415 - only this setting needs the package
 
-    for kind in {type(each) for each in modules if not hasattr(each, _MARK)}:
-        kernels.replace_kernel_forward_from_hub(kind, name)
+    if not hasattr(kernels, "get_loaded_kernels"):
+        raise RefusedError("this version of kernels does not tell what it has loaded; pip install --upgrade kernels")
+    if not hasattr(module, _MARK):
+        kernels.replace_kernel_forward_from_hub(type(module), name)
     layer = kernels.LocalLayerRepository(kernel.folder.resolve(), layer_name=kernel.layer)
     mode = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE if compiled else kernels.Mode.TRAINING
-    with kernels.use_kernel_mapping({getattr(modules[0], _MARK): {device: layer}}, inherit_mapping=False):
-        for module in modules:
-            kernels.kernelize(module, mode=mode, device=device)
+    with kernels.use_kernel_mapping({getattr(module, _MARK): {device: layer}}, inherit_mapping=False):
+        kernels.kernelize(module, mode=mode, device=device)
 
 
-def _origin(module: nn.Module) -> tuple[Any, str] | None:
-    """The kernel that the library has loaded and the layer of it whose forward pass ``module`` runs."""
+def _origin(module: nn.Module, layer: str = "") -> tuple[Any, str] | None:
+    """The kernel that the library has loaded and the layer of it whose forward pass ``module`` runs: of several that
+    have that one, ``layer`` where it is among them."""
     own = inspect.unwrap(getattr(vars(module).get("forward"), "__func__", _origin))
-    for loaded in sys.modules["kernels"].get_loaded_kernels() if "kernels" in sys.modules else ():
-        for name, kind in vars(getattr(loaded.module, "layers", loaded.module)).items():
-            is_its = getattr(kind, "__module__", "").startswith(loaded.module.__name__)
-            if is_its and getattr(kind, "forward", None) is own:
-                return loaded, name
+    for loaded in getattr(sys.modules.get("kernels"), "get_loaded_kernels", tuple)():
+        its = [
+            name
+            for name, kind in vars(getattr(loaded.module, "layers", loaded.module)).items()
+            if (getattr(kind, "__module__", "") or "").startswith(loaded.module.__name__)
+            and inspect.unwrap(getattr(kind, "forward", None)) is own
+        ]
+        if its:
+            return loaded, layer if layer in its else its[0]
     return None
 
 
 def _watched(spec: TrainSpec, model: nn.Module) -> Callable[[Training], HubKernelsEvidence]:
-    asked = {name: _called(model, name) for name in hub_kernels(spec)}
+    asked = {name: (_called(model, name), kernel.layer) for name, kernel in hub_kernels(spec).items()}
 
     def seen(training: Training) -> HubKernelsEvidence:
-        known = {each for modules in asked.values() for each in modules}
+        known = {each for modules, _ in asked.values() for each in modules}
         others = {type(each).__name__ for each in {*training.model.modules()} - known if _origin(each)}
-        layers = asked | {name: _called(training.model, name) for name in others}
-        return HubKernelsEvidence(hub_kernels={name: _told(modules) for name, modules in layers.items()} or None)
+        layers = asked | {name: (_called(training.model, name), "") for name in others}
+        return HubKernelsEvidence(hub_kernels={name: _told(*each) for name, each in layers.items()} or None)
 
     return seen
 
 
-def _told(modules: list[nn.Module]) -> dict[str, Any]:
-    origins = [origin for each in modules if (origin := _origin(each))]
+def _told(modules: list[nn.Module], asked: str) -> dict[str, Any]:
+    origins = [origin for each in modules if (origin := _origin(each, asked))]
     found = {"modules": len(origins), "left": len(modules) - len(origins)}
     if not origins:
         return found
@@ -155,7 +165,8 @@ def _revision(build: Path, name: str) -> tuple[str, str]:
     """Of the repository of a ``build``: what the hub's cache says, else a checkout's commit, else a digest of files."""
     if found := _CACHED.search(f"{build}/"):
         return found[1].replace("--", "/"), found[2]
-    for folder in (each for each in (build, *build.parents[:2]) if (each / ".git").exists()):
+    variant = build if (build / "metadata.json").exists() else build.parent  # build/VARIANT, or a package in it
+    for folder in (each for each in (build, variant, *variant.parents[:2]) if (each / ".git").exists()):
         with suppress(OSError, subprocess.SubprocessError):
             words = ("git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
             return name, subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
