@@ -128,7 +128,7 @@ def _origin(module: nn.Module, layer: str = "") -> tuple[Any, str] | None:
             name
             for name, kind in vars(getattr(loaded.module, "layers", loaded.module)).items()
             if (getattr(kind, "__module__", "") or "").startswith(loaded.module.__name__)
-            and inspect.unwrap(getattr(kind, "forward", None)) is own
+            and inspect.unwrap(getattr(kind, "forward", type)) is own
         ]
         if its:
             return loaded, layer if layer in its else its[0]
