@@ -178,10 +178,9 @@ class Measured:
         for name, (_, size) in step.exchanges.items():
             kind, _, dimension = name.partition(" of ")
             # Of a hybrid mesh replicas are on different nodes, and shards on one.
-            number = (
-                ranks // nodes if "shard" in dimension else nodes if "replicate" in dimension and nodes > 1 else ranks
-            )
-            rate = self.on_a_node if nodes == 1 or "shard" in dimension else self.between_nodes
+            of_shards = "shard" in dimension
+            number = ranks // nodes if of_shards else nodes if "replicate" in dimension and nodes > 1 else ranks
+            rate = self.on_a_node if nodes == 1 or of_shards else self.between_nodes
             if rate is None:
                 return None
             times = {"all_reduce": 2 * (number - 1) / number, "broadcast": 1.0}

@@ -103,9 +103,8 @@ class BesideBaseline:
     def with_changes(self, result: CaseResult, node: str) -> CaseResult:
         """``result`` with what is not as in the baseline; of a first one with the nearest case of its test ``node``."""
         if self.baseline is None:
-            near = (
-                nearest_line(self.spec, node, self.stored.baselines, result.checks) if result.verdict == "new" else ""
-            )
+            is_new = result.verdict == "new"
+            near = nearest_line(self.spec, node, self.stored.baselines, result.checks) if is_new else ""
             return replace(result, reason="; ".join(filter(None, [result.reason, near])))
         # What nobody may accept without a reason, though it passes.
         crept = creep(self.baseline, result.checks, self.launches, self.policy.noise)

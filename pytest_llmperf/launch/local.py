@@ -105,9 +105,7 @@ class LocalLauncher:
 
     def training_errors(self, request: LaunchRequest, watch: Watch) -> outcome.Errors | Failure:
         """What the small trainings that ``request.parity`` asks for did, or why nothing is known of them."""
-        return self._run(
-            request, watch, lambda ended, last, *_: outcome.read_training_errors(request.folder, ended, last)
-        )
+        return self._run(request, watch, lambda end, last, *_: outcome.read_training_errors(request.folder, end, last))
 
     def _run(
         self, request: LaunchRequest, watch: Watch, read: Callable[[Ended, Progress, Lap, str], T | Failure]

@@ -233,15 +233,13 @@ def _environment(python: str) -> str:
     """Tell its environment from others: one may be reached by several paths, and two may share an interpreter."""
     script = "import os, sys; print(os.path.realpath(sys.prefix), sys.implementation.cache_tag)"
     # Isolated, since it is none of this folder's; asked, since a link says nothing of the prefix.
-    command = [python, "-I", "-c", script]
+    words = [python, "-I", "-c", script]
     try:
-        asked = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS, check=False
-        )
+        ran = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"--perf-against {python}: {error}; expected a Python that runs") from error
-    answer = asked.stdout.splitlines()  # whatever the environment prints at its start comes before
-    if asked.returncode or not answer:
-        said = (asked.stderr.splitlines() or ["it did not answer"])[-1]
+    answer = ran.stdout.splitlines()  # whatever the environment prints at its start comes before
+    if ran.returncode or not answer:
+        said = (ran.stderr.splitlines() or ["it did not answer"])[-1]
         raise UsageError(f"--perf-against {python}: {said}; expected a Python that runs")
     return answer[-1]

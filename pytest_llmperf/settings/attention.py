@@ -48,9 +48,7 @@ def _clash(spec: TrainSpec) -> str | None:
     if backend != "auto" and spec.attention != "sdpa":
         return f"sdpa_backend={backend!r} acts on attention='sdpa', and this is {spec.attention}"
     if backend == "flash" and spec.rows != "packed":
-        return (
-            f"sdpa's flash kernel takes no mask, and rows={spec.rows!r} have one; use another backend, or rows='packed'"
-        )
+        return f"sdpa's flash kernel takes no mask, and rows={spec.rows!r} have one; use another, or rows='packed'"
     heads = spec.architecture.geometry if backend == "efficient" else None
     if heads and heads.num_key_value_heads != heads.num_heads:
         return "sdpa's efficient kernel takes no shared key-value heads, and this model has them; use another backend"

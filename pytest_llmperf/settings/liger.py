@@ -51,11 +51,8 @@ def _axis(base: TrainSpec, search: Search) -> Axis | None:
     if search.on_cpu:
         return None
     kernels = liger_kernels(base)
-    chosen = {"all": "all"}
-    for without in kernels:
-        chosen[f"without {without}"] = "+".join(kernel for kernel in kernels if kernel != without)
-    if kernels:
-        chosen[f"{LOSS} alone"] = LOSS
+    without = {f"without {one}": "+".join(each for each in kernels if each != one) for one in kernels}
+    chosen = {"all": "all"} | without | ({f"{LOSS} alone": LOSS} if kernels else {})
     on = {name: {"liger": True, "liger_kernels": each} for name, each in chosen.items()}
     return Axis.of("liger", {"off": {"liger": False, "liger_kernels": "all"}, **on})
 
@@ -135,7 +132,7 @@ class HubKernel:
         if (found := _WORDS.fullmatch(str(words))) is None:
             raise ValueError(f"{words!r} names no kernel, expected 'FOLDER:LAYER' or 'FOLDER@REVISION:LAYER'")
         folder = Path(found["folder"]).expanduser()
-        if name := _name(folder):
+        if name := _name(folder.absolute()):
             return cls(folder, name, found["revision"] or "", found["layer"])
         why = "holds no build that says its name (build/…/metadata.json)" if folder.is_dir() else "is no folder"
         raise ValueError(f"{found['folder']!r} {why}, expected a kernel repository's")
@@ -166,8 +163,23 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
 
 
 def _word(spec: TrainSpec) -> str:
-    words = "-".join(sorted({slugged(str(kernel), "") for kernel in hub_kernels(spec).values()}))
+    asked = hub_kernels(spec)
+    words = "-".join(sorted({slugged(str(kernel), "") for kernel in asked.values()}))
+    if len(asked) > 1 or any(name != kernel.layer for name, kernel in asked.items()):  # which layers, no word tells
+        words += "-" + hashed(" ".join(sorted(f"{name}={kernel}" for name, kernel in asked.items())))[:8]
     return words and f"hub-{words if len(words) <= _LONGEST_WORD else hashed(words)[:8]}"
+
+
+def _replaced_twice(spec: TrainSpec) -> str | None:
+    """Liger patches last: a hub kernel of what it replaces would not run."""
+    if not spec.liger or not spec.hub_kernels:
+        return None
+    layers = " ".join(hub_kernels(spec))
+    of_liger = liger_kernels(spec) if spec.liger_kernels == "all" else spec.liger_kernels.split("+")
+    twice = [each for each in of_liger if _KNOWN["layers"].get(each, each) in layers]
+    left = "+".join(each for each in of_liger if each not in twice)
+    instead = f"liger_kernels={left!r}" if left else "liger=False"
+    return f"Liger's {'+'.join(twice)} would replace layers of hub_kernels again; use {instead}" if twice else None
 
 
 @dataclass(frozen=True)
@@ -199,6 +211,7 @@ HUB = Setting(
     fields=("hub_kernels",),
     in_id={"hub_kernels": _word},
     problems=_problems,
+    clash=_replaced_twice,
     needs=lambda spec: _KERNELS if spec.hub_kernels else None,
     plain=at_default("hub_kernels"),
     evidence=HubKernelsEvidence,

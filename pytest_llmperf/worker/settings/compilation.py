@@ -133,10 +133,8 @@ def _seen_recomputation(training: Training) -> RecomputationEvidence:
     checkpointed = [each for each in training.model.modules() if getattr(each, "gradient_checkpointing", False)]
     functions = [getattr(each, "_gradient_checkpointing_func", None) for each in checkpointed]
     function = next(filter(None, functions), None)
-    policy = "selective" if "context_fn" in getattr(function, "keywords", {}) else "full"
-    return RecomputationEvidence(
-        gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=policy if function else ""
-    )
+    policy = "selective" if "context_fn" in getattr(function, "keywords", {}) else "full" if function else ""
+    return RecomputationEvidence(gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=policy)
 
 
 # Offloading: smaller ones are not worth a copy; and where the model has what its last forward pass moved.

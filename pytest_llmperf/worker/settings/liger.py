@@ -26,10 +26,8 @@ from pytest_llmperf.worker.settings import Training, Witness
 
 def liger_kernels(spec: TrainSpec) -> dict[str, bool] | None:
     """What Liger's patch is told to replace; ``None``: what it replaces by itself."""
-    if spec.liger_kernels == "all":
-        return None
     chosen = spec.liger_kernels.split("+")
-    return {name: name in chosen for name in LIGER_KERNELS}
+    return None if chosen == ["all"] else {name: name in chosen for name in LIGER_KERNELS}
 
 
 def arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
@@ -124,13 +122,9 @@ def _origin(module: nn.Module, layer: str = "") -> tuple[Any, str] | None:
     have that one, ``layer`` where it is among them."""
     own = inspect.unwrap(getattr(vars(module).get("forward"), "__func__", _origin))
     for loaded in getattr(sys.modules.get("kernels"), "get_loaded_kernels", tuple)():
-        its = [
-            name
-            for name, kind in vars(getattr(loaded.module, "layers", loaded.module)).items()
-            if (getattr(kind, "__module__", "") or "").startswith(loaded.module.__name__)
-            and inspect.unwrap(getattr(kind, "forward", type)) is own
-        ]
-        if its:
+        has = vars(getattr(loaded.module, "layers", loaded.module))
+        names = [each for each in has if str(getattr(has[each], "__module__", "")).startswith(loaded.module.__name__)]
+        if its := [each for each in names if inspect.unwrap(getattr(has[each], "forward", type)) is own]:
             return loaded, layer if layer in its else its[0]
     return None
 

@@ -177,6 +177,14 @@ KERNELS = Path(__file__).parents[3] / "perf_tests" / "kernels" / "rmsnorm"
             {"hub_kernels": {"RMSNorm": str(KERNELS)}},
             "names no kernel, expected 'FOLDER:LAYER' or 'FOLDER@REVISION:LAYER'",
         ),
+        (
+            {"hub_kernels": {"LlamaMLP": f"{KERNELS}:MLP", "LlamaRMSNorm": f"{KERNELS}:LlamaRMSNorm"}},
+            "Liger's rms_norm+swiglu would replace layers of hub_kernels again; use liger_kernels='rope+fused_linear_",
+        ),
+        (
+            {"hub_kernels": {"LlamaMLP": f"{KERNELS}:MLP"}, "liger_kernels": "swiglu"},
+            "Liger's swiglu would replace layers of hub_kernels again; use liger=False",
+        ),
         ({"hub_kernels": "[1]"}, "expected names with their values, e.g. {'RMSNorm': 'kernels/rmsnorm:LlamaRMSNorm'}"),
         ({"training_arguments": 3}, "must be str | Mapping[str, Any], not int"),
         ({"training_arguments": "beta"}, "training_arguments='beta': expected names with values as JSON has them"),
@@ -304,7 +312,7 @@ CHANGES_OF_WORK: list[dict[str, Any]] = [
     {"lora": True, "lora_dropout": 0.05},
     {"training_arguments": {"adam_beta2": 0.95}},
     {"model_kwargs": {"num_hidden_layers": 4}},
-    {"hub_kernels": {"LlamaRMSNorm": f"{KERNELS}:LlamaRMSNorm"}},
+    {"liger": False, "hub_kernels": {"LlamaRMSNorm": f"{KERNELS}:LlamaRMSNorm"}},
 ]
 
 
@@ -358,6 +366,26 @@ def test_the_id_carries_what_is_on_and_nothing_else() -> None:
     assert SPEC.id == "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
     assert "liger" not in replace(SPEC, liger=False).id
     assert replace(SPEC, model_precision="fp32", mixed_precision="no").id.startswith("llama-3.2-1b-fp32-")
+
+
+def test_hub_kernels_of_other_layers_have_an_id_of_their_own() -> None:
+    one, two = f"{KERNELS}:LlamaRMSNorm", f"{KERNELS}:Other"
+    asked = [{"A": one}, {"LlamaRMSNorm": one}, {"A": one, "B": one}, {"A": one, "B": two}, {"A": two, "B": one}]
+    specs = [replace(SPEC, liger=False, hub_kernels=each) for each in asked]
+    assert len({spec.id for spec in specs}) == len({spec.digest for spec in specs}) == len(asked)
+    assert specs[1].id == "llama-3.2-1b-bf16-sdpa-hub-rmsnorm-llamarmsnorm-mbs37-gpus1"
+    assert replace(SPEC, liger_kernels="rope", hub_kernels=asked[1]).hub_kernels == specs[1].hub_kernels
+
+
+def test_a_folder_of_hub_kernels_is_looked_at_where_the_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"LlamaRMSNorm": f"{KERNELS.name}:LlamaRMSNorm"}
+    monkeypatch.chdir(KERNELS.parent)
+    assert "-hub-rmsnorm-" in replace(SPEC, liger=False, hub_kernels=asked).id
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="'rmsnorm' is no folder"):
+        replace(SPEC, liger=False, hub_kernels=asked)
 
 
 def test_open_settings_are_one_however_they_are_written() -> None:
