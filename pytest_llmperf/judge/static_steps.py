@@ -114,6 +114,10 @@ def _among(names: frozenset[str]) -> Callable[[StaticStep], Mapping[str, float]]
     return lambda step: {name: count for name, count in step.operators.items() if name in names}
 
 
+def _exchanged(place: int) -> Callable[[StaticStep], Mapping[str, float]]:
+    return lambda step: {name: each[place] for name, each in step.exchanges.items()}
+
+
 def _asking(step: StaticStep) -> Mapping[str, float]:
     """Operators by which a script asks for exchanges; of a predicted step, whose FLOPs are known, they count as any."""
     return {name: count for name, count in step.operators.items() if name.startswith("c10d::") and not step.flops}
@@ -129,16 +133,8 @@ def _others(step: StaticStep) -> Mapping[str, float]:
 _FIGURES: Mapping[str, tuple[Callable[[StaticStep], Mapping[str, float]], Verdict, Verdict]] = {
     "synchronisations_per_step": (_among(_WAITS), "regressed", "changed"),
     "copies_per_step": (_among(_COPIES), "regressed", "changed"),
-    "collectives_per_step": (
-        lambda step: {name: count for name, (count, _) in step.exchanges.items()} or _asking(step),
-        "regressed",
-        "changed",
-    ),
-    "collective_bytes_per_step": (
-        lambda step: {name: size for name, (_, size) in step.exchanges.items()},
-        "regressed",
-        "changed",
-    ),
+    "collectives_per_step": (lambda step: _exchanged(0)(step) or _asking(step), "regressed", "changed"),
+    "collective_bytes_per_step": (_exchanged(1), "regressed", "changed"),
     "flops_per_step": (lambda step: step.flops, "regressed", "changed"),
     PEAK: (lambda step: step.memory, "regressed", "improved"),
     "operators_per_step": (_others, "changed", "changed"),

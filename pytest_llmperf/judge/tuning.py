@@ -255,12 +255,9 @@ class Field:
 
     def __add__(self, more: Field) -> Field:
         """More configurations of the same axes."""
-        rows: dict[str, Any] = {name: [*getattr(self, name), *getattr(more, name)] for name in _ROWS}
+        names = ("choices", "sizes", "tokens", "compiles", "wastes")
+        rows: dict[str, Any] = {name: [*getattr(self, name), *getattr(more, name)] for name in names}
         return replace(self, **rows)
-
-
-# What a field has for each configuration.
-_ROWS = ("choices", "sizes", "tokens", "compiles", "wastes")
 
 
 class Search:

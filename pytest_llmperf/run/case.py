@@ -99,7 +99,7 @@ class Case:
         named = [spec.id for spec in specs]
         return cls(
             id=f"{named[-1]}-as-{named[0] if len(named) > 1 else 'plain'}",
-            digest="-".join(["parity", *(spec.digest for spec in specs)]),
+            digest="-".join(["parity", *(spec.content for spec in specs)]),
             specs=tuple(map(small, specs)),
             takes="what is learnt takes launches, and --perf-static makes none",
         )

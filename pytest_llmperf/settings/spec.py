@@ -82,6 +82,11 @@ class Spec(ABC):
         """Identity of the work: 16 hex digits, the same on every Python, machine and path."""
 
     @property
+    def content(self) -> str:
+        """The ``digest``, and that of files that the work is made of and that may change under it."""
+        return self.digest
+
+    @property
     @abstractmethod
     def capacity_id(self) -> str:
         """The ``id`` without the micro-batch size, of which the largest is sought."""

@@ -19,7 +19,7 @@ from pytest_llmperf.settings.parallelism import data_ranks, on_fewer, zero_stage
 from pytest_llmperf.settings.precision import precision_fields, precision_of
 from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.spec import Spec
-from pytest_llmperf.support.files import hashed
+from pytest_llmperf.support.files import hashed, of_files
 from pytest_llmperf.support.user_input import hint
 
 __all__ = ["SpecError", "TrainSpec", "known_failure", "lacks_rows", "precision_fields"]
@@ -219,6 +219,12 @@ class TrainSpec(Spec):
     def unmade_flops_per_token(self) -> float | None:
         """FLOPs of a full training that this one does not need; ``None``: not known."""
         return lora.unmade_flops_per_token(self)
+
+    @property
+    def content(self) -> str:
+        folders = [kernel.folder.absolute() for kernel in hub_kernels(self).values()]
+        files = [(str(path), path) for folder in folders for path in sorted(folder.rglob("*.py"))]
+        return f"{self.digest}-{of_files(files)}" if files else self.digest
 
     @property
     def compiles(self) -> bool:

@@ -57,13 +57,13 @@ class Trials:
 
     def known(self, specs: Sequence[Spec]) -> Mapping[Spec, Trial]:
         """Return what earlier searches found of ``specs``; what cannot be read, or is of other files, is made anew."""
-        known = {spec: self._kept[spec.digest] for spec in specs if spec.digest in self._kept} if self._kept else {}
+        known = {spec: self._kept[spec.content] for spec in specs if spec.content in self._kept} if self._kept else {}
         return {spec: trial for spec, trial in known.items() if self._has_its_files(spec, trial)}
 
     @cached_property
     def _kept(self) -> Mapping[str, Trial]:
-        found = (codec.load(Trial, path) for path in sorted(self._folder.glob("*.json")))
-        return {trial.digest: trial for trial in found if trial is not None}
+        found = ((path.stem, codec.load(Trial, path)) for path in sorted(self._folder.glob("*.json")))
+        return {content: trial for content, trial in found if trial is not None}
 
     def _has_its_files(self, spec: Spec, trial: Trial) -> bool:
         folder = spec.folder(self._caller.run.rootdir) if isinstance(spec, ScriptSpec) else Path()
@@ -103,7 +103,7 @@ class Trials:
             )
         # Of a command that fails nobody knows the files.
         if trial.kind not in _NOT_KEPT and not trial.disturbances and not (spec.is_script and trial.failure):
-            why = codec.keep(self._folder / f"{trial.digest}.json", trial)
+            why = codec.keep(self._folder / f"{short.content}.json", trial)
             self.unkept = f"{self._folder}: {why}" if why else self.unkept
         return trial
 

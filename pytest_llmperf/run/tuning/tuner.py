@@ -283,10 +283,8 @@ class Tuner:
         self._specs, self._found.unseen = [*self._specs, *more], self._found.unseen - len(more)
         self._field += self._field_of(more)
         self._search.over(self._field)
-        for tried in self._found.tried:
-            self._search.excluded |= (
-                {*self._search.as_large(self._numbers[tried.spec])} if tried.trial.is_too_large else set()
-            )
+        too_large = (self._numbers[one.spec] for one in self._found.tried if one.trial.is_too_large)
+        self._search.excluded.update(*map(self._search.as_large, too_large))
         self._note_known(more)
 
     def _limit_bytes(self) -> int:

@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import re
+import shutil
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.run.case import Case
 from pytest_llmperf.settings.arguments import known_arguments
 from pytest_llmperf.settings.attention import ATTENTIONS
 from pytest_llmperf.settings.data import OF_A_TEXT
@@ -375,6 +377,20 @@ def test_hub_kernels_of_other_layers_have_an_id_of_their_own() -> None:
     assert len({spec.id for spec in specs}) == len({spec.digest for spec in specs}) == len(asked)
     assert specs[1].id == "llama-3.2-1b-bf16-sdpa-hub-rmsnorm-llamarmsnorm-mbs37-gpus1"
     assert replace(SPEC, liger_kernels="rope", hub_kernels=asked[1]).hub_kernels == specs[1].hub_kernels
+
+
+def test_another_content_of_a_hub_kernel_is_other_work_of_one_digest(tmp_path: Path) -> None:
+    folders = [shutil.copytree(KERNELS, tmp_path / name / "rmsnorm") for name in ("one", "two")]
+    one, two = (
+        replace(SPEC, liger=False, hub_kernels={"LlamaRMSNorm": f"{folder}:LlamaRMSNorm"}) for folder in folders
+    )
+    before = one.content
+    assert one.digest == two.digest
+    layers = next(folders[0].rglob("layers.py"))
+    layers.write_text(layers.read_text(encoding="utf-8") + "# slower\n", encoding="utf-8")
+    assert len({before, one.content, two.content}) == 3
+    assert Case.same_training(one).digest != Case.same_training(two).digest
+    assert SPEC.content == SPEC.digest
 
 
 def test_a_folder_of_hub_kernels_is_looked_at_where_the_process_is(
