@@ -106,9 +106,8 @@ class Case:
 
     @classmethod
     def tuned(cls, spec: TrainSpec, space: Space) -> Case:
-        names = "-".join(axis.name for axis in space.axes)
         return cls(
-            id=f"{spec.id}-tuned-over-{names}",
+            id=f"{spec.id}-tuned-over-{'-'.join(axis.name for axis in space.axes)}",
             digest="-".join(["tuned", spec.digest, *(one.digest for one in neighbours(spec, space))]),
             specs=(spec,),
             takes="which is the fastest takes launches in turns, and --perf-static makes none",
