@@ -204,10 +204,10 @@ class Tuner:
         tried, left = self._found.tried, len(self._search.left)
         if self._held is None or len(tried) != 1 or tried[0].was_kept or not left:
             return
-        each = (trial := tried[0].trial).wall_seconds
+        start = (each := (trial := tried[0].trial).wall_seconds) - trial.steps * trial.step_seconds
         # The first is launched twice, and the winner's own case takes as many.
         two, all_ = (math.ceil((1 + CASE_LAUNCHES + trials) * each / 60) + 1 for trials in (2, 1 + left))
-        told = f"only one trial fitted: a launch takes {each:.0f} s, {each - trial.steps * trial.step_seconds:.0f} of them its start"
+        told = f"only one trial fitted: a launch takes {each:.0f} s, {start:.0f} of them its start"
         self._found.notes.append(f"{told}; --minutes {two} is enough for two, {all_} for all {1 + left}")
 
     def _fits(self, number: int) -> bool:
