@@ -278,8 +278,8 @@ def new_places(metric: str, then: Trace | StaticStep, now: Trace | StaticStep) -
 
 
 def shown_place(place: str) -> str:
-    lines = (line.partition(" ") for line in place.split(LEADS_TO))
-    return LEADS_TO.join(f"{at} (`{text}`)" if text else at for at, _, text in lines)
+    lines = (line.partition(" ") for line in place.split(LEADS_TO))  # "; " is what parts reasons
+    return LEADS_TO.join(f"{at} (`{text.replace('; ', ';')}`)" if text else at for at, _, text in lines)
 
 
 def by_text(places: Mapping[str, float]) -> dict[str, float]:

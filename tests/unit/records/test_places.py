@@ -59,6 +59,11 @@ def test_an_older_trace_names_no_place_and_then_all_are_named(golden: Golden) ->
     golden(new_places(WAITS, traced(30), traced(31, {"train.py:61 x.item()": 30, "lib.py:2": 1})))
 
 
+def test_a_line_of_two_statements_is_one_reason_of_a_headline() -> None:
+    told = ["1 a step at train.py:9 (`loss.backward();seen += 1`)"]
+    assert new_places(WAITS, traced(), traced(1, {"train.py:9 loss.backward(); seen += 1": 1})) == told
+
+
 def test_a_line_of_a_package_is_told_with_the_projects_line_that_led_to_it() -> None:
     place = "train.py:16 trainer.train() => trl/trainer/sft_trainer.py:99 entropy.item()"
     told = "2 a step at train.py:16 (`trainer.train()`) => trl/trainer/sft_trainer.py:99 (`entropy.item()`)"
