@@ -60,8 +60,11 @@ def test_an_older_trace_names_no_place_and_then_all_are_named(golden: Golden) ->
 
 
 def test_a_line_of_two_statements_is_one_reason_of_a_headline() -> None:
-    told = ["1 a step at train.py:9 (`loss.backward();seen += 1`)"]
-    assert new_places(WAITS, traced(), traced(1, {"train.py:9 loss.backward(); seen += 1": 1})) == told
+    now, told = (
+        traced(1, {"train.py:9 loss.backward(); seen += 1": 1}),
+        "1 a step at train.py:9 (`loss.backward();seen += 1`)",
+    )
+    assert new_places(WAITS, traced(), now) == [told]
 
 
 def test_a_line_of_a_package_is_told_with_the_projects_line_that_led_to_it() -> None:

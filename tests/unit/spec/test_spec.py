@@ -400,7 +400,7 @@ def test_a_folder_of_hub_kernels_is_looked_at_where_the_process_is(
     monkeypatch.chdir(KERNELS.parent)
     assert "-hub-rmsnorm-" in replace(SPEC, liger=False, hub_kernels=asked).id
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SpecError, match="'rmsnorm' is no folder"):
+    with pytest.raises(SpecError, match="is no folder"):
         replace(SPEC, liger=False, hub_kernels=asked)
 
 

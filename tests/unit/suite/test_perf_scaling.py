@@ -7,6 +7,7 @@ import pytest
 from perf_tests.ladder import LADDER
 from perf_tests.scaling import GLOBAL_BATCH, SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from pytest_llmperf.analysis import ladder
+from pytest_llmperf.plugin import needs
 from pytest_llmperf.settings.spec import is_narrower
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -32,18 +33,28 @@ def test_weak_scaling_begins_with_the_ladders_last_step_and_has_every_width() ->
 
 def test_shards_are_held_over_one_gpu_in_the_same_precision() -> None:
     kinds = {
-        ("bf16-pure", 1): {"fsdp", "fsdp_hybrid", "tensor", "context"},
-        ("bf16-mixed", 1): {"zero2", "zero3"},
-        ("bf16-mixed", 8): {"sequence"},
+        "bf16-pure": {"fsdp", "fsdp_hybrid", "tensor", "context"},
+        "bf16-mixed": {"zero2", "zero3"},
     }
     alike = {kind: list[TrainSpec]() for kind in kinds}
     for width in SHARDED:
-        alike[width.spec.precision, width.spec.gradient_accumulation_steps].append(width.spec)
+        if width.spec.parallelism != "sequence":
+            alike[width.spec.precision].append(width.spec)
     for kind, parallelisms in kinds.items():
         first, *others = alike[kind]
         assert (first.gpus, first.parallelism) == (1, "ddp")
         assert {spec.parallelism for spec in others} == parallelisms
         assert all(is_narrower(first, spec) for spec in others if spec.model == first.model)
+
+
+def test_ranks_that_share_sequences_have_the_tokens_of_one_gpu_each() -> None:
+    shared = [width for width in SHARDED if width.spec.parallelism == "sequence"]
+    assert [width.spec.gpus for width in shared] == [2, 4, 8]
+    for width in shared:
+        one = width.scaled_from
+        assert one is not None
+        needs.a_narrower_training(width.spec, one)
+        assert width.spec.sequences_per_step == one.sequences_per_step * width.spec.gpus
 
 
 @pytest.mark.parametrize("widths", [STRONG, STRONG_ON_CPU])
