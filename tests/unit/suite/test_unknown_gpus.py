@@ -67,7 +67,7 @@ def test_three_per_cent_is_found_among_ten_cases_on_an_unknown_gpu(model: Model)
 
 def test_the_first_cases_of_a_bad_gpu_wait_for_those_that_tell_of_it(model: Model) -> None:
     found = simulate_world(replace(AS_LEARNT, bad_tonight=0.05), 4, model, seed=1)
-    assert found.nested.share("regressed", 0.0) > 20
+    assert found.nested.share("regressed", 0.0) > 10
     assert found.joint.share("regressed", 0.0) < 5
 
 
@@ -143,7 +143,7 @@ def test_a_replay_judges_each_launch_by_each_rule(records: list[Record]) -> None
     night = f"{MANY} cases or more"
     nested, joint, calibrated = (found.gates[night, rule] for rule in (NESTED, JOINT, WITH))
     assert {len(each.errors) for each in (nested, joint, calibrated)} == {len(records)}
-    assert error(joint) < error(nested) / 1.4
+    assert error(joint) < error(nested) / 1.3
     assert set(joint.verdicts) == set(ADDED)
     assert joint.share("regressed", 0.03) > nested.share("regressed", 0.03) + 50
     assert found.common[night, WITH].verdicts[0.05]["regressed"] >= 5
