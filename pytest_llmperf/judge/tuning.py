@@ -338,9 +338,9 @@ class Search:
             return
         best, again = self.in_order()[0], dict.fromkeys(filter(self._is_left, self.outcomes), self._beliefs.untried)
         each = self._num_steps * self.outcomes[best].step_seconds / field.tokens[best]
-        gains, by_size = self._gains(best) | again, self._by_size(best)
-        gains |= {number: max(gains.get(number, 0.0), self._beliefs.recipe + by_size(number)) for number in begun}
-        steps = {number: gain for number, gain in gains.items() if gain >= _WORTH}
+        near, by_size = self._gains(best) | again, self._by_size(best)
+        near |= {number: max(near.get(number, 0.0), self._beliefs.recipe + by_size(number)) for number in begun}
+        steps = {number: gain for number, gain in near.items() if gain >= _WORTH}
         for gains in (steps, self._gains_afar(best)):
             costs = {number: self.outside(field.compiles[number]) + each * field.tokens[number] for number in gains}
             able = [number for number in gains if costs[number] <= seconds]

@@ -182,8 +182,7 @@ class Tuner:
         return found
 
     def _find(self, trials: Trials) -> None:
-        self._known = trials.known
-        self._note_known(self._specs)
+        self._known, self._waiting = trials.known, [*trials.known(self._specs).items()]
         while (number := self._next()) is not None:
             spec, most = self._specs[number], max(TRIAL_LEAST, TRIAL_SHARE * self._found.seconds_given)
             most = min(most, self._trial_seconds() + _OVERTIME)
@@ -216,7 +215,10 @@ class Tuner:
         return fits
 
     def _next(self) -> int | None:
-        """The first trial, whatever time there is: of what asks for the least memory if the first does not fit."""
+        """The first trial, whatever time there is: of what asks for the least memory if the first does not fit. What
+        earlier searches found is noted before."""
+        while self._waiting:
+            self._note(Tried(*self._waiting.pop(0), was_kept=True))
         search, tried, seconds = self._search, self._found.tried, self._trial_seconds()
         if seconds <= 0 and tried:
             return None
@@ -266,11 +268,6 @@ class Tuner:
         self._look_beside(tried.spec if tried.was_kept else None)  # it may have been the best of its time
         self._tell("")
 
-    def _note_known(self, specs: Sequence[Spec]) -> None:
-        """What earlier searches found of these."""
-        for spec, trial in self._known(specs).items():
-            self._note(Tried(spec, trial, was_kept=True))
-
     def _look_beside(self, best: Spec | None) -> None:
         """Search what differs from ``best`` by one choice too where the candidates are a sample of a large space."""
         if best is None or not self._found.unseen:
@@ -284,7 +281,7 @@ class Tuner:
         self._search.over(self._field)
         too_large = (self._numbers[one.spec] for one in self._found.tried if one.trial.is_too_large)
         self._search.excluded.update(*map(self._search.as_large, too_large))
-        self._note_known(more)
+        self._waiting += self._known(more).items()
 
     def _limit_bytes(self) -> int:
         """Return what each rank may hold, as far as predictions are asked for it; 0: everything fits. A CPU's host is
