@@ -93,7 +93,7 @@ def test_many_errors_of_another_model_count_as_one() -> None:
 def test_a_first_launch_on_a_gpu_without_baselines_is_in_its_range(found: Mapping[str, list[Told]]) -> None:
     first = [one for one in found["another kind of GPU"] if one.case.kind == H100]
     assert len(first) == 48
-    assert sum(one.is_within for one in first) >= 46
+    assert sum(one.is_within for one in first) >= 0.9 * len(first), "as a range promises"
     assert max(one.found.error for one in first if one.found.far < 1) < 0.25, "a range that says something"
 
 
