@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -171,12 +170,6 @@ def _read_as(path: Path, kind: type[_Kind]) -> Stored[_Kind]:
 
 
 # Figures of stored baselines, as commands show them.
-def by_machine(stored: Iterable[Stored[Baseline]]) -> list[tuple[str, list[Stored[Baseline]]]]:
-    """Machine kinds and their baselines, both sorted."""
-    ordered = sorted(stored, key=lambda one: (one.baseline.machine, one.baseline.id))
-    return [(machine, list(group)) for machine, group in groupby(ordered, key=lambda one: one.baseline.machine)]
-
-
 def figure(baseline: Baseline, metric: str) -> float:
     """A metric of the launches of ``baseline``, all alike; a verdict weighs each by how sure it is."""
     return METRICS[metric].read(baseline.launches)

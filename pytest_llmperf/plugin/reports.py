@@ -163,10 +163,6 @@ def failed(message: str) -> BaseException:
     return pytest.fail.Exception(leaving(message), pytrace=False)
 
 
-def did_not_train(message: str) -> BaseException:
-    return DidNotTrain(leaving(message), pytrace=False)
-
-
 def cause(message: str, case: str) -> str:
     """A failure's first line without the case, which the test's id tells: the short summary has little room."""
     kind, of_case, why = message.partition(f": {case}: ")

@@ -81,12 +81,10 @@ def _read(path: Path) -> list[PastResult]:
 def keep(path: Path, document: Mapping[str, Any]) -> str:
     """Add what ``document``, as ``--perf-json`` has it, tells to the store at ``path``; a line where that failed."""
     try:
-        if not (results := past_results(RunDocument(document), "this run")):
-            return ""
-        try:
+        if results := past_results(RunDocument(document), "this run"):
             HistoryStore(path).append(results)
-        except HistoryError as error:
-            return f"--perf-history {error}; this run is not in it"
+    except HistoryError as error:
+        return f"--perf-history {error}; this run is not in it"
     except Exception as error:  # noqa: BLE001 - whatever it is, the run has been judged
         return f"--perf-history {path}: this run is not in it ({one_line(f'{type(error).__name__}: {error}')})"
     return ""

@@ -102,18 +102,14 @@ class HistoryStore:
         with closing(sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)) as database:
             database.execute("BEGIN")
             version = self._version(database)
-            if version in (0, len(SCHEMAS)):
-                if version:
-                    yield database
-                else:  # the very first run is about to fill it
-                    with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
-                        self._bring_up_to_date(empty)
-                        yield empty
+            if version == len(SCHEMAS):
+                yield database
                 return
             # An older one is brought up to date in memory: whoever reads may not be allowed to write.
             with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
-                database.execute("COMMIT")  # a backup is a transaction of its own
-                database.backup(copy)
+                if version:  # else the very first run is about to fill it
+                    database.execute("COMMIT")  # a backup is a transaction of its own
+                    database.backup(copy)
                 self._bring_up_to_date(copy)
                 yield copy
 

@@ -13,7 +13,7 @@ from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.results_document import Figure
-from pytest_llmperf.report.page import FOR_A_PERSON, Chart, Line, Section, Table
+from pytest_llmperf.report.page import Chart, Line, Section, Table
 from pytest_llmperf.report.results_json import Result
 from pytest_llmperf.report.text import Column
 from pytest_llmperf.run.history import level_columns
@@ -23,11 +23,6 @@ _MOST_LAUNCHES, _MOST_POINTS, _MOST_NAMES, _MOST_HISTORIES = 6, 400, 12, 8
 
 Baselines = Mapping[tuple[str, str], Baseline]
 """What is stored, by machine kind and digest."""
-
-
-def urgency(result: Result) -> int:
-    """Those first that somebody has to look at."""
-    return FOR_A_PERSON.index(result.verdict) if result.verdict in FOR_A_PERSON else len(FOR_A_PERSON)
 
 
 def interval_words(figure: Figure) -> str:

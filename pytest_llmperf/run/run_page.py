@@ -11,7 +11,7 @@ from pytest_llmperf.analysis.ladder import NOTES
 from pytest_llmperf.judge.baseline import ANY_MACHINE, BaselineStore
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.records.metrics import METRICS, RATE, formatted, label, rate_of
-from pytest_llmperf.report.page import Case, Cell, Page, Section, Table, html
+from pytest_llmperf.report.page import FOR_A_PERSON, Case, Cell, Page, Section, Table, html
 from pytest_llmperf.report.results_json import Result, RunDocument
 from pytest_llmperf.report.summary_table import no_gate_of_speed, time_parts, without_name
 from pytest_llmperf.report.text import FigureCell, detectable_words, figure_cells, one_line
@@ -151,7 +151,9 @@ def _rows(documents: Sequence[RunDocument], stored: page_charts.Baselines) -> tu
     names = headings(documents)
     all_of_them = [(document, result) for document in documents for result in document.results]
     found = list[Case]()
-    for document, result in sorted(all_of_them, key=lambda each: page_charts.urgency(each[1]))[:MOST_CASES]:
+    urgent = {verdict: place for place, verdict in enumerate(FOR_A_PERSON)}
+    ordered = sorted(all_of_them, key=lambda each: urgent.get(each[1].verdict, len(urgent)))
+    for document, result in ordered[:MOST_CASES]:
         record, number = result.record, len(found)
         charts = (
             [page_charts.step_chart(result, stored), *page_charts.soak_charts(result)] if number < _MOST_CHARTS else []

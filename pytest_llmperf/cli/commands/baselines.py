@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from statistics import fmean
 
 from pytest_llmperf.cli.answer import WORDS, Answer, Screen, add_place, facts, plain, table
@@ -12,7 +13,6 @@ from pytest_llmperf.cli.baseline_folder import (
     AnyStored,
     Shelf,
     Stored,
-    by_machine,
     change,
     chosen_settings,
     figure,
@@ -55,8 +55,9 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
     lines: list[str] = []
-    for machine, group in by_machine(stored):
-        baselines = [one.baseline for one in group]
+    ordered = sorted((one.baseline for one in stored), key=lambda one: (one.machine, one.id))
+    for machine, group in groupby(ordered, key=lambda one: one.machine):
+        baselines = [*group]
         rates = [(one, rate_of(one.launches)) for one in baselines]
         figures = [shown(name, figure(one, name)) for one, name in rates]
         columns = [
