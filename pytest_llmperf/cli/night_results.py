@@ -20,7 +20,7 @@ from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.text import escaped
 from pytest_llmperf.run.findings import Coverage, file_of, is_whole
 from pytest_llmperf.run.leftovers import unused_baselines
-from pytest_llmperf.support import formats
+from pytest_llmperf.support import formats, grouped
 from pytest_llmperf.support.files import text_of
 
 # pytest's own exit codes; of those that failed the cases tell.
@@ -47,9 +47,8 @@ class Night:
         for part in self.parts:
             both = zip(part.document.results, part.values["results"], strict=True)
             found += [(*each, part.path) for each in both]
-        alike: dict[tuple[str, str], list[tuple[Result, Mapping[str, Any], Path]]] = {}
-        for one in sorted(found, key=lambda each: (VERDICTS.index(each[0].verdict), each[0].id)):
-            alike.setdefault((one[0].nodeid, one[0].digest), []).append(one)
+        ordered = sorted(found, key=lambda each: (VERDICTS.index(each[0].verdict), each[0].id))
+        alike = grouped(((one[0].nodeid, one[0].digest), one) for one in ordered)
         worst = ((*one, f"the worst of {len(more) + 1} runs, in " if more else "") for one, *more in alike.values())
         return [(result, values, of and f"{of}{path}") for result, values, path, of in worst]
 

@@ -11,10 +11,10 @@ from statistics import fmean, median
 
 from pytest_llmperf.judge import change_points
 from pytest_llmperf.judge.change_points import ChangePoint, Point, Timeline, find_changes
-from pytest_llmperf.judge.stats import Noise, grouped, quantile
+from pytest_llmperf.judge.stats import Noise, quantile
 from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
 from pytest_llmperf.records.result import PastResult, is_choice
-from pytest_llmperf.support import codec
+from pytest_llmperf.support import codec, grouped
 from pytest_llmperf.support.formats import percent
 
 # CaseHistory: the levels of one case over its runs, and what was different where it went from one to the next.

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_llmperf.judge.stats import Noise, grouped, variance_of
+from pytest_llmperf.judge.stats import Noise, variance_of
 from pytest_llmperf.records.result import PastResult
+from pytest_llmperf.support import grouped
 from pytest_llmperf.support.interpreter import Array, np, special
 
 #: That a series which never changed shows a change point at all.

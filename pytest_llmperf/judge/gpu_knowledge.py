@@ -10,8 +10,9 @@ from statistics import median
 
 from pytest_llmperf.judge import gpu_panel
 from pytest_llmperf.judge.gpu_panel import FACTORS, Loading, Measurement, Model, Observation, Panel, Posterior, Unit
-from pytest_llmperf.judge.stats import Noise, Scatter, Spread, grouped, prior_of, within_sessions
+from pytest_llmperf.judge.stats import Noise, Scatter, Spread, prior_of, within_sessions
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import grouped
 from pytest_llmperf.support.interpreter import Array, np, one_thread, sparse, special
 
 # What is believed before anything was seen.

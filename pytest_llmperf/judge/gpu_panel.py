@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
-from pytest_llmperf.judge.stats import Spread, grouped, log_of
+from pytest_llmperf.judge.stats import Spread, log_of
 from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY, host_of, site_of
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import grouped
 from pytest_llmperf.support.interpreter import Array, np, sparse
 
 #: What begins the name of a series that is a part of a calibration, and no case.

@@ -11,17 +11,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
 from pytest_llmperf.records.steady_state import robust_sd
+from pytest_llmperf.support import grouped
 from pytest_llmperf.support.interpreter import np, special
 
 #: Launches of two sides that took turns on the same hardware.
 Pairs: TypeAlias = Sequence[tuple[Launch, Launch]]
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 # Of a robust standard deviation, and the fewest launches among which one can be called out.
 _OUTLYING, _CALLED_OUT_FROM = 5.0, 3
@@ -37,14 +36,6 @@ class Squares:
 
 def summed(several: Sequence[Squares]) -> Squares:
     return Squares(math.fsum(each.total for each in several), sum(each.df for each in several))
-
-
-def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
-    """The values of each key, both in their order."""
-    found: dict[_Key, list[_Value]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
 
 
 def variance_of(shares: Iterable[tuple[float, float]]) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from pytest_llmperf.records.learning import ERRORS_FILE, Learning, TrainingError
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec, lacks_rows
-from pytest_llmperf.support import codec
+from pytest_llmperf.support import codec, grouped
 from pytest_llmperf.support.files import text_of
 from pytest_llmperf.support.redaction import without_secrets
 
@@ -257,7 +257,9 @@ def hang_in(folder: Path) -> Hang | None:
             if rank not in stacks:
                 silent[rank] = f"{where}did not answer ({words['status']})"
     at = {rank: next(filter(_is_our_wait, frames), frames[0]) for rank, frames in stacks.items()}
-    places = _grouped({rank: f"in {f['function']} ({Path(f['file']).name}:{f['line']})" for rank, f in at.items()})
+    places = grouped(
+        (f"in {f['function']} ({Path(f['file']).name}:{f['line']})", rank) for rank, f in sorted(at.items())
+    )
 
     def odd_first(place: str) -> tuple[int, bool, int]:
         """Most ranks only wait for those that do not come, and they wait inside of torch, or for their last step."""
@@ -265,7 +267,8 @@ def hang_in(folder: Path) -> Hang | None:
         frame = at[ranks[0]]
         return len(ranks), f"{os.sep}torch{os.sep}" in frame["file"] or _is_our_wait(frame), ranks[0]
 
-    if not (found := _grouped(silent) | {place: places[place] for place in sorted(places, key=odd_first)}):
+    unheard = grouped((words, rank) for rank, words in sorted(silent.items()))
+    if not (found := unheard | {place: places[place] for place in sorted(places, key=odd_first)}):
         return None
     lines = [f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} {what}" for what, ranks in found.items()]
     more = [f"{len(lines) - 3} other places"] if len(lines) > 3 else []  # noqa: PLR2004 - what fits a line
@@ -277,13 +280,6 @@ def hang_in(folder: Path) -> Hang | None:
 def _is_our_wait(frame: Mapping[str, Any]) -> bool:
     file, functions = _OUR_WAITS
     return frame["file"].endswith(file) and frame["function"] in functions
-
-
-def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for rank in sorted(words):
-        found.setdefault(words[rank], []).append(rank)
-    return found
 
 
 def _listed(ranks: list[int]) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pytest_llmperf.support import grouped
 from pytest_llmperf.support.codec import sparse
 
 
@@ -204,20 +205,14 @@ def _of_all(
     of_one: Callable[[TensorSeen], bool] = lambda _: True,
 ) -> tuple[str, ...]:
     """Names that are ``wanted`` on all ranks, and ``of_one`` on one at least: a shard may be empty."""
-    by_name: dict[str, list[TensorSeen]] = {}
-    for seen in ranks:
-        for each in seen.tensors:
-            by_name.setdefault(each.name, []).append(each)
+    by_name = grouped((each.name, each) for seen in ranks for each in seen.tensors)
     return tuple(name for name, several in by_name.items() if all(map(wanted, several)) and any(map(of_one, several)))
 
 
 def _differing(ranks: Sequence[RankLearning], bits: Callable[[TensorSeen], int]) -> tuple[str, ...]:
     """Names of what ranks of one shard do not hold alike."""
-    held: dict[tuple[int, str], set[int]] = {}
-    for seen in ranks:
-        for each in seen.tensors:
-            held.setdefault((seen.shard, each.name), set()).add(bits(each))
-    return tuple(dict.fromkeys(name for (_, name), several in held.items() if len(several) > 1))
+    held = grouped(((seen.shard, each.name), bits(each)) for seen in ranks for each in seen.tensors)
+    return tuple(dict.fromkeys(name for (_, name), several in held.items() if len(set(several)) > 1))
 
 
 # Small trainings beside the plain form: which a launch makes, and what they did, tensor by tensor.

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from pytest_llmperf.support import grouped
 from pytest_llmperf.support.codec import Amount, Count, plain_fields, read, read_fields, sparse
 from pytest_llmperf.support.files import hashed
 
@@ -217,10 +218,7 @@ def merged(traces: Sequence[Trace]) -> Trace:
     for rank, trace in enumerate(traces):
         if not trace:
             return Trace(none=f"rank {rank}: {trace.none}" if len(traces) > 1 else trace.none)
-    by_name: dict[tuple[str, str], list[TraceRow]] = {}
-    for trace in traces:
-        for row in trace.rows:
-            by_name.setdefault((row.kind, row.name), []).append(row)
+    by_name = grouped(((row.kind, row.name), row) for trace in traces for row in trace.rows)
     ranks, rows = len(traces), []
     for (kind, name), own in by_name.items():
         count, seconds = sum(row.count for row in own) / ranks, sum(row.seconds for row in own) / ranks

@@ -13,7 +13,7 @@ from pytest_llmperf.records.result import NOT_RECORDED, USUAL, VERDICTS, CaseRes
 from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.failure_message import headline
 from pytest_llmperf.report.text import Column, Glyphs, figure_columns, fold, glyphs_of, one_line, render
-from pytest_llmperf.support import formats
+from pytest_llmperf.support import formats, grouped
 from pytest_llmperf.support.files import shipped
 
 # What is said where speed is no gate, as on a CPU unless somebody chose a tolerance. Pure.
@@ -60,11 +60,8 @@ def without_name(name: str, why: str) -> str:
 
 def merged_notes(cases: Iterable[tuple[str, Sequence[str]]], total: int) -> list[str]:
     """A line for each note of ``cases``; one that several have is told once, and of how many of the ``total``."""
-    alike: dict[str, list[tuple[str, str]]] = {}
-    for name, told in cases:
-        for note in dict.fromkeys(told):
-            words = note if _RANGE.search(note) else _FIGURE.sub("\0", note)
-            alike.setdefault(words, []).append((name, note))
+    notes = ((name, note) for name, told in cases for note in dict.fromkeys(told))
+    alike = grouped((note if _RANGE.search(note) else _FIGURE.sub("\0", note), (name, note)) for name, note in notes)
     return [_line(group, total) for group in alike.values()]
 
 
@@ -184,10 +181,7 @@ def _sources(results: Sequence[CaseResult]) -> list[str]:
 
 def _grouped(title: str, results: Sequence[CaseResult], lines_of: Callable[[CaseResult], Sequence[str]]) -> list[str]:
     """A line for each thing that differs, and of which cases; what all cases of a night share is said once."""
-    cases: dict[str, list[str]] = {}
-    for result in results:
-        for line in lines_of(result):
-            cases.setdefault(line, []).append(result.id)
+    cases = grouped((line, result.id) for result in results for line in lines_of(result))
     lines = [f"{title}: {line} ({of_cases(ids, len(results))})" for line, ids in cases.items()]
     return lines[:_MOST_LINES] + ([f"{title}: {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else [])
 
