@@ -15,15 +15,12 @@ from pytest_llmperf.judge.repeats import Launches, Repeats, changed_losses, name
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.metrics import METRICS, counts
 from pytest_llmperf.records.result import Check, Verdict, counts_of, is_choice
-from pytest_llmperf.records.trace import COUNTED, UNWANTED, WORK, Trace, new_places
+from pytest_llmperf.records.trace import COUNTED, COUNTLESS, UNWANTED, WORK, Trace, new_places
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import flat
 from pytest_llmperf.support.files import hashed
 from pytest_llmperf.support.formats import first_n
-
-# Those of Python and numpy choose no kernel.
-_IRRELEVANT = frozenset({"python", "numpy"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,7 @@ class StoredTrace:
         """What differs in the versions of ``launch``, ``name: then -> now``; its counts are news then, and no gate."""
         mine, theirs = self.versions, launch.environment.versions
         # Of a package that only one of the two knows nothing is known; without torch's version no count is exact.
-        compared = sorted(({*mine} & {*theirs} - _IRRELEVANT) | {"torch"})
+        compared = sorted(({*mine} & {*theirs} - COUNTLESS) | {"torch"})
         told = [(name, mine.get(name, "unknown"), theirs.get(name, "unknown")) for name in compared]
         return tuple(f"{name}: {then} -> {now}" for name, then, now in told if then != now or then == "unknown")
 

@@ -271,9 +271,7 @@ class WholeTree:
             shared = used - self._shared_before
             locks = {path for path in used if path.name == "lock" and (path.parent / "build.ninja").exists()}
         finally:  # Ctrl-C leaves none of them stopped
-            for process in stopped:
-                with suppress(psutil.Error):
-                    process.kill()
+            kill(stopped)
         deadline = time.monotonic() + GONE_SECONDS
         while any(map(is_alive, stopped)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

@@ -35,6 +35,9 @@ COUNTED: Mapping[str, frozenset[str]] = {
 }
 _OF_EXCHANGES = {"collectives_per_step", "collective_bytes_per_step"}
 
+#: Packages that choose no kernel and call no operator.
+COUNTLESS = frozenset({"python", "numpy"})
+
 #: Why a launch that was asked for none has none.
 UNWANTED = "it was not asked for"
 

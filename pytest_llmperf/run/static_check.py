@@ -16,7 +16,7 @@ from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.launch.script import small_form
 from pytest_llmperf.records.failure import OTHER, Failure, LaunchFailed
 from pytest_llmperf.records.result import VERDICTS, CaseResult
-from pytest_llmperf.records.trace import StaticStep
+from pytest_llmperf.records.trace import COUNTLESS, StaticStep
 from pytest_llmperf.run.case import Caller, Case
 from pytest_llmperf.run.conclusion import conclude, failures
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError, Concluded
@@ -137,10 +137,6 @@ def _recorded(caller: Caller, results: Sequence[CaseResult]) -> dict[Spec, str]:
     return found
 
 
-# Those of Python and numpy call no operator.
-_IRRELEVANT = frozenset({"python", "numpy"})
-
-
 def step_of(caller: Caller, spec: Spec, stored: Collection[StaticStep]) -> StaticStep | PredictionError:
     """The step of ``spec``, of which these are ``stored``."""
     if isinstance(spec, ScriptSpec):
@@ -186,5 +182,5 @@ def _launched(caller: Caller, spec: ScriptSpec, number: int) -> StaticStep | Pre
     if not outcome.trace:
         return PredictionError(f"{spec.id}: not claimed: no trace: {outcome.trace.none}", is_lost=True)
     versions = outcome.environment.versions.items()
-    exact = {name: version.partition("+")[0] for name, version in versions if name not in _IRRELEVANT}
+    exact = {name: version.partition("+")[0] for name, version in versions if name not in COUNTLESS}
     return StaticStep.of(outcome.trace, {**exact, "tiny": spec.tiny})

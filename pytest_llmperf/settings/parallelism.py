@@ -89,7 +89,8 @@ def _clash(spec: TrainSpec) -> str | None:
         names = " or ".join(map(repr, optimizers))
         return f"{spec.parallelism} with {spec.optimizer} does not train: use optimizer={names}"
     if spec.parallelism == "tensor":
-        return _tensor_clash(spec)
+        is_scaled = spec.mixed_precision == "fp16"
+        return _heads_clash(spec) or ("tensor with fp16 loss scaling does not train: use bf16" if is_scaled else None)
     of_parts = {"context": _context_clash, "sequence": _sequence_clash}.get(spec.parallelism)
     return _fsdp_clash(spec) or (of_parts(spec) if of_parts else None)
 
@@ -139,12 +140,6 @@ def _sequence_clash(spec: TrainSpec) -> str | None:
         passes = f"a multiple of {spec.gpus} gradient_accumulation_steps, not {spec.gradient_accumulation_steps}"
         return f"sequence gathers data for {spec.gpus} passes at once, and steps are alike; expected {passes}"
     return _heads_clash(spec)
-
-
-def _tensor_clash(spec: TrainSpec) -> str | None:
-    if line := _heads_clash(spec):
-        return line
-    return "tensor with fp16 loss scaling does not train: use bf16" if spec.mixed_precision == "fp16" else None
 
 
 def _context_clash(spec: TrainSpec) -> str | None:

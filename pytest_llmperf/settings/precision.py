@@ -57,11 +57,6 @@ def precision_of(spec: TrainSpec) -> str:
     return words.get((spec.model_precision, spec.mixed_precision, spec.tf32), spelled)
 
 
-def label_of(spec: TrainSpec) -> str:
-    """Its precision with its recipe of fp8, for people."""
-    return spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}"
-
-
 def bytes_each(spec: TrainSpec) -> int:
     """Of an element of its weights."""
     return 4 if spec.model_precision == "fp32" else 2

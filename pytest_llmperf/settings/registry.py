@@ -8,7 +8,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
-from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.setting import NotClaimedError, Package, Setting, TrainSpec, claimed, equal, read_evidence
 from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.support.files import shipped
@@ -99,11 +98,6 @@ def small(spec: TrainSpec) -> TrainSpec:
 def plainest(spec: TrainSpec) -> TrainSpec:
     """The same small training with nothing that makes it fast: what is left decides what is learnt."""
     return _changed(spec, "small", "plain")
-
-
-def in_pieces(plain: TrainSpec) -> TrainSpec:
-    """The plain form with each step in several passes: another order of the same sums."""
-    return replace(plain, gradient_accumulation_steps=SEQUENCES // PASSES, micro_batch_size=PASSES)
 
 
 def in_fp32(spec: TrainSpec) -> TrainSpec:

@@ -176,7 +176,10 @@ _MOST_CASES = 500
 def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
     lines = list[str]()
     for machine in dict.fromkeys(one.latest.machine for one in histories):
-        group = sorted((one for one in histories if one.latest.machine == machine), key=_urgency)
+        group = sorted(
+            (one for one in histories if one.latest.machine == machine),
+            key=lambda one: (one.latest_change is None, not one.steps, one.latest_rate, one.id, one.latest.digest),
+        )
         changed = sum(one.latest_change is not None for one in group)
         told = f"{len(group)} case{'s' * (len(group) != 1)}, {changed or 'none'} of them with a change point"
         # What has to be looked at is among the first ones, and no terminal shows thousands at once.
@@ -198,10 +201,6 @@ def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
         if len(group) > len(shown):
             lines.append(f"{len(group) - len(shown)} more without a change point: name a part of an id, or add --json")
     return lines
-
-
-def _urgency(one: CaseHistory) -> tuple[bool, bool, float, str, str]:
-    return one.latest_change is None, not one.steps, one.latest_rate, one.id, one.latest.digest
 
 
 def _latest(one: CaseHistory) -> tuple[str, str, str]:

@@ -73,10 +73,6 @@ def given(devices: Devices) -> Iterator[None]:
         torch.cuda._cached_device_count = None  # noqa: SLF001 - set by torch, and cleared nowhere
 
 
-def num_given() -> int:
-    return len(_given[-1])
-
-
 def properties(device: Any = None) -> Any:
     """Answer for ``device`` as torch takes it: an index, a name, an object that has an index, or nothing."""
     if isinstance(device, str):
@@ -91,9 +87,9 @@ def is_available() -> Any:
 
 
 def device_count() -> Any:
-    from pytest_llmperf.worker.warm.gpu_answers import num_given  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.gpu_answers import _given  # noqa: PLC0415
 
-    return num_given()
+    return len(_given[-1])
 
 
 def current_device() -> Any:

@@ -13,10 +13,10 @@ import torch
 from pytest_llmperf.observe.vital_signs import Heartbeat
 from pytest_llmperf.records import learning
 from pytest_llmperf.records.learning import FP32, GRADIENT, OWN, UPDATE, ParityOrder, TensorError, TrainingErrors
+from pytest_llmperf.settings.batch import PASSES, SEQUENCES
 from pytest_llmperf.settings.models import small_config
 from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
-from pytest_llmperf.settings.precision import label_of
-from pytest_llmperf.settings.registry import in_fp32, in_pieces
+from pytest_llmperf.settings.registry import in_fp32
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.folder import Request, write_json
@@ -65,7 +65,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         lost = stayed / wanted if wanted else 0.0
     return TrainingErrors(
         form=form,
-        precision=label_of(spec),
+        precision=spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}",
         roundoff=_ROUNDOFF[spec.compute_precision],
         seed=spec.seed,
         losses=tuple(seen.losses[:steps]),
@@ -135,7 +135,9 @@ def _plain(
     if in_fp32(spec).digest != spec.digest:
         forms.append((FP32, in_fp32(exact), "no"))
     for form, whole, gathered in forms:
-        pieces = in_pieces(replace(whole, optimizer=spec.optimizer))
+        # The same sums in another order: each step in several passes.
+        own = replace(whole, optimizer=spec.optimizer)
+        pieces = replace(own, gradient_accumulation_steps=SEQUENCES // PASSES, micro_batch_size=PASSES)
         for each in (whole, pieces) if form == OWN or keeps_states_short(spec) else (whole,):
             yield errors_of(form, each, train(each, is_plain=True, gathered=gathered), truth)
 
