@@ -251,8 +251,8 @@ def hang_in(folder: Path) -> Hang | None:
                 stacks[int(path.stem.rpartition("-")[2])] = frames
     silent: dict[int, str] = {}
     for path in folder.glob("silent-rank-*.json"):
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            words, rank = json.loads(path.read_text(encoding="utf-8")), int(path.stem.rpartition("-")[2])
+        with suppress(*_UNUSABLE):
+            words, rank = _json(path), int(path.stem.rpartition("-")[2])
             where = f"on node {words['node']} " if words["node"] else ""
             if rank not in stacks:
                 silent[rank] = f"{where}did not answer ({words['status']})"

@@ -85,7 +85,7 @@ def _written(run: Run, whole_run: WholeRun, exit_code: int, *, stopped: bool) ->
         from pytest_llmperf.run.run_page import write_page
 
         runs = [RunDocument(values)]
-        why_none, without = write_page(settings.report, runs, settings.baselines, history=settings.history)
+        why_none, without = write_page(settings.report, runs, settings.baselines, settings.history)
         run.notes += [f"--perf-report {settings.report}: {line}" for line in without]
         if why_none:
             yield Trouble("--perf-report", [f"--perf-report {why_none}"])

@@ -276,14 +276,8 @@ def _time_section(documents: Sequence[RunDocument]) -> Section | None:
 
 
 # The page as a file: what is read and written around it.
-def write_page(  # noqa: PLR0913 - what it is made of
-    path: Path,
-    runs: Sequence[RunDocument],
-    baselines: Path,
-    left_out: Sequence[str] = (),
-    *,
-    made_by: str = MADE_BY,
-    history: Path | None = None,
+def write_page(
+    path: Path, runs: Sequence[RunDocument], baselines: Path, history: Path | None, left_out: Sequence[str] = ()
 ) -> tuple[str, Sequence[str]]:
     """Write the page of ``runs`` beside what is stored in ``baselines``, and the store of runs before these,
     ``history``; why there is none, and a line for each thing of its history that is not on it. ``left_out`` has a line
@@ -293,7 +287,7 @@ def write_page(  # noqa: PLR0913 - what it is made of
         stored = {(name, one.digest): one for name in machines for one in store.baselines(name, broken)}
         histories, troubles = histories_of(runs, history, baselines)
         left_out = [*left_out, *troubles, *broken]
-        write_text(path, html(page_of(runs, stored, left_out, made_by, histories)))
+        write_text(path, html(page_of(runs, stored, left_out, MADE_BY, histories)))
     except OSError as error:
         return f"{path}: no page was written ({error.strerror or error})", ()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's

@@ -79,12 +79,12 @@ def _written(path: Path, results: Sequence[Path], baselines: Path, history: Path
     for number, (name, document) in enumerate(found, 1):
         numbered = name if names.count(name) == 1 else f"{name} ({number})"
         runs.append(RunDocument(document, numbered if len(found) > 1 else ""))
-    why_none, without = write_page(path, runs, baselines, troubles, history=history)
+    why_none, without = write_page(path, runs, baselines, history, troubles)
     if why_none:
         return Answer([], [*troubles, why_none])
     cases = sum(len(run.results) for run in runs)
-    of_runs = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    return Answer([f"{path}: {cases} case{'s' * (cases != 1)} of {of_runs}"], [*troubles, *without])
+    told = f"{path}: {cases} case{'s' * (cases != 1)} of {len(runs)} run{'s' * (len(runs) != 1)}"
+    return Answer([told], [*troubles, *without])
 
 
 # ``--tables``: a machine's baselines as the chapter's tables, beside the published figures. Pure.

@@ -163,9 +163,10 @@ def find_cluster(options: SlurmOptions) -> Cluster:
         raise AllocationError(f"SLURM job {allocation.job_id}: a node's answer makes no sense ({error})") from None
     answers = {facts.node: facts for facts in found}
     if not (nodes := tuple(answers[name] for name in allocation.nodes if name in answers)):
+        python = options.python or sys.executable
         raise NoNodeAnswersError(
             f"SLURM job {allocation.job_id}: no node answered a step that asked what it is ({trouble}); "
-            f"try by hand: srun --overlap {shlex.join([*options.srun, *options.wrapped([_python(options), '-V'], {})])}"
+            f"try by hand: srun --overlap {shlex.join([*options.srun, *options.wrapped([python, '-V'], {})])}"
         )
     lost = tuple(name for name in allocation.nodes if name not in answers)
     return Cluster(allocation=allocation, nodes=nodes, lost=lost)
@@ -184,7 +185,7 @@ def answer(nodes: Sequence[str], options: SlurmOptions) -> bool:
 
 def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
     """What the nodes print, and srun's last word."""
-    asked = [_python(options), "-m", "pytest_llmperf.launch.slurm.cluster"]
+    asked = [options.python or sys.executable, "-m", "pytest_llmperf.launch.slurm.cluster"]
     words = "--input=none", "--cpus-per-task=1", "--export=ALL"
     command = controller.step_words(nodes, "llmperf-facts", *words, *options.srun)
     try:
@@ -194,10 +195,6 @@ def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
     except OSError as error:
         return "", str(error)
     return done.stdout, word(done.stderr.splitlines()) or f"srun ended with {done.returncode}"
-
-
-def _python(options: SlurmOptions) -> str:
-    return options.python or sys.executable
 
 
 @dataclass(frozen=True, kw_only=True)

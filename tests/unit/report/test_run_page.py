@@ -307,7 +307,7 @@ def test_a_stored_file_that_cannot_serve_is_a_line_and_no_more(tmp_path: Path) -
     keep(tmp_path, stored_at(rung.spec, rate))
     (tmp_path / MACHINE / "llama-3.2-1b" / "broken.json").write_text("{", encoding="utf-8")
     run = ladder_run([result_of(rung, rate)])
-    assert write_page(tmp_path / "page.html", [RunDocument(run)], tmp_path, made_by="") == ("", [])
+    assert write_page(tmp_path / "page.html", [RunDocument(run)], tmp_path, None) == ("", [])
     page = (tmp_path / "page.html").read_text()
     assert page.count("broken.json: not JSON") == 1
     assert "baseline" in page
