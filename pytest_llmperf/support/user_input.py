@@ -7,7 +7,6 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os.path import commonprefix
 from typing import TypeGuard, TypeVar
 
 _T = TypeVar("_T")
@@ -124,8 +123,8 @@ def nearest(name: str, known: Iterable[str], at_least: float = _ALIKE) -> str | 
         return None
     best = matches[0]
     if difflib.SequenceMatcher(None, best, name).ratio() < SLIP:
-        akin = max((each for each in names if each in matches), key=lambda each: len(commonprefix([name, each])))
-        best = akin if len(commonprefix([name, akin])) >= _STEM else best
+        akin = max((each for each in names if each in matches), key=lambda each: _shared_start(name, each))
+        best = akin if _shared_start(name, akin) >= _STEM else best
     return names[best]
 
 
@@ -138,3 +137,7 @@ def hint(name: str, known: Iterable[str]) -> str:
 def first_few(names: Sequence[str]) -> str:
     """As many as a line bears."""
     return ", ".join(names[:_MOST]) + (f", … ({len(names)} in all)" if len(names) > _MOST else "")
+
+
+def _shared_start(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
