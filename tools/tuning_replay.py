@@ -14,16 +14,17 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 
 from pytest_llmperf.judge.tuning import CLOSE, Beliefs, Outcome, Search
 from pytest_llmperf.run.tuning.trials import STEPS
-from pytest_llmperf.run.tuning.tuner import TRIAL_LEAST, TRIAL_SHARE, field_of
+from pytest_llmperf.run.tuning.tuner import TRIAL_LEAST, TRIAL_SHARE, begun_by, field_of
 from pytest_llmperf.run.tuning.winner import RIVALS
 from pytest_llmperf.settings.space import Space, read_axes
+from pytest_llmperf.settings.spec import Spec
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.tuning_grid import read
 from tools.tuning_world import FAMILIES, Family, Known, World, space
@@ -88,7 +89,8 @@ def grid(name: str) -> Bed:
     known = [
         Known(
             step_seconds=one.trial.step_seconds,
-            outside=one.trial.wall_seconds - one.trial.steps * one.trial.step_seconds,
+            # The first of a visit waited for imports, as a search does once.
+            outside=one.trial.wall_seconds - one.trial.steps * one.trial.step_seconds - one.phases.get("start", 0.0),
             peak=0.0 if one.trial.wall_seconds else math.inf,  # what was predicted not to fit was not launched
             failure=one.trial.kind,
         )
@@ -151,8 +153,9 @@ class Budget:
 
 def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[int, float]:
     """As ``llmperf tune`` searches."""
-    search, seen = Search(field_of(bed.space, bed.specs), STEPS, beliefs), dict[int, float]()
-    while (number := next(search.promising(budget.for_trials(search.close_to_best())), None)) is not None:
+    field, seen = field_of(bed.space, bed.specs), dict[int, float]()
+    search, numbers = Search(field, STEPS, beliefs), dict[Spec, int](zip(bed.specs, range(len(bed.specs)), strict=True))
+    while (number := next(search.promising(lambda _: budget.for_trials(search.close_to_best())), None)) is not None:
         known = bed.known[number]
         if not known.fits:
             search.excluded |= {*search.as_large(number)}
@@ -167,6 +170,9 @@ def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[i
         else:
             seen[number] = log
             search.tell(number, Outcome(log, known.step_seconds, known.outside))
+            best = search.in_order()[0]
+            begun = begun_by(bed.space, numbers, bed.specs[best], wastes=field.wastes[best] > 0)
+            search.over(replace(field, beginnings=begun))
     return seen
 
 

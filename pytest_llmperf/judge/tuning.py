@@ -271,6 +271,8 @@ class Search:
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
         self._done: set[int] = set()
+        self._begun: set[int] = set()
+        """Of the field's beginnings those that were tried."""
         self._failures: Counter[tuple[str, str]] = Counter()
 
     def over(self, field: Field) -> None:
@@ -281,6 +283,8 @@ class Search:
 
     def tell(self, number: int, outcome: Outcome) -> None:
         choices, best = self._field.choices[number].items(), next(iter(self.in_order()), None)
+        wanted = enumerate(map(self._begun_by, range(len(self._field.beginnings))))
+        self._begun |= {at for at, one in wanted if one is not None and self._shape(one) == self._shape(number)}
         self._done |= {number} if number in self.outcomes or not outcome.is_spoilt else set()
         self.outcomes[number] = outcome
         if outcome.is_spoilt:
@@ -326,12 +330,14 @@ class Search:
                 return median([_FIRST[kind], *self._outside[kind]]) + _FIRST[compiles] - _FIRST[kind]
         return _FIRST[compiles]
 
-    def promising(self, seconds: float) -> Iterator[int]:
-        """What to try next with so many seconds left, and then: steps that promise a gain, and what may be one afar."""
+    def promising(self, within: Callable[[int], float]) -> Iterator[int]:
+        """What to try next, and then: steps that promise a gain, and what may be one afar. ``within``: the seconds that
+        a trial may take that compiles so much."""
         field, logs = self._field, self._logs()
         if not logs and self._is_left(0):
             yield 0
-        begun = [n for numbers in field.beginnings if (n := self._begun_by(numbers)) is not None]
+        begun = [n for at in range(len(field.beginnings)) if (n := self._begun_by(at)) is not None]
+        seconds = max(0.0, within(PLAIN))
         yield from (n for n in begun if _BEGINNING * self.outside(field.compiles[n]) <= seconds or not logs)
         if not logs:
             yield from sorted((number for number in self.left if number), key=self._far)
@@ -343,15 +349,20 @@ class Search:
         steps = {number: gain for number, gain in near.items() if gain >= _WORTH}
         for gains in (steps, self._gains_afar(best)):
             costs = {number: self.outside(field.compiles[number]) + each * field.tokens[number] for number in gains}
-            able = [number for number in gains if costs[number] <= seconds]
-            yield from sorted(able, key=lambda number: -gains[number] / costs[number])
+            most = {kind: max(0.0, within(kind)) for kind in {field.compiles[number] for number in gains}}
+            left = {number: most[field.compiles[number]] - cost for number, cost in costs.items()}
+            able = sorted((one for one in gains if left[one] >= 0), key=lambda one: -gains[one] / costs[one])
+            # What brings more, and would have no time left behind the first, is not put off.
+            last = [n for n in begun if n in able and gains[n] > gains[able[0]] and left[n] < costs[able[0]]]
+            yield from dict.fromkeys([*last, *able])
 
-    def _begun_by(self, numbers: Sequence[int]) -> int | None:
+    def _begun_by(self, at: int) -> int | None:
         """The best of a recipe that nobody tried and that has no choice that failed."""
+        numbers = self._field.beginnings[at]
         sound = (
             n for n in numbers if self._is_left(n) and self._failures.keys().isdisjoint(self._field.choices[n].items())
         )
-        return next(sound, None) if self.outcomes.keys().isdisjoint(numbers) else None
+        return next(sound, None) if at not in self._begun else None
 
     def _by_size(self, best: int) -> Callable[[int], float]:
         """Of a number what its micro-batch brings in the place of the one of ``best``."""

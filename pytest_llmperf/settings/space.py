@@ -130,18 +130,25 @@ class Space:
         """Axes of numbers: a search goes along them from one to the next."""
         return {}
 
-    def recipes(self) -> tuple[tuple[Any, ...], ...]:
-        """What does well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest first."""
-        first, most, found = self._nearest(), LARGER * self.base.micro_batch_size, dict[tuple[Spec, ...], None]()
+    def recipes(self, over: Spec | None = None) -> tuple[tuple[Any, ...], ...]:
+        """What does well elsewhere, beside all else that ``over`` has, or the first: of each recipe, in its order, the
+        sizes up to ``LARGER`` times the base's or twice its own, the largest first; none where nothing would change."""
+        base, over = self.base, over or self._made(self._nearest())
+        if not (isinstance(base, TrainSpec) and isinstance(over, Spec)):
+            return ()
+        values, most, found = self.values(over), max(LARGER * base.micro_batch_size, 2 * over.micro_batch_size), []
         sized = next((axis.choices for axis in self.axes if SIZE in axis.fields), ())
         sizes = [[size] for size in sized if dict(size.fields).get(SIZE, 0) <= most] if sized else [[]]
         may = frozenset[str]().union(*(axis.fields for axis in self.axes))
-        for recipe in recipes(self.base, may) if isinstance(self.base, TrainSpec) else ():
-            choices = [followed(recipe, axis, own) for axis, own in zip(self.axes, first, strict=True)]
-            made = (self._made([*choices, *size]) for size in sizes if choices != [*first])
-            specs = [spec for spec in made if isinstance(spec, Spec)]
-            if specs and specs[0] != self.base:
-                found[tuple(sorted(specs, key=lambda spec: -spec.micro_batch_size))] = None
+        for alternatives in recipes(base, may):
+            specs = dict[Spec, None]()
+            for recipe in alternatives:
+                choices = [choice for axis in self.axes if (choice := followed(recipe, axis)) is not None]
+                made = (self._made([*choices, *size], values) for size in sizes)
+                able = [spec for spec in made if isinstance(spec, Spec)]
+                if not all(choice.holds(values) for choice in choices):
+                    specs |= dict.fromkeys(sorted(able, key=lambda spec: -spec.micro_batch_size))
+            found.append(tuple(specs))
         return tuple(found)
 
     def _combinations(self) -> Sequence[tuple[Choice, ...]]:
@@ -344,21 +351,24 @@ def default_axes(
 
 
 # Recipes: choices that do well together wherever they were tried, which a search tries before it knows anything.
-def recipes(base: TrainSpec, may: Collection[str]) -> tuple[Mapping[str, Any], ...]:
-    """Of a model like ``base``'s, of which the fields ``may`` change: fields of a TrainSpec. Liger and a compiler fuse
-    the same, but for the loss: compiled layers leave it out, so that a whole model is compiled where Liger has none."""
+def recipes(base: TrainSpec, may: Collection[str]) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+    """Of a model like ``base``'s, of which the fields ``may`` change: fields of a TrainSpec, and what is next best.
+    Liger and a compiler fuse the same, but for the loss: compiled layers leave it out, so that a whole model is
+    compiled where Liger has none. Its graph makes the mask that SDPA reads and is slower for it; FlashAttention has
+    none."""
     layers = {"torch_compile": True, "torch_compile_scope": "layers", "torch_compile_mode": "default"}
     fused_step = {"optimizer": "adamw_torch_fused"}
     if not liger_kernels(base):
-        return ({**layers, **fused_step}, {**layers, "torch_compile_scope": "model", **fused_step})
+        whole = {**layers, "torch_compile_scope": "model", **fused_step}
+        return ({**layers, **fused_step},), ({**whole, "attention": "flash_attention_2"}, whole)
     loss = {"liger": True, "liger_kernels": LOSS} if "liger_kernels" in may else {"liger": False}
-    return {"liger": True, "liger_kernels": "all", **fused_step}, {**layers, **loss, **fused_step}
+    return ({"liger": True, "liger_kernels": "all", **fused_step},), ({**layers, **loss, **fused_step},)
 
 
-def followed(recipe: Mapping[str, Any], axis: Axis, own: Choice) -> Choice:
-    """The choice that ``recipe`` makes; where it makes none that there is, ``own``."""
+def followed(recipe: Mapping[str, Any], axis: Axis) -> Choice | None:
+    """The choice that ``recipe`` makes; ``None`` where it makes none that there is."""
     for choice in axis.choices:
         said = [recipe[name] == value for name, value in choice.fields if name in recipe]
         if said and all(said):
             return choice
-    return own
+    return None

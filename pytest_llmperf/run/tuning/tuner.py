@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from pytest_llmperf.judge.tuning import AUTOTUNED, COMPILED, CONTRADICTED, PLAIN, WHOLE, Field, Outcome, Search
 from pytest_llmperf.launch import machine
@@ -104,6 +104,14 @@ def compiles(spec: Spec) -> int:
     return COMPILED if spec.torch_compile or spec.attention == "flex_attention" else PLAIN
 
 
+def begun_by(space: Space, numbers: Mapping[Spec, int], best: Spec | None, *, wastes: bool) -> Sequence[Sequence[int]]:
+    """The configurations of the recipes of ``space``, by their ``numbers``, beside all else that ``best`` has; where it
+    ``wastes`` something to spare memory first those beside what the search began with."""
+    own, plain = (space.recipes(best) if best is not None else ()), space.recipes()
+    both = zip(*((plain, own) if wastes else (own, plain)) if own else (plain,), strict=True)
+    return [[numbers[spec] for spec in dict.fromkeys(chain(*each)) if spec in numbers] for each in both]
+
+
 def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True, on_cpu: bool = False) -> Field:
     """The ``specs`` of ``space`` as they are searched; ``spares_memory``: nothing else is worth recomputing."""
 
@@ -117,8 +125,6 @@ def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True,
     def tokens(spec: Spec) -> int:
         return spec.sequences_per_step * spec.sequence_length if isinstance(spec, TrainSpec) else spec.micro_batch_size
 
-    numbers = {spec: number for number, spec in enumerate(specs)}
-    recipes = space.recipes() if spares_memory and not on_cpu else ()
     return Field(
         choices=[space.choices_of(spec) for spec in specs],
         size_axis=next((axis.name for axis in space.axes if space.sized in axis.fields), ""),
@@ -127,7 +133,9 @@ def field_of(space: Space, specs: Sequence[Spec], *, spares_memory: bool = True,
         compiles=[compiles(spec) for spec in specs],
         wastes=[waste(spec) for spec in specs],
         scales=space.scales,
-        beginnings=[found for one in recipes if (found := [numbers[spec] for spec in one if spec in numbers])],
+        beginnings=begun_by(space, {spec: number for number, spec in enumerate(specs)}, None, wastes=False)
+        if spares_memory and not on_cpu
+        else (),
     )
 
 
@@ -185,7 +193,7 @@ class Tuner:
         self._known, self._waiting = trials.known, [*trials.known(self._specs).items()]
         while (number := self._next()) is not None:
             spec, most = self._specs[number], max(TRIAL_LEAST, TRIAL_SHARE * self._found.seconds_given)
-            most = min(most, self._trial_seconds() + _OVERTIME)
+            most = min(most, self._trial_seconds(self._field.compiles[number]) + _OVERTIME)
             # The winner's own case takes two launches more.
             within = (self._until - time.monotonic()) / 2 if spec.is_script and self._held is None else 0.0
             trial = trials.make(spec, most, twice_within=within)
@@ -219,8 +227,8 @@ class Tuner:
         earlier searches found is noted before."""
         while self._waiting:
             self._note(Tried(*self._waiting.pop(0), was_kept=True))
-        search, tried, seconds = self._search, self._found.tried, self._trial_seconds()
-        if seconds <= 0 and tried:
+        search, tried = self._search, self._found.tried
+        if self._trial_seconds() <= 0 and tried:
             return None
         if all(one.trial.is_too_large for one in tried) and not (0 in search.left and self._fits(0)):
             least = self._numbers[by_settings(self._specs)]
@@ -228,7 +236,8 @@ class Tuner:
                 return least
             search.excluded |= {*search.left}  # where that does not fit nothing does
         # What does not fit changes what is worth a trial; memory of what may come next is predicted beside a launch.
-        while order := list(islice(search.promising(max(seconds, 0.0)), 1 + _AHEAD)):
+        ahead = _AHEAD if tried else len(self._field.beginnings)
+        while order := list(islice(search.promising(self._trial_seconds), 1 + ahead)):
             self._forecast.ask(self._specs[number] for number in order)
             if self._fits(order[0]):
                 return order[0]
@@ -254,7 +263,8 @@ class Tuner:
         if trial.is_too_large:  # no choice of it is to blame
             search.excluded |= {*search.as_large(number)}
         else:
-            is_timed = trial.is_measured and not tried.was_kept
+            # The first of a model waits for imports, too.
+            is_timed = trial.is_measured and not tried.was_kept and (tried.spec.is_script or self._found.tried[1:])
             outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds) if is_timed else None
             scatter = self._caller.policy(tried.spec).noise.launch.sd
             error = math.hypot(scatter, trial.step_error) if objective.is_of_time else 0.0
@@ -269,15 +279,20 @@ class Tuner:
         self._tell("")
 
     def _look_beside(self, best: Spec | None) -> None:
-        """Search what differs from ``best`` by one choice too where the candidates are a sample of a large space."""
-        if best is None or not self._found.unseen:
+        """Search what differs from ``best`` by one choice, or by a recipe, too where the candidates are a sample of a
+        large space; and its recipes in the place of those of the one before it."""
+        if best is None:
             return
-        beside = dict.fromkeys(spec for spec in self._found.space.neighbours(best) if spec not in self._numbers)
-        if not (more := [spec for spec in beside if not self._why_not(spec)[1]]):
-            return
+        space, is_begun = self._found.space, any(self._field.beginnings)
+        recipes = space.recipes(best) if is_begun else ()
+        beside = dict.fromkeys(chain(space.neighbours(best), *recipes) if self._found.unseen else ())
+        more = [spec for spec in beside if spec not in self._numbers and not self._why_not(spec)[1]]
         self._numbers |= {spec: at for at, spec in enumerate(more, len(self._specs))}
         self._specs, self._found.unseen = [*self._specs, *more], self._found.unseen - len(more)
         self._field += self._field_of(more)
+        if is_begun:
+            wastes = self._field.wastes[self._numbers[best]] > 0
+            self._field = replace(self._field, beginnings=begun_by(space, self._numbers, best, wastes=wastes))
         self._search.over(self._field)
         too_large = (self._numbers[one.spec] for one in self._found.tried if one.trial.is_too_large)
         self._search.excluded.update(*map(self._search.as_large, too_large))
@@ -316,14 +331,16 @@ class Tuner:
             return False, why
         return True, (isinstance(spec, TrainSpec) and known_failure(spec)) or ""
 
-    def _trial_seconds(self) -> float:
-        """Return the seconds that one more trial may take before the end: turns with rivals, if any, and proofs."""
+    def _trial_seconds(self, compiled: int = PLAIN) -> float:
+        """The seconds that one more trial, which compiles so much, may take before the end: turns with rivals, if any,
+        and proofs."""
         left, found, needed = self._until - time.monotonic(), self._found, 0.0
         if found.winner is not None and (trial := found.trial_of(found.winner)) is not None:
             each, rivals = self._search.outside(compiles(found.winner)) + FULL_STEPS * trial.step_seconds, found.rivals
             needed = (1 + len(rivals[:RIVALS])) * bool(rivals) * each + proof_seconds(found.winner, each)
         share = max(0.0 if found.space.base.is_script else _END_SHARE, min(_END_MOST, needed / found.seconds_given))
-        return min(left - share * found.seconds_given, seconds_before_proof(found.space.base, left))
+        before = seconds_before_proof(found.space.base, left, compiles=compiled != PLAIN)
+        return min(left - share * found.seconds_given, before)
 
     def _count(self) -> None:
         self._found.left, self._found.too_large = len(self._search.left), len(self._search.excluded)

@@ -30,19 +30,22 @@ _WINNERS = 3
 FULL_STEPS, _LEAST_STEPS = 16, 8
 # Seconds: with less than that left, whatever ends was ended.
 _NEXT_TO_NOTHING = 1.0
-# What small trainings of a winner and of its plain form take, seconds and launches at least; launches of its own case.
-_PARITY_SECONDS, _PARITY_LAUNCHES, CASE_LAUNCHES = 35.0, 2, 2
+# What small trainings of a winner and of its plain form take, seconds and launches at least; launches of its own case;
+# and the share of a trial that compiled which those behind it take, for which its kernels are kept.
+_PARITY_SECONDS, _PARITY_LAUNCHES, CASE_LAUNCHES, _KEPT = 35.0, 2, 2, 0.5
 
 
 def proof_seconds(spec: Spec, each: float) -> float:
-    """What the proofs of a winner take, a launch of which takes ``each``: its parity, and its own case."""
+    """What the proofs of a winner take, a trial of which takes ``each``: its parity, and its own case."""
+    each *= _KEPT if isinstance(spec, TrainSpec) and spec.torch_compile else 1.0
     return (0.0 if spec.is_script else max(_PARITY_SECONDS, _PARITY_LAUNCHES * each)) + CASE_LAUNCHES * each
 
 
-def seconds_before_proof(spec: Spec, left: float) -> float:
+def seconds_before_proof(spec: Spec, left: float, *, compiles: bool) -> float:
     """What a trial of one like ``spec`` may take, with so many seconds ``left``, lest it wins and none can prove it."""
     fixed, launches = (0.0, 0) if spec.is_script else (_PARITY_SECONDS, _PARITY_LAUNCHES)
-    return min((left - fixed) / (1 + CASE_LAUNCHES), left / (1 + CASE_LAUNCHES + launches))
+    share = _KEPT if compiles else 1.0
+    return min((left - fixed) / (1 + share * CASE_LAUNCHES), left / (1 + share * (CASE_LAUNCHES + launches)))
 
 
 class Final:

@@ -187,10 +187,13 @@ def _recipes_of(model: str) -> list[TrainSpec]:
     base = TrainSpec(model=model, micro_batch_size=8)
     space = Space(base, default_axes(base, on_cpu=False))
     assert {spec for sizes in space.recipes() for spec in sizes} <= {*space.candidates().specs}
-    assert all(
-        [spec.micro_batch_size for spec in sizes] == [32, 24, 16, 12, 8, 6, 4, 3, 2, 1] for sizes in space.recipes()
-    )
-    return [replace(sizes[0], micro_batch_size=8) for sizes in space.recipes()]
+    found = list[TrainSpec]()
+    for sizes in space.recipes():
+        alike = dict.fromkeys(replace(spec, micro_batch_size=8) for spec in sizes)
+        largest_first = [32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
+        assert [*sizes] == [replace(spec, micro_batch_size=size) for spec in alike for size in largest_first]
+        found += alike
+    return found
 
 
 def test_recipes_of_a_model_with_kernels_are_liger_and_a_compiler_with_its_loss_alone() -> None:
@@ -202,7 +205,19 @@ def test_recipes_of_a_model_with_kernels_are_liger_and_a_compiler_with_its_loss_
 
 def test_a_model_without_kernels_has_the_compilers_recipes_of_which_one_fuses_the_loss() -> None:
     base = TrainSpec(model="opt-1.3b", micro_batch_size=8, optimizer="adamw_torch_fused", torch_compile=True)
-    assert _recipes_of("opt-1.3b") == [replace(base, torch_compile_scope=scope) for scope in ("layers", "model")]
+    layers, whole = (replace(base, torch_compile_scope=scope) for scope in ("layers", "model"))
+    assert _recipes_of("opt-1.3b") == [layers, replace(whole, attention="flash_attention_2"), whole]
+
+
+def test_recipes_are_followed_beside_all_else_that_a_spec_has() -> None:
+    base = TrainSpec(model="opt-1.3b", micro_batch_size=8)
+    space = Space(base, default_axes(base, on_cpu=False, allowed=["bf16-pure"]))
+    best = replace(base, micro_batch_size=48, mixed_precision="no", sdpa_backend="flash")
+    _, whole = space.recipes(best)
+    fused = replace(best, torch_compile=True, optimizer="adamw_torch_fused")
+    assert whole[0] == replace(fused, sdpa_backend="auto", attention="flash_attention_2", micro_batch_size=96)
+    assert [spec.micro_batch_size for spec in whole[:3]] == [96, 64, 48]
+    assert space.recipes(replace(fused, torch_compile_scope="layers"))[0] == ()
 
 
 def test_a_compiler_is_tried_without_kernels_where_the_loss_cannot_be_had_alone() -> None:
@@ -225,8 +240,8 @@ def test_shards_come_with_the_weights_that_they_keep_where_precision_is_no_axis(
 def test_a_recipe_follows_what_a_space_of_ones_own_has() -> None:
     base = TrainSpec(model="llama-3.2-1b", micro_batch_size=8)
     optimizers = {"optimizer": ["adamw_torch", "adamw_torch_fused"]}
-    assert Space(base, axes_of(optimizers)).recipes() == ((replace(base, optimizer="adamw_torch_fused"),),)
-    assert Space(base, axes_of({"attention": ["sdpa", "eager"]})).recipes() == ()
+    assert Space(base, axes_of(optimizers)).recipes() == ((replace(base, optimizer="adamw_torch_fused"),),) * 2
+    assert not any(Space(base, axes_of({"attention": ["sdpa", "eager"]})).recipes())
 
 
 class TestWordsOfACommand:
