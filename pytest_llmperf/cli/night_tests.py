@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_llmperf.records.result import FAILING
 from pytest_llmperf.records.results_document import ResultsDocument, Skipped
-from pytest_llmperf.support import user_input
+from pytest_llmperf.support import grouped, user_input
 from pytest_llmperf.support.files import text_of
 from pytest_llmperf.support.formats import first_n
 
@@ -146,13 +146,11 @@ def silent(tests: Tests) -> list[str]:
     """A line with the tests that ran, and judged nothing."""
     # Of a planned test something is missed, or it wanted launches alone.
     known = {node for node, _ in tests.judged} | {case.nodeid for case in tests.skipped} | {*tests.planned}
-    why: dict[str, set[str]] = {}
-    for node in tests.ended - known:
-        why.setdefault(tests.skips.get(node) or "skipped, or it asked for nothing", set()).add(node)
-    return _lines("judged nothing", why)
+    nothing = "skipped, or it asked for nothing"
+    return _lines("judged nothing", grouped((tests.skips.get(node) or nothing, node) for node in tests.ended - known))
 
 
-def _lines(what: str, reasons: Mapping[str, AbstractSet[str]]) -> list[str]:
+def _lines(what: str, reasons: Mapping[str, Iterable[str]]) -> list[str]:
     return [f"{what}: {some_of(nodes)}: {why}" for why, nodes in sorted(reasons.items())]
 
 

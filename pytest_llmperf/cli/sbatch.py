@@ -16,6 +16,7 @@ from pathlib import Path
 from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.cluster_file import KEYS, SBATCH, ClusterFile
 from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support import grouped
 from pytest_llmperf.support.files import text_of
 
 
@@ -42,12 +43,9 @@ def jobs(cluster: ClusterFile) -> list[Job]:
     per_node, widths, is_array = cluster.value("cluster", "gpus_per_node"), cluster.widths, cluster.is_array
     nodes = {width: -(-width // per_node) for width in widths}
     # All tasks of an array have the same number of nodes, and the same options.
-    alike: dict[tuple[int, str], list[int]] = {}
-    for width in widths:
-        options = (nodes[width], str(cluster.at(width).values["sbatch"])) if is_array else (0, "")
-        alike.setdefault(options, []).append(width)
+    options = ((nodes[width], str(cluster.at(width).values["sbatch"])) if is_array else (0, "") for width in widths)
     found = []
-    for same in alike.values():
+    for same in grouped(zip(options, widths, strict=True)).values():
         of_first = cluster.at(same[0]) if is_array else cluster
         each = 0.0 if cluster.on_cpu else per_node * of_first.value("sbatch", "time")
         hours = (len(same) if is_array else 1) * nodes[same[0]] * each
