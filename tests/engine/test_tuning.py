@@ -26,7 +26,7 @@ from pytest_llmperf.records.learning import TrainingErrors
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
 from pytest_llmperf.run.tuning import tuner
-from pytest_llmperf.run.tuning.trials import Tuning
+from pytest_llmperf.run.tuning.trials import Tried, Tuning
 from pytest_llmperf.run.tuning.tuner import MemoryForecast, Tuner
 from pytest_llmperf.run.tuning.winner import Final, proof_seconds
 from pytest_llmperf.settings import space
@@ -520,6 +520,21 @@ def test_what_fails_in_turns_is_no_tie(engine: Engine, world: World, golden: Gol
     assert not any("possible in time" in note for note in found.notes)
     world.outcome = lambda spec: "error" if spec.optimizer == "adamw_torch_fused" else ""
     assert _two_in_turns(engine)[1]().winner == slow
+
+
+@pytest.mark.parametrize(("left", "has_turns"), [(100.0, False), (600.0, True)])
+def test_what_would_compile_for_a_minute_takes_no_turns_in_the_time_of_the_proofs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, left: float, has_turns: bool
+) -> None:
+    monkeypatch.setattr(Final, "_disproof", lambda *_: "")
+    engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+    winner = replace(LARGE, optimizer="adamw_torch_fused", torch_compile=True)
+    found = _asked({**AXES, "compile": {"no": {"torch_compile": False}, "model": {"torch_compile": True}}})
+    trial = Trial(digest=winner.digest, id=winner.id, wall_seconds=55.0, step_seconds=0.1, tokens_per_step=64)
+    found.tried.append(Tried(winner, trial))
+    Final(engine.caller(gpus=1), found, time.monotonic() + left, lambda _: None).decide([winner], lambda _: True)
+    compiled = [other for other, _ in found.compared if other.torch_compile]
+    assert bool(compiled) is has_turns
 
 
 def test_what_turns_do_not_tell_apart_is_a_tie_and_what_they_do_is_none(engine: Engine, world: World) -> None:

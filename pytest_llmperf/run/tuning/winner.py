@@ -180,10 +180,13 @@ class Final:
         return result.reason if result.verdict == "invalid" and not is_spoilt else ""
 
     def _seconds_of(self, spec: Spec) -> float:
-        """Return the seconds that a launch takes, with a fifth to spare, by those of this run."""
-        spent = self._caller.findings.spent
-        each = sum(spent.phases.values()) / max(1, spent.launches)
-        return max(3.0, 1.2 * each) + 5.0 * (isinstance(spec, TrainSpec) and spec.torch_compile)
+        """The seconds that a launch takes, with a fifth to spare, by those of this run: what was compiled is kept, and
+        what has one choice less than the winner compiles for as long as that did."""
+        spent, compiled = self._caller.findings.spent, isinstance(spec, TrainSpec) and spec.torch_compile
+        each, own = sum(spent.phases.values()) / max(1, spent.launches), self._found.trial_of(spec)
+        if compiled and (trial := own or self._found.trial_of(self._found.winner)):
+            each = max(each, trial.wall_seconds * (_KEPT if own else 1.0))
+        return max(3.0, 1.2 * each) + 5.0 * compiled
 
     @property
     def _left(self) -> float:
