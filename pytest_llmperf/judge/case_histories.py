@@ -95,9 +95,10 @@ class CaseHistory:
 
     @property
     def latest_rate(self) -> float:
-        """How much faster or slower it became there; 0 where nobody can tell."""
+        """How much faster or slower it became there, to a millionth: last digits differ from computer to computer, and
+        would be an order. 0 where nobody can tell."""
         latest = self.latest_change
-        return latest.change.rate if latest and latest.change else 0.0
+        return round(latest.change.rate, 6) if latest and latest.change else 0.0
 
     @property
     def is_short(self) -> bool:
