@@ -152,7 +152,7 @@ class Budget:
 
 
 def by_ascent(bed: Bed, budget: Budget, beliefs: Beliefs = BELIEFS[0]) -> dict[int, float]:
-    """As ``llmperf tune`` searches."""
+    """As ``llmperf tune`` searches, which leaves proofs their time besides."""
     field, seen = field_of(bed.space, bed.specs), dict[int, float]()
     search, numbers = Search(field, STEPS, beliefs), dict[Spec, int](zip(bed.specs, range(len(bed.specs)), strict=True))
     while (number := next(search.promising(lambda _: budget.for_trials(search.close_to_best())), None)) is not None:

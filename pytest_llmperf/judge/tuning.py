@@ -264,7 +264,7 @@ class Search:
     """Over a field, by trials of so many ``steps``; where it begins is the first of it."""
 
     def __init__(self, field: Field, steps: int, beliefs: Beliefs = Beliefs()) -> None:
-        self._num_steps, self._beliefs = steps, beliefs
+        self._num_steps, self._beliefs, self._field = steps, beliefs, replace(field, choices=())
         self.over(field)
         self._outside: tuple[list[float], ...] = ([], [], [], [])
         self.outcomes: dict[int, Outcome] = {}
@@ -272,14 +272,15 @@ class Search:
         """What needs no trial: it cannot fit, say."""
         self._done: set[int] = set()
         self._begun: set[int] = set()
-        """Of the field's beginnings those that were tried."""
+        """The places of those of the field's beginnings that were tried."""
         self._failures: Counter[tuple[str, str]] = Counter()
 
     def over(self, field: Field) -> None:
         """Go on in a field that has more configurations, behind those that there were."""
-        self._field = field
-        self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
-        self._all = list(dict.fromkeys(choice for one in field.choices for choice in one.items()))
+        before, self._field = self._field.choices, field
+        if field.choices is not before:
+            self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(field.choices)}
+            self._all = list(dict.fromkeys(choice for one in field.choices for choice in one.items()))
 
     def tell(self, number: int, outcome: Outcome) -> None:
         choices, best = self._field.choices[number].items(), next(iter(self.in_order()), None)

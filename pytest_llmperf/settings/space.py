@@ -131,8 +131,9 @@ class Space:
         return {}
 
     def recipes(self, over: Spec | None = None) -> tuple[tuple[Any, ...], ...]:
-        """What does well elsewhere, beside all else that ``over`` has, or the first: of each recipe, in its order, the
-        sizes up to ``LARGER`` times the base's or twice its own, the largest first; none where nothing would change."""
+        """What does well elsewhere, with all else that ``over`` has (left out: the first). For each recipe its specs,
+        the best first and of each the largest micro-batch first, up to ``LARGER`` times the base's or twice that of
+        ``over``; none where ``over`` follows it already."""
         base, over = self.base, over or self._made(self._nearest())
         if not (isinstance(base, TrainSpec) and isinstance(over, Spec)):
             return ()
@@ -352,8 +353,8 @@ def default_axes(
 
 # Recipes: choices that do well together wherever they were tried, which a search tries before it knows anything.
 def recipes(base: TrainSpec, may: Collection[str]) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-    """Of a model like ``base``'s, of which the fields ``may`` change: fields of a TrainSpec, and what is next best.
-    Liger and a compiler fuse the same, but for the loss: compiled layers leave it out, so that a whole model is
+    """Of a model like ``base``'s, of which the fields ``may`` change: of each recipe fields of a TrainSpec, the best
+    first. Liger and a compiler fuse the same, but for the loss: compiled layers leave it out, so that a whole model is
     compiled where Liger has none. Its graph makes the mask that SDPA reads and is slower for it; FlashAttention has
     none."""
     layers = {"torch_compile": True, "torch_compile_scope": "layers", "torch_compile_mode": "default"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -23,6 +24,7 @@ from pytest_llmperf.records.calibration import Health
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import TrainingErrors
+from pytest_llmperf.records.result import Spent
 from pytest_llmperf.run.case import CaseTerms
 from pytest_llmperf.run.findings import CannotRunError, CaseFailedError
 from pytest_llmperf.run.tuning import tuner
@@ -520,6 +522,46 @@ def test_what_fails_in_turns_is_no_tie(engine: Engine, world: World, golden: Gol
     assert not any("possible in time" in note for note in found.notes)
     world.outcome = lambda spec: "error" if spec.optimizer == "adamw_torch_fused" else ""
     assert _two_in_turns(engine)[1]().winner == slow
+
+
+def test_what_a_launch_takes_is_its_trials_and_not_that_of_one_which_ran_into_its_time(engine: Engine) -> None:
+    found, caller = _asked(AXES), engine.caller(gpus=1)
+    fast, slow = LARGE, replace(LARGE, optimizer="adamw_torch_fused")
+    trial = Trial(digest=fast.digest, id=fast.id, wall_seconds=4.0, step_seconds=0.1, steps=7, tokens_per_step=64)
+    timeout = Trial(digest=slow.digest, id=slow.id, wall_seconds=60.0, failure="no end after 60 s", kind="timeout")
+    found.tried, found.winner = [Tried(fast, trial, was_kept=True), Tried(slow, timeout)], fast
+    caller.findings.spent = Spent(launches=1, phases={"steps": 60.0})
+    final = Final(caller, found, time.monotonic() + 100, lambda _: None)
+    assert final._seconds_of(fast) == final._seconds_of(slow) == pytest.approx(1.2 * 4.9)
+
+
+def test_recipes_are_those_of_the_best_whatever_an_earlier_search_tried_last(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+    monkeypatch.setattr(world, "step_seconds", lambda spec: 0.01 * spec.seed)
+    axes = {"seed": [1, 2], "compile": {"no": {"torch_compile": False}, "model": {"torch_compile": True}}}
+    _tuned(engine, gpus=1, axes={"seed": [1, 2]}, base=replace(LARGE, seed=1))
+    begun, found = list[set[int]](), _asked(axes, replace(LARGE, seed=1))
+
+    def watch(tuning: Tuning, _doing: str, _left: float) -> None:
+        if [one.was_kept for one in tuning.tried] == [True, True]:
+            begun.append({searched._specs[one[0]].to_dict()["seed"] for one in searched._field.beginnings if one})
+
+    searched = Tuner(engine.caller(gpus=1), found, watch)
+    searched.run()
+    assert begun
+    assert {*itertools.chain(*begun)} == {1}
+
+
+def test_ctrl_c_while_a_space_is_looked_at_is_an_end_as_any_other(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuner, "field_of", interrupted)
+    assert _tuned(engine).ended == "interrupted"
 
 
 @pytest.mark.parametrize(("left", "has_turns"), [(100.0, False), (600.0, True)])

@@ -105,8 +105,8 @@ def compiles(spec: Spec) -> int:
 
 
 def begun_by(space: Space, numbers: Mapping[Spec, int], best: Spec | None, *, wastes: bool) -> Sequence[Sequence[int]]:
-    """The configurations of the recipes of ``space``, by their ``numbers``, beside all else that ``best`` has; where it
-    ``wastes`` something to spare memory first those beside what the search began with."""
+    """The numbers of what follows each recipe of ``space``: with all else that ``best`` has, and with what the search
+    began with. The former come first, unless ``best`` gives up speed to spare memory (``wastes``), or is ``None``."""
     own, plain = (space.recipes(best) if best is not None else ()), space.recipes()
     both = zip(*((plain, own) if wastes else (own, plain)) if own else (plain,), strict=True)
     return [[numbers[spec] for spec in dict.fromkeys(chain(*each)) if spec in numbers] for each in both]
@@ -151,6 +151,8 @@ class Tuner:
         self._until = 0.0
         self._specs: Sequence[Spec] = ()
         self._numbers: dict[Spec, int] = {}
+        self._beside: Spec | None = None
+        """The best beside which was looked last."""
         self._held: Tried | None = None
         """The first of a script that trained: all others have losses like it."""
 
@@ -164,11 +166,11 @@ class Tuner:
         try:
             with suppress(SpecError):  # then something else comes first
                 self._forecast.ask([found.space.first])  # beside what follows: to look at a large space takes seconds
-            self._specs, spares, on_cpu = self._runnable(), found.objective.name != "memory", self._run.on_cpu
-            found.begun_at, self._numbers = self._specs[0], {spec: at for at, spec in enumerate(self._specs)}
+            specs, spares, on_cpu = self._runnable(), found.objective.name != "memory", self._run.on_cpu
+            found.begun_at, self._numbers = specs[0], {spec: at for at, spec in enumerate(specs)}
             self._field_of = partial(field_of, found.space, spares_memory=spares, on_cpu=on_cpu)
-            self._field = self._field_of(self._specs)
-            self._search = Search(self._field, STEPS)
+            self._field = self._field_of(specs)
+            self._search, self._specs = Search(self._field, STEPS), specs
             self._find(trials)
         except KeyboardInterrupt:
             found.ended = "interrupted"
@@ -264,7 +266,8 @@ class Tuner:
             search.excluded |= {*search.as_large(number)}
         else:
             # The first of a model waits for imports, too.
-            is_timed = trial.is_measured and not tried.was_kept and (tried.spec.is_script or self._found.tried[1:])
+            waited = not (tried.spec.is_script or any(not one.was_kept for one in self._found.tried[:-1]))
+            is_timed = trial.is_measured and not tried.was_kept and not waited
             outside = max(0.0, trial.wall_seconds - trial.steps * trial.step_seconds) if is_timed else None
             scatter = self._caller.policy(tried.spec).noise.launch.sd
             error = math.hypot(scatter, trial.step_error) if objective.is_of_time else 0.0
@@ -272,29 +275,33 @@ class Tuner:
             search.tell(number, Outcome(log, trial.step_seconds, outside, error, is_spoilt))
         # Who else computes on a CPU is not seen, and a trial may be anything: turns are asked of the next ones anyway.
         order = search.in_order()
-        close = {*search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu else 0]}
+        close = {*search.close_to_best(), *order[: 1 + RIVALS if self._run.on_cpu and objective.is_of_time else 0]}
         self._found.winner, *self._found.rivals = [self._specs[n] for n in order if n in close] or (None,)
-        self._look_beside(self._found.winner)
-        self._look_beside(tried.spec if tried.was_kept else None)  # it may have been the best of its time
+        if tried.was_kept:  # it may have been the best of its time
+            self._look_beside(tried.spec)
+        if (best := self._found.winner) is not None and best != self._beside:
+            self._beside, recipes = best, self._found.space.recipes(best) if any(self._field.beginnings) else ()
+            self._look_beside(best, *chain(*recipes))
+            if recipes:
+                wastes = self._field.wastes[self._numbers[best]] > 0
+                begun = begun_by(self._found.space, self._numbers, best, wastes=wastes)
+                self._field = replace(self._field, beginnings=begun)
+                search.over(self._field)
         self._tell("")
 
-    def _look_beside(self, best: Spec | None) -> None:
-        """Search what differs from ``best`` by one choice, or by a recipe, too where the candidates are a sample of a
-        large space; and its recipes in the place of those of the one before it."""
-        if best is None:
+    def _look_beside(self, spec: Spec, *others: Spec) -> None:
+        """Search what differs from ``spec`` by one choice, and ``others``, too where the candidates are a sample of a
+        large space."""
+        found = self._found
+        beside = dict.fromkeys([*found.space.neighbours(spec), *others] if found.unseen else ())
+        more = [one for one in beside if one not in self._numbers and not self._why_not(one)[1]]
+        if not more:
             return
-        space, is_begun = self._found.space, any(self._field.beginnings)
-        recipes = space.recipes(best) if is_begun else ()
-        beside = dict.fromkeys(chain(space.neighbours(best), *recipes) if self._found.unseen else ())
-        more = [spec for spec in beside if spec not in self._numbers and not self._why_not(spec)[1]]
-        self._numbers |= {spec: at for at, spec in enumerate(more, len(self._specs))}
-        self._specs, self._found.unseen = [*self._specs, *more], self._found.unseen - len(more)
+        self._numbers |= {one: at for at, one in enumerate(more, len(self._specs))}
+        self._specs, found.unseen = [*self._specs, *more], found.unseen - len(more)
         self._field += self._field_of(more)
-        if is_begun:
-            wastes = self._field.wastes[self._numbers[best]] > 0
-            self._field = replace(self._field, beginnings=begun_by(space, self._numbers, best, wastes=wastes))
         self._search.over(self._field)
-        too_large = (self._numbers[one.spec] for one in self._found.tried if one.trial.is_too_large)
+        too_large = (self._numbers[one.spec] for one in found.tried if one.trial.is_too_large)
         self._search.excluded.update(*map(self._search.as_large, too_large))
         self._waiting += self._known(more).items()
 

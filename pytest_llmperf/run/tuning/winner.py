@@ -30,14 +30,18 @@ _WINNERS = 3
 FULL_STEPS, _LEAST_STEPS = 16, 8
 # Seconds: with less than that left, whatever ends was ended.
 _NEXT_TO_NOTHING = 1.0
-# What small trainings of a winner and of its plain form take, seconds and launches at least; launches of its own case;
-# and the share of a trial that compiled which those behind it take, for which its kernels are kept.
+# Small trainings of a winner and of its plain form take so many seconds and launches at least, its own case so many
+# launches. Those of what a trial has compiled take this share of it, since its kernels are kept.
 _PARITY_SECONDS, _PARITY_LAUNCHES, CASE_LAUNCHES, _KEPT = 35.0, 2, 2, 0.5
+
+
+def _is_compiled(spec: Spec) -> bool:
+    return isinstance(spec, TrainSpec) and (spec.torch_compile or spec.attention == "flex_attention")
 
 
 def proof_seconds(spec: Spec, each: float) -> float:
     """What the proofs of a winner take, a trial of which takes ``each``: its parity, and its own case."""
-    each *= _KEPT if isinstance(spec, TrainSpec) and spec.torch_compile else 1.0
+    each *= _KEPT if _is_compiled(spec) else 1.0
     return (0.0 if spec.is_script else max(_PARITY_SECONDS, _PARITY_LAUNCHES * each)) + CASE_LAUNCHES * each
 
 
@@ -60,7 +64,7 @@ class Final:
     def decide(self, ranked: Sequence[Spec], fits: Callable[[Spec], bool]) -> None:
         """Find the winner: one of ``ranked``, best first. What its choices brought comes before the last of time."""
         found, found.winner = self._found, ranked[0]
-        self._kept, self._able = proof_seconds(ranked[0], self._seconds_of(ranked[0])), [ranked[0], *found.rivals]
+        self._kept, self._able = proof_seconds(ranked[0], self._trial_seconds(ranked[0])), [ranked[0], *found.rivals]
         if isinstance(ranked[0], TrainSpec):
             self._tell_rivals_apart(self._caller.run.settings.max_launches)
             self._without_each_choice(fits)
@@ -180,13 +184,18 @@ class Final:
         return result.reason if result.verdict == "invalid" and not is_spoilt else ""
 
     def _seconds_of(self, spec: Spec) -> float:
-        """The seconds that a launch takes, with a fifth to spare, by those of this run: what was compiled is kept, and
-        what has one choice less than the winner compiles for as long as that did."""
-        spent, compiled = self._caller.findings.spent, isinstance(spec, TrainSpec) and spec.torch_compile
-        each, own = sum(spent.phases.values()) / max(1, spent.launches), self._found.trial_of(spec)
-        if compiled and (trial := own or self._found.trial_of(self._found.winner)):
-            each = max(each, trial.wall_seconds * (_KEPT if own else 1.0))
-        return max(3.0, 1.2 * each) + 5.0 * compiled
+        """The seconds that a launch takes; what a trial has compiled is kept."""
+        is_kept = _is_compiled(spec) and self._found.trial_of(spec) is not None
+        return max(3.0, self._trial_seconds(spec) * (_KEPT if is_kept else 1.0)) + 5.0 * _is_compiled(spec)
+
+    def _trial_seconds(self, spec: Spec) -> float:
+        """What its trial took, or the winner's, from which it differs by a choice, with a fifth and all steps to spare;
+        without one, launches of this run."""
+        trials = [trial for one in (spec, self._found.winner) if (trial := self._found.trial_of(one))]
+        trial, spent = next((one for one in trials if one.is_measured), None), self._caller.findings.spent
+        if trial is None:
+            return 1.2 * sum(spent.phases.values()) / max(1, spent.launches)
+        return 1.2 * (trial.wall_seconds + max(0, FULL_STEPS - trial.steps) * trial.step_seconds)
 
     @property
     def _left(self) -> float:
