@@ -208,11 +208,11 @@ class Beliefs:
     many sequences of a step take as long as what does not grow with them; by how much beliefs go ``astray``; and the
     gain of a ``recipe`` that is not begun with."""
 
-    untried: float = 0.06
+    untried: float = 0.1
     elsewhere: float = 0.03
     beside_plain: float = 0.5
-    fixed: float = 2.0
-    astray: float = 0.2
+    fixed: float = 4.0
+    astray: float = 0.05
     recipe: float = 0.2
 
 

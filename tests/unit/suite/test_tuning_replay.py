@@ -16,9 +16,10 @@ pytestmark = pytest.mark.simulated
 
 # Of a part of a grid all is tried in four minutes, in any order.
 _SOON_TRIED = 20
-# Orders of 100 within 1 % after four minutes. Of GPT-2's many compiled wholes few were measured: entered at a small
-# micro-batch, the next one of a choice that does well is often not there.
-_WITHIN = dict.fromkeys(GRIDS, 95) | {"H100 gpt2-medium": 70}
+# Orders of 100 within 1 % after four minutes, and of 50 after eight. Of a Pythia's many compiled wholes, 50 s each, few
+# were measured: entered at a small micro-batch, the next one of a choice that does well is often not there.
+_WITHIN = dict.fromkeys(GRIDS, 95) | {"H200 mistral-like-1b": 90, "H200 pythia-410m": 85}
+_LATER = dict.fromkeys(GRIDS, 49) | {"H200 pythia-410m": 44}
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -26,11 +27,11 @@ def test_it_ends_within_one_per_cent_of_the_best_of_a_measured_grid(name: str) -
     def within(way: Way, seconds: float, orders: int = 100, *, anywhere: bool = True) -> int:
         return sum(gap(grid(name), way, seconds, seed, anywhere=anywhere)[0] <= 0.01 for seed in range(orders))
 
-    assert within(by_ascent, 240.0) >= _WITHIN[name]
+    assert (ascents := within(by_ascent, 240.0)) >= _WITHIN[name]
     assert within(by_ascent, 240.0, 40, anywhere=False) >= 38
-    assert within(by_ascent, 480.0, 50) == 50
+    assert within(by_ascent, 480.0, 50) >= _LATER[name]
     if len(grid(name).specs) > _SOON_TRIED:
-        assert within(by_chance, 240.0) < 90
+        assert within(by_chance, 240.0) < ascents
 
 
 @pytest.mark.wide
