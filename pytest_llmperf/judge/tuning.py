@@ -354,8 +354,8 @@ class Search:
             left = {number: most[field.compiles[number]] - cost for number, cost in costs.items()}
             able = sorted((one for one in gains if left[one] >= 0), key=lambda one: -gains[one] / costs[one])
             # What brings more, and would have no time left behind the first, is not put off.
-            last = [n for n in begun if n in able and gains[n] > gains[able[0]] and left[n] < costs[able[0]]]
-            yield from dict.fromkeys([*last, *able])
+            due = [n for n in begun if n in able and gains[n] > gains[able[0]] and left[n] < costs[able[0]]]
+            yield from dict.fromkeys([*due, *able])
 
     def _begun_by(self, at: int) -> int | None:
         """The best of a recipe that nobody tried and that has no choice that failed."""

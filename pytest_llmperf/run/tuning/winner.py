@@ -64,7 +64,7 @@ class Final:
     def decide(self, ranked: Sequence[Spec], fits: Callable[[Spec], bool]) -> None:
         """Find the winner: one of ``ranked``, best first. What its choices brought comes before the last of time."""
         found, found.winner = self._found, ranked[0]
-        self._kept, self._able = proof_seconds(ranked[0], self._trial_seconds(ranked[0])), [ranked[0], *found.rivals]
+        self._kept, self._able = proof_seconds(ranked[0], self._uncached_seconds(ranked[0])), [ranked[0], *found.rivals]
         if isinstance(ranked[0], TrainSpec):
             self._tell_rivals_apart(self._caller.run.settings.max_launches)
             self._without_each_choice(fits)
@@ -186,9 +186,9 @@ class Final:
     def _seconds_of(self, spec: Spec) -> float:
         """The seconds that a launch takes; what a trial has compiled is kept."""
         is_kept = _is_compiled(spec) and self._found.trial_of(spec) is not None
-        return max(3.0, self._trial_seconds(spec) * (_KEPT if is_kept else 1.0)) + 5.0 * _is_compiled(spec)
+        return max(3.0, self._uncached_seconds(spec) * (_KEPT if is_kept else 1.0)) + 5.0 * _is_compiled(spec)
 
-    def _trial_seconds(self, spec: Spec) -> float:
+    def _uncached_seconds(self, spec: Spec) -> float:
         """What its trial took, or the winner's, from which it differs by a choice, with a fifth and all steps to spare;
         without one, launches of this run."""
         trials = [trial for one in (spec, self._found.winner) if (trial := self._found.trial_of(one))]

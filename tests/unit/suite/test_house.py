@@ -17,7 +17,7 @@ ROOMS = "|".join(folder.name for folder in PACKAGE.iterdir() if (folder / "__ini
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 # Ceilings: lower them with what is taken out.
-MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 44_996, 208, 50, 12
+MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES, MOST_IMPORTS = 44_990, 208, 50, 12
 
 # What joins many parts by design, with how many modules of ours each imports; the list gets shorter.
 JOINTS = {
