@@ -315,13 +315,18 @@ def test_ids_that_are_no_text_move_no_cursor(llmperf: Run, store: HistoryStore) 
 
 @pytest.mark.slow
 @pytest.mark.wide
-def test_ten_thousand_cases_are_listed_in_seconds(llmperf: Run, store: HistoryStore) -> None:
-    for night in range(10):
-        store.append(nights(1, 10_000, seed=night, first=night))
-    began = time.process_time()
-    _, output, _ = llmperf("history")
-    # Three times what it takes on two busy cores.
-    assert time.process_time() - began < 30
+def test_ten_thousand_cases_take_ten_times_what_a_thousand_take(llmperf: Run, store: HistoryStore) -> None:
+    def listed(cases: int) -> tuple[float, str]:
+        for night in range(10):
+            store.append(nights(1, cases, seed=night, first=night))
+        began = time.process_time()
+        _, output, _ = llmperf("history")
+        return time.process_time() - began, output
+
+    # By itself, not by a clock: one computer takes three times what another takes.
+    few, _ = listed(1_000)
+    many, output = listed(10_000)
+    assert many < 20 * few
     assert output.startswith("nvidia-h200-140gib: 10000 cases")
     assert len(output.splitlines()) < 600
 

@@ -138,12 +138,22 @@ def test_launches_on_several_gpus_are_stored_for_none_of_them(records: list[Reco
             assert both not in kept.stored
 
 
+def test_all_cases_of_a_night_tell_more_of_its_gpu_than_one_does(model: Model) -> None:
+    def gain(seed: int) -> float:
+        stored = Machines(replace(AS_LEARNT, cases=(12, 12)), model, random.Random(seed)).stored
+        gates = replay(stored, "host", seed=1).gates
+        nested, joint = (gates[f"{MANY} cases or more", rule] for rule in (NESTED, JOINT))
+        return error(nested) / error(joint)
+
+    # 1.3 to 3.8 in eight such worlds: the middle one of three, since what is stored moves each.
+    assert median(map(gain, (1, 2, 3))) > 1.3
+
+
 def test_a_replay_judges_each_launch_by_each_rule(records: list[Record]) -> None:
     found = replay(records, "host", seed=1)
     night = f"{MANY} cases or more"
     nested, joint, calibrated = (found.gates[night, rule] for rule in (NESTED, JOINT, WITH))
     assert {len(each.errors) for each in (nested, joint, calibrated)} == {len(records)}
-    assert error(joint) < error(nested) / 1.3
     assert set(joint.verdicts) == set(ADDED)
     assert joint.share("regressed", 0.03) > nested.share("regressed", 0.03) + 50
     assert found.common[night, WITH].verdicts[0.05]["regressed"] >= 5
