@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -18,6 +18,7 @@ from perf_tests.fine_tuning import FINE_TUNING
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.baseline import Baseline, BaselineStore
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.records.launch import Launch
 from tools import tables
 
 BASELINES = Path(__file__).parents[1] / "baselines"
@@ -34,20 +35,30 @@ def _trained(spec: TrainSpec) -> str:
     return f"LoRA {spec.lora_rank}{of}{more}" + (" over nf4" if spec.lora_base == "nf4" else "")
 
 
-def _row(spec: TrainSpec, stored: Baseline, knowledge: Knowledge) -> tuple[str, ...]:
-    launches, tokens = stored.launches, spec.micro_batch_size * spec.sequence_length
+def times(launches: Sequence[Launch], knowledge: Knowledge) -> float:
+    """By how much the mean rate of all GPUs of a kind may be above, or below, that of ``launches``, 95 times of 100."""
     noise = knowledge.usual(launches)
     sd = math.sqrt(sum(spread.sd**2 for spread in (noise.host, noise.site, noise.session, noise.launch)))
-    rate = math.exp(fmean(math.log(tokens / each.median_step_seconds) for each in launches))
-    times = math.exp(_TIMES * sd / math.sqrt(len({each.host for each in launches})))
+    return math.exp(_TIMES * sd / math.sqrt(len({each.host for each in launches})))
+
+
+def rate(spec: TrainSpec, launches: Sequence[Launch]) -> float:
+    """Tokens/s of one of its GPUs."""
+    tokens = spec.micro_batch_size * spec.sequence_length
+    return math.exp(fmean(math.log(tokens / each.median_step_seconds) for each in launches))
+
+
+def _row(spec: TrainSpec, stored: Baseline, knowledge: Knowledge) -> tuple[str, ...]:
+    launches = stored.launches
+    middle, wide = rate(spec, launches), times(launches, knowledge)
     accepted = stored.history[-1].metrics
     return (
         spec.model,
         str(spec.gpus),
         f"{spec.micro_batch_size} x {spec.sequence_length:,}",
         _trained(spec) + ("" if spec.gradient_checkpointing or "1b" in spec.model else ", nothing made again"),
-        f"{rate:,.0f}",
-        f"{rate / times:,.0f} to {rate * times:,.0f}",
+        f"{middle:,.0f}",
+        f"{middle / wide:,.0f} to {middle * wide:,.0f}",
         str(len(launches)),
         f"{accepted['peak_reserved_bytes'] / 2**30:.1f} GiB",
         f"{accepted['mfu'] * 100:.1f} %",
@@ -59,8 +70,8 @@ def rows(machine: str) -> Iterator[tuple[str, ...]]:
     """The header, and a row for each case that was launched on ``machine``."""
     stored = {each.digest: each for each in BaselineStore(BASELINES).baselines(machine)}
     knowledge = Knowledge.of([each.launches for each in stored.values()])
-    rate = ("tokens/s/GPU", "95 of 100", "launches")
-    yield ("model", "GPUs", "of each a step", "trained", *rate, "memory", "MFU", "a token")
+    rates = ("tokens/s/GPU", "95 of 100", "launches")
+    yield ("model", "GPUs", "of each a step", "trained", *rates, "memory", "MFU", "a token")
     for case in FINE_TUNING:
         if knowledge and case.spec.digest in stored:
             yield _row(case.spec, stored[case.spec.digest], knowledge)

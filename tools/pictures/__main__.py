@@ -1,8 +1,9 @@
 """Make them: ``python -m tools.pictures [docs/pictures] [--only ladder terminal page]``.
 
-``ladder`` is drawn from the committed baselines by Vega-Lite (``pip install 'pytest-llmperf[page]'``). ``terminal`` is
-what pytest prints here, on this CPU, of tiny models: a run and a failure, two minutes of real training (``pip install
-pyte``). ``page`` is that of each rung's newest session, judged against the sessions before it, as Chromium shows it.
+``ladder`` is both ladders of the committed baselines, drawn by Vega-Lite (``pip install 'pytest-llmperf[page]'``).
+``terminal`` is what pytest prints here, on this CPU, of tiny models: a run and a failure, two minutes of real training
+(``pip install pyte``). ``page`` is that of each rung's newest session, judged against the sessions before it, as
+Chromium shows it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _MACHINE = "nvidia-h200-140gib"
 
 
 def _ladder(folder: Path) -> list[Path]:
-    (picture,) = drawn([ladder.ladder(ladder.rows(chapter15.LADDERS[0], BaselineStore(Path("baselines")), _MACHINE))])
+    (picture,) = drawn([ladder.both(BaselineStore(Path("baselines")))])
     path = folder / "ladder.svg"
-    path.write_text(picture, encoding="utf-8")
+    path.write_text(ladder.with_dark(picture), encoding="utf-8")
     return [path]
 
 
